@@ -1,0 +1,1 @@
+"""Fair federated learning that people can use."""
