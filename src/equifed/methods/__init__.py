@@ -1,0 +1,36 @@
+"""All methods. The registry is the dict below: name on the command line -> class."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from equifed.errors import ConfigError, unknown_name
+from equifed.methods.fedavg import FedAvg
+from equifed.methods.fedprox import FedProx
+from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.local import LocalTraining
+from equifed.protocol import Method
+
+__all__ = ["REGISTRY", "FedAvg", "FedProx", "LocalTraining", "check", "check_value", "documentation", "make"]
+
+REGISTRY: dict[str, type[Method]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "local": LocalTraining,
+}
+
+
+def make(name: str, **hyper_parameters: Any) -> Method:
+    """The method with this registry name; hyper-parameters may be written with dashes or underscores."""
+    if name not in REGISTRY:
+        raise ConfigError(unknown_name("method", name, REGISTRY))
+    kind = REGISTRY[name]
+    values = {key.replace("-", "_"): value for key, value in hyper_parameters.items()}
+    known = {field.name for field in dataclasses.fields(kind)}
+    for key in values:
+        if key not in known:
+            raise ConfigError(unknown_name(f"hyper-parameter of {name}", key, known))
+    method = kind(**values)
+    check(method)
+    return method

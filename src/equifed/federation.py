@@ -1,0 +1,328 @@
+"""A federation: rows held once, and for each client, the server and the test the positions of their rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from equifed.errors import ConfigError, DataError, EquifedWarning
+from equifed.task import Kind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equifed.partition import Partitioner
+
+
+class Rows(NamedTuple):
+    """All rows of one or several federations."""
+
+    x: np.ndarray
+    """Features, float32 [n, ...]."""
+    y: np.ndarray
+    """Class codes, int64 [n], or float32 values for regression."""
+    s: np.ndarray
+    """Group codes, int64 [n]."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Row positions of many clients in one array; clients may share a range (a common test set)."""
+
+    index: np.ndarray
+    """Positions in `Rows`, int64."""
+    start: np.ndarray
+    """Where client k's positions start in `index`."""
+    stop: np.ndarray
+    """Where they end."""
+
+    @classmethod
+    def of(cls, parts: Sequence[np.ndarray]) -> Sets:
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        stop = np.cumsum(sizes)
+        index = np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
+        return cls(index, stop - sizes, stop)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.stop - self.start
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        return self.index[self.start[client] : self.stop[client]]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients with their own rows, a validation set at the server, a global test set.
+
+    Make one with `from_arrays`, `from_frame`, `from_files` or `equifed.load`.
+    """
+
+    rows: Rows
+    """Shared storage; federations over the same data (one per seed) share it."""
+    train: Sets
+    """Training rows of each client."""
+    validation: np.ndarray
+    """Rows of the server's validation set (may be empty)."""
+    test: np.ndarray
+    """Rows of the global test set (may be empty)."""
+    client_test: Sets | None
+    """Test rows of each client, if any."""
+    ids: tuple[str, ...]
+    """Client names."""
+    kind: Kind = "classification"
+    """Classification or regression."""
+    classes: tuple[str, ...] = ()
+    """Class names by code (empty for regression)."""
+    groups: tuple[str, ...] = ()
+    """Group names by code."""
+    features: tuple[str, ...] = ()
+    """Names of the model's inputs."""
+    client_groups: np.ndarray | None = None
+    """Known group of each client, if any (int64)."""
+    scaling: tuple[np.ndarray, np.ndarray] | None = None
+    """(shift, factor) of each feature: the model sees (x - shift) * factor. Kept apart because it is fitted on the
+    training rows, which differ from seed to seed while the rows are held once."""
+    name: str = ""
+    """The data set's name."""
+    seed: int | None = None
+    """The seed of split and partition, where there was one."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Where the data came from: preset, partition, file hashes."""
+
+    # -- making one ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[tuple[Any, Any, Any]],
+        *,
+        validation: tuple[Any, Any, Any] | None = None,
+        test: tuple[Any, Any, Any] | None = None,
+        client_tests: Sequence[tuple[Any, Any, Any]] | None = None,
+        task: Kind = "classification",
+        ids: Sequence[str] | None = None,
+        client_groups: Sequence[Any] | None = None,
+        features: Sequence[str] | None = None,
+        name: str = "",
+    ) -> Federation:
+        """From one (x, y, s) per client, NumPy or torch; s is the group of each row, or several columns of groups."""
+        if not clients:
+            raise DataError("A federation needs at least one client, got none.")
+        ids = _check_ids(ids, len(clients))
+        if client_tests is not None and len(client_tests) != len(clients):
+            raise DataError(f"client_tests has {len(client_tests)} entries for {len(clients)} clients.")
+        named = [(f"client {i!r}", part) for i, part in zip(ids, clients, strict=True)]
+        named += [("validation", validation)] if validation is not None else []
+        named += [("test", test)] if test is not None else []
+        if client_tests is not None:
+            named += [(f"test rows of client {i!r}", part) for i, part in zip(ids, client_tests, strict=True)]
+        parts = [_check_part(label, part, task) for label, part in named]
+        shapes = {part[0].shape[1:] for part in parts}
+        if len(shapes) > 1:
+            at = next(i for i, part in enumerate(parts) if part[0].shape[1:] != parts[0][0].shape[1:])
+            raise DataError(
+                f"All parts need the same features, but {named[0][0]} has rows of shape {list(parts[0][0].shape[1:])} "
+                f"and {named[at][0]} of {list(parts[at][0].shape[1:])}."
+            )
+        x = np.concatenate([part[0] for part in parts]).astype(np.float32, copy=False)
+        y = np.concatenate([part[1] for part in parts])
+        s = np.concatenate([part[2] for part in parts])
+        classes: tuple[str, ...] = ()
+        if task == "classification":
+            values, y = np.unique(y, return_inverse=True)
+            classes = tuple(_plain(value) for value in values)
+        names, codes = np.unique(s, return_inverse=True)
+        stops = np.cumsum([len(part[1]) for part in parts])
+        starts = stops - [len(part[1]) for part in parts]
+        ranges = [np.arange(a, b) for a, b in zip(starts, stops, strict=True)]
+        k = len(clients)
+        v = 1 if validation is not None else 0
+        t = 1 if test is not None else 0
+        group_codes = None
+        if client_groups is not None:
+            if len(client_groups) != k:
+                raise DataError(f"client_groups has {len(client_groups)} entries for {k} clients.")
+            group_codes = np.unique(np.asarray(client_groups), return_inverse=True)[1].astype(np.int64)
+        return cls(
+            rows=Rows(x, y.astype(np.int64 if task == "classification" else np.float32), codes.astype(np.int64)),
+            train=Sets.of(ranges[:k]),
+            validation=ranges[k] if v else np.empty(0, np.int64),
+            test=ranges[k + v] if t else np.empty(0, np.int64),
+            client_test=Sets.of(ranges[k + v + t :]) if client_tests is not None else None,
+            ids=ids,
+            kind=task,
+            classes=classes,
+            groups=tuple(_plain(value) for value in names),
+            features=tuple(features) if features else tuple(f"x{i}" for i in range(int(np.prod(x.shape[1:])))),
+            client_groups=group_codes,
+            name=name,
+        )._checked()
+
+    def _checked(self) -> Federation:
+        """Refuse, before any training, what no run could make sense of."""
+        held = self.rows.y[self.train.index]
+        if not len(held):
+            raise DataError("No client has a training row.")
+        if self.kind == "classification":
+            present = np.unique(held)
+            if len(present) < 2:
+                raise DataError(
+                    f"The training rows have only one class ({self.classes[present[0]]!r}), so there is nothing to "
+                    "learn. Check the label column and which value is positive."
+                )
+        unseen = np.setdiff1d(
+            np.unique(self.rows.s[np.concatenate([self.test, self.validation])]), self.rows.s[self.train.index]
+        )
+        if len(unseen):
+            warnings.warn(
+                f"Group {self.groups[unseen[0]]!r} is in the test or validation rows but no client has training rows "
+                "of it: its rates are measured, but nothing was learned from it.",
+                EquifedWarning,
+                stacklevel=3,
+            )
+        return self
+
+    # -- looking at it -------------------------------------------------------------------------------------------------
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.ids)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row's features."""
+        return self.rows.x.shape[1:]
+
+    def cells(self) -> np.ndarray:
+        """Training rows per client, group and label [clients, groups, classes] (one label column for regression)."""
+        g, c = len(self.groups), max(len(self.classes), 1)
+        owner = np.repeat(np.arange(self.num_clients), self.train.sizes)
+        y = self.rows.y[self.train.index] if self.kind == "classification" else 0
+        flat = (owner * g + self.rows.s[self.train.index]) * c + y
+        return np.bincount(flat, minlength=self.num_clients * g * c).reshape(self.num_clients, g, c)
+
+    def describe(self) -> Description:
+        """Rows per client, group and label, as a table and a picture."""
+        return Description(self)
+
+    def __repr__(self) -> str:
+        sizes = self.train.sizes
+        return (
+            f"Federation({self.name or 'unnamed'}: {self.num_clients} clients with {sizes.min()} to {sizes.max()} rows, "
+            f"{len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)})"
+        )
+
+
+class Description:
+    """The make-up of a federation: how many rows of each group and label every client trains on."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per client, one column per (group, label) cell, and the total."""
+        import pandas as pd
+
+        fed = self._federation
+        labels = fed.classes or ("rows",)
+        columns = pd.MultiIndex.from_product([fed.groups, labels], names=["group", "label"])
+        cells = fed.cells().reshape(fed.num_clients, -1)
+        frame = pd.DataFrame(cells, index=pd.Index(fed.ids, name="client"), columns=columns)
+        frame[("total", "")] = cells.sum(1)
+        return frame
+
+    @property
+    def figure(self) -> Any:
+        """Stacked bars, a client each, as a plotly figure."""
+        import plotly.graph_objects as go
+
+        fed = self._federation
+        cells = fed.cells()
+        labels = fed.classes or ("rows",)
+        bars = [
+            go.Bar(name=f"{group}, {label}", y=list(fed.ids), x=cells[:, g, c].tolist(), orientation="h")
+            for g, group in enumerate(fed.groups)
+            for c, label in enumerate(labels)
+        ]
+        figure = go.Figure(bars)
+        figure.update_layout(
+            barmode="stack",
+            xaxis_title="training rows",
+            yaxis={"title": "client", "type": "category", "autorange": "reversed"},
+            legend_title="group, label",
+            template="plotly_white",
+            height=max(260, 22 * fed.num_clients + 120),
+            margin={"l": 70, "r": 20, "t": 20, "b": 50},
+        )
+        return figure
+
+    def __str__(self) -> str:
+        return f"{self._federation!r}\n{self.table.to_string()}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return str(self.table.to_html()) + str(self.figure.to_html(full_html=False, include_plotlyjs=True))
+
+
+def _plain(value: Any) -> str:
+    """A readable name for a class or group value: 1 rather than 1.0."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    names = tuple(str(i) for i in ids) if ids is not None else tuple(str(i) for i in range(count))
+    if len(names) != count:
+        raise DataError(f"{len(names)} client ids for {count} clients.")
+    if len(set(names)) != count:
+        double = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"Client ids must differ; {double!r} occurs more than once.")
+    return names
+
+
+def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if not isinstance(part, tuple | list) or len(part) != 3:
+        raise DataError(f"{label}: expected a triple (x, y, s) of features, labels and groups.")
+    x, y, s = (np.asarray(_numpy(value)) for value in part)
+    if x.ndim < 2:
+        raise DataError(f"{label}: features must have shape [rows, ...], got {list(x.shape)}.")
+    if s.ndim == 2:
+        s = np.array([" & ".join(_plain(v) for v in row) for row in s], dtype=object).astype(str)
+    for what, values in (("labels", y), ("groups", s)):
+        if values.ndim != 1 or len(values) != len(x):
+            raise DataError(f"{label}: {len(x)} rows of features but {what} of shape {list(values.shape)}.")
+        missing = _missing(values)
+        if missing.any():
+            raise DataError(f"{label}: {what} have a missing value at row {int(missing.argmax())}.")
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+        raise DataError(f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does).")
+    bad = ~np.isfinite(x)
+    if bad.any():
+        row, *place = (int(i) for i in np.argwhere(bad)[0])
+        column = place[0] if len(place) == 1 else place
+        raise DataError(f"{label}: feature {column} of row {row} is NaN or infinite. Drop the row or impute it.")
+    if task == "regression" and not (np.issubdtype(y.dtype, np.number) and np.isfinite(y).all()):
+        raise DataError(f"{label}: labels of a regression must be finite numbers.")
+    return x, y, s
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    if values.dtype == object:
+        return np.array([value is None or value != value for value in values.tolist()], dtype=bool)
+    return np.isnan(values) if np.issubdtype(values.dtype, np.floating) else np.zeros(len(values), dtype=bool)
+
+
+def _numpy(value: Any) -> Any:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value

@@ -1,0 +1,153 @@
+"""Local training: its settings, and its meaning as a value that one client can call and the simulator can vectorise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.tree import Tree
+
+if TYPE_CHECKING:
+    from equifed.protocol import Data, Record
+
+
+@dataclass(frozen=True)
+class Local:
+    """How each client trains between two exchanges. The optimiser starts afresh every round."""
+
+    epochs: int = 1
+    """Passes over the client's rows per round, each in a new order."""
+    batch_size: int | None = 32
+    """Rows per step; the last batch of an epoch may be shorter. None: all rows in one step."""
+    learning_rate: float = 0.01
+    """Step size of the first round."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """The update rule."""
+    momentum: float = 0.0
+    """Heavy-ball momentum of SGD."""
+    weight_decay: float = 0.0
+    """L2 penalty added to the gradient, as in torch's SGD and Adam."""
+    learning_rate_decay: float = 1.0
+    """The step size is multiplied by this after every round."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"local epochs must be at least 1, got {self.epochs}.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch size must be at least 1, or None for all rows, got {self.batch_size}.")
+        if self.optimizer not in ("sgd", "adam"):
+            raise ConfigError(f"Unknown optimizer {self.optimizer!r}. Known: adam, sgd.")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}.")
+        if self.optimizer == "adam" and self.momentum:
+            raise ConfigError("momentum belongs to SGD; Adam has its own. Leave it at 0 with optimizer='adam'.")
+        for name in ("learning_rate", "learning_rate_decay"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name.replace('_', ' ')} must be above 0, got {getattr(self, name)}.")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight decay must not be negative, got {self.weight_decay}.")
+
+    def rate(self, round: int) -> float:
+        """The step size of round 1, 2, ..."""
+        return self.learning_rate * self.learning_rate_decay ** (round - 1)
+
+    def start(self, parameters: Tree) -> Tree:
+        """The optimiser's state before the first step."""
+        if self.optimizer == "adam":
+            some = tree.leaves(parameters)[0]
+            zeros = tree.zeros_like(parameters)
+            return AdamState(torch.zeros((), dtype=some.dtype, device=some.device), zeros, zeros)
+        return tree.zeros_like(parameters) if self.momentum else ()
+
+    def step(self, parameters: Tree, gradient: Tree, state: Tree, rate: Tensor | float) -> tuple[Tree, Tree]:
+        """One step of the optimiser; pure."""
+        if self.weight_decay:
+            gradient = tree.add_scaled(gradient, parameters, self.weight_decay)
+        if self.optimizer == "adam":
+            return self._adam(parameters, gradient, state, rate)
+        if self.momentum:
+            # u <- momentum u + g;  theta <- theta - rate u
+            state = tree.map(lambda u, g: self.momentum * u + g, state, gradient)
+            gradient = state
+        return tree.map(lambda p, g: p - rate * g, parameters, gradient), state
+
+    @staticmethod
+    def _adam(parameters: Tree, gradient: Tree, state: AdamState, rate: Tensor | float) -> tuple[Tree, Tree]:
+        b1, b2, eps = 0.9, 0.999, 1e-8
+        t = state.t + 1
+        # m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  theta <- theta - rate mhat / (sqrt(vhat) + eps)
+        m = tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, gradient)
+        v = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.v, gradient)
+        c1, c2 = 1 - b1**t, 1 - b2**t
+        new = tree.map(lambda p, m, v: p - rate * (m / c1) / ((v / c2).sqrt() + eps), parameters, m, v)
+        return new, AdamState(t, m, v)
+
+
+class AdamState(NamedTuple):
+    t: Tensor
+    """Steps taken."""
+    m: Tree
+    """First moment."""
+    v: Tree
+    """Second moment."""
+
+
+class Start(NamedTuple):
+    """What a client's training starts from."""
+
+    parameters: Tree
+    """The parameters that are trained."""
+    context: Tree = ()
+    """What the loss needs besides them: a proximal centre, multipliers."""
+    per_row: dict[str, Tensor] = {}  # noqa: RUF012
+    """Values for each of the client's rows, e.g. weights; a batch gets those of its rows in `batch.per_row`."""
+
+
+def start_from_theta(down: Record, state: Tree, data: Data) -> Start:
+    """Train the global model as it came down."""
+    return Start(down["theta"])
+
+
+def mean_loss(parameters: Tree, context: Tree, batch: Data) -> Tensor:
+    """(1/B) sum_i loss_i: plain empirical risk."""
+    return batch.mean(batch.task.row_loss(parameters, batch.x, batch.y))
+
+
+Finish = Callable[[Tree, "Record", Tree, "Data", Tree], "tuple[Record, Tree]"]
+"""(trained parameters, down, client state, data, context) -> (reply, client state)."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """A client's work that trains locally, written as its three parts.
+
+    Calling it with one client's data is the reference meaning; the simulator takes the parts and runs the steps of
+    all clients at once. Both see the same batches, which are data, not drawn here.
+    """
+
+    finish: Finish
+    """Makes the reply from the trained parameters."""
+    loss: Callable[[Tree, Tree, Data], Tensor] = mean_loss
+    """(parameters, context, batch) -> scalar."""
+    prepare: Callable[[Record, Tree, Data], Start] = start_from_theta
+    """(down, client state, data) -> where training starts."""
+
+    def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        local = data.task.local
+        parameters, context, per_row = self.prepare(down, state, data)
+        optimizer = local.start(parameters)
+        gradient = grad(self.loss)
+        for rows in data.batches:
+            batch = data.batch(rows, per_row)
+            parameters, optimizer = local.step(
+                parameters, gradient(parameters, context, batch), optimizer, data.learning_rate
+            )
+        return self.finish(parameters, down, state, data, context)
+

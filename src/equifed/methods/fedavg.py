@@ -1,0 +1,49 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+    client k:  theta_k = theta after local training on mean loss
+    server:    theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k
+
+The server needs only the two sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from equifed import tree
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+
+
+def weighted_update(
+    parameters: Tree, down: Record, state: Tree, data: Data, context: Tree
+) -> tuple[Record, Tree]:
+    """Reply n_k (theta_k - theta) and n_k."""
+    return {"update": tree.scale(tree.sub(parameters, down["theta"]), data.n), "rows": data.n}, state
+
+
+def apply_mean_update(server: Server, replies: Record, validation: Data | None) -> Server:
+    # theta <- theta + sum_k n_k Delta_k / sum_k n_k; nothing moves when no client has rows
+    mean = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
+    return server._replace(theta=tree.add(server.theta, mean))
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Average the clients' models, weighted by their numbers of rows."""
+
+    name: ClassVar[str] = "fedavg"
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(weighted_update)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, gather="sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        return Server(parameters)

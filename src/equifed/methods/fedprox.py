@@ -1,0 +1,43 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+
+    client k:  theta_k minimises  mean loss + (mu/2) ||theta_k - theta||^2
+    server:    as FedAvg
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from equifed import tree
+from equifed.local import mean_loss
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start
+from equifed.tree import Tree
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term that keeps each client's model close to the global one."""
+
+    name: ClassVar[str] = "fedprox"
+    parent: ClassVar[str] = "fedavg"
+
+    mu: float = hyper(0.01, low=0, vanishes=True)
+    """Weight of the proximal term; 0 gives FedAvg."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(weighted_update, loss=self.loss, prepare=keep_centre)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, gather="sum"),)
+
+    def loss(self, parameters: Tree, centre: Tree, batch: Data) -> Tensor:
+        # mean loss + (mu/2) ||theta_k - theta||^2
+        return mean_loss(parameters, (), batch) + self.mu / 2 * tree.squared_norm(tree.sub(parameters, centre))
+
+
+def keep_centre(down: Record, state: Tree, data: Data) -> Start:
+    return Start(down["theta"], context=down["theta"])

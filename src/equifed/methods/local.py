@@ -1,0 +1,57 @@
+"""Local training without any exchange: the baseline that shows what federating gains a client.
+
+    client k:  theta_k <- theta_k after local training, kept by the client
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from equifed.protocol import Data, Method, Phase, Record, Start, Task
+from equifed.protocol import LocalTraining as Train
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    """The server knows nothing."""
+
+
+class Client(NamedTuple):
+    theta: Tree
+    """theta_k, the client's own model."""
+
+
+@dataclass(frozen=True)
+class LocalTraining(Method):
+    """Every client trains alone on its own rows and keeps its model."""
+
+    name: ClassVar[str] = "local"
+    personal: ClassVar[bool] = True
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return (Phase("train", (), (), Train(keep, prepare=go_on), server=unchanged, gather="sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        return Server()
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        return Client(parameters)
+
+    def predict(self, task: Task, server: Any, client: Client, x: Tensor) -> Tensor:
+        return task.predict(client.theta, x)
+
+
+def go_on(down: Record, state: Client, data: Data) -> Start:
+    return Start(state.theta)
+
+
+def keep(parameters: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Client]:
+    return {}, Client(parameters)
+
+
+def unchanged(server: Server, replies: Record, validation: Data | None) -> Server:
+    return server

@@ -1,0 +1,135 @@
+"""Models: small specifications that become an `nn.Module` once the data's shape is known.
+
+Any `nn.Module` without buffers can be used in their place: an instance starts every run from the parameters it has, a
+function without arguments that returns a module gives every seed its own initialisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equifed.errors import ConfigError, unknown_name
+
+Parameters = dict[str, Tensor]
+Init = Literal["torch", "zeros"] | float
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A specification: knows how to build its module and how to initialise it from a NumPy generator."""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module: ...
+    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters: ...
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+
+
+def _initialise(module: nn.Module, rng: np.random.Generator, init: Init) -> Parameters:
+    """Weights and biases from the generator, so that a seed means the same numbers on every machine and torch version.
+
+    "torch": uniform in +-1/sqrt(fan in), torch's default for linear and convolution layers. A number: weights
+    N(0, number^2) and zero biases. "zeros": all zero.
+    """
+    values: Parameters = {}
+    fan_in = 1
+    for name, parameter in module.named_parameters():
+        shape = tuple(parameter.shape)
+        if parameter.dim() > 1:
+            fan_in = math.prod(shape[1:])
+        if init == "zeros":
+            array = np.zeros(shape)
+        elif init == "torch":
+            array = rng.uniform(-1, 1, shape) / math.sqrt(fan_in)
+        else:
+            array = rng.normal(0, init, shape) if parameter.dim() > 1 else np.zeros(shape)
+        values[name] = torch.from_numpy(array.astype(np.float32))
+    return values
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+    return ([nn.Flatten()] if len(shape) > 1 else []), math.prod(shape)
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A fully connected network."""
+
+    hidden: tuple[int, ...] = (32,)
+    """Width of each hidden layer."""
+    activation: str = "relu"
+    """relu, tanh, sigmoid or gelu."""
+    init: Init = "torch"
+    """"torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with zero biases."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(unknown_name("activation", self.activation, ACTIVATIONS))
+        if any(not isinstance(width, int) or width < 1 for width in self.hidden):
+            raise ConfigError(f"hidden layers need whole widths of at least 1, got {self.hidden}.")
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        layers, width = _flat(shape)
+        for size in self.hidden:
+            layers += [nn.Linear(width, size), ACTIVATIONS[self.activation]()]
+            width = size
+        return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
+        return _initialise(module, rng, self.init)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Logistic regression: one linear layer; binary labels have one output, more classes one each."""
+
+    init: Init = "zeros"
+    """As for MLP; zero is the usual start of a convex problem."""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        layers, width = _flat(shape)
+        return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
+        return _initialise(module, rng, self.init)
+
+
+@dataclass(frozen=True)
+class Linear(Logistic):
+    """Linear regression."""
+
+
+@dataclass(frozen=True)
+class LeNet:
+    """Two 3x3 convolutions and two linear layers for 28x28 images, as in E2FL's Table 7, without biases."""
+
+    classes: int | None = None
+    """Outputs; None takes the number of classes in the data."""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        if len(shape) != 3 or shape[1:] != (28, 28):
+            raise ConfigError(f"LeNet takes images of shape [channels, 28, 28]; the data has {list(shape)}.")
+        return nn.Sequential(
+            nn.Conv2d(shape[0], 32, 3, padding=1, bias=False),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 14 * 14, 128, bias=False),
+            nn.ReLU(),
+            nn.Linear(128, self.classes or outputs, bias=False),
+        )
+
+    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
+        return _initialise(module, rng, "torch")
+
+
+REGISTRY: dict[str, type[Any]] = {"logistic": Logistic, "linear": Linear, "mlp": MLP, "lenet": LeNet}

@@ -1,0 +1,192 @@
+"""The protocol: what a method is. This is the one file to read before writing one.
+
+A method is a frozen dataclass of hyper-parameters and three tuples of phases: `setup` (once, before round 1), `round`
+(every round) and `final` (once, after the last round). A phase is one exchange: the server sends the fields named in
+`down`, each client answers with the fields named in `up`, the server combines the answers. Everything is a pure
+function of tensors: state goes in and comes out, and random numbers arrive as data. That is why one method object
+runs for one client at a time, for thousands at once, for ten seeds and twenty settings in one call, and unchanged on
+a real federation.
+
+Rules for client and server functions:
+
+- no Python branch on a tensor's value (use `torch.where`) and no torch random operation;
+- rows beyond a client's own are padding with `mask` 0: reduce with `data.sum` and `data.mean`, never with `x.mean()`;
+- replies hold sums and counts, finite for any client, also one without rows: a reply with NaN or Inf is refused;
+- with `gather="stack"` a client that did not answer has `present` 0 and zeros everywhere: weigh by `present`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.local import Local, LocalTraining, Start
+from equifed.task import Task
+from equifed.tree import Tree
+
+__all__ = ["ClientWork", "Data", "Draw", "Local", "LocalTraining", "Method", "Phase", "Record", "Start", "Task"]
+
+Record = dict[str, Tree]
+"""Named tensors or trees: what travels in one message."""
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """The rows that one client (or the server's validation set, or one batch) holds, and what belongs to them."""
+
+    x: Tensor
+    """Features [n, ...]."""
+    y: Tensor
+    """Labels [n]: class codes, or values for regression."""
+    s: Tensor
+    """Group codes of the sensitive attribute [n]."""
+    mask: Tensor
+    """1.0 for a row, 0.0 for padding [n]."""
+    task: Task
+    """The model and the sizes."""
+    per_row: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values that `prepare` computed for each row, [n, ...] each."""
+    draws: Mapping[str, Tensor] = field(default_factory=dict)
+    """The phase's random numbers by name."""
+    client_group: Tensor | None = None
+    """The client's known group, where the federation has them."""
+    batches: tuple[Tensor, ...] = ()
+    """Row positions of each step of local training, in order."""
+    learning_rate: float | Tensor = 0.0
+    """The step size of this round."""
+
+    @property
+    def n(self) -> Tensor:
+        """How many rows there are, as a tensor."""
+        return self.mask.sum()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the rows [n, ...] -> [...], padding excluded whatever stands there."""
+        mask = self.mask.reshape(self.mask.shape + (1,) * (values.dim() - 1))
+        return torch.where(mask > 0, values, torch.zeros_like(values)).sum(0)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the rows; 0 for a client without any, whose weight is 0 too."""
+        return self.sum(values) / self.n.clamp_min(1)
+
+    def where(self, keep: Tensor) -> Data:
+        """The same rows with those outside `keep` treated as padding: `data.where((data.s == 1) & (data.y == 1))`."""
+        return self._replace(mask=self.mask * keep.to(self.mask.dtype))
+
+    def batch(self, rows: Tensor, per_row: Mapping[str, Tensor]) -> Data:
+        """The rows at these positions, with their entries of `per_row`."""
+        return self._replace(
+            x=self.x[rows],
+            y=self.y[rows],
+            s=self.s[rows],
+            mask=self.mask[rows],
+            per_row={name: values[rows] for name, values in per_row.items()},
+        )
+
+    def _replace(self, **changes: Any) -> Data:
+        names = ("x", "y", "s", "mask", "task", "per_row", "draws", "client_group", "batches", "learning_rate")
+        return Data(**{name: changes[name] if name in changes else getattr(self, name) for name in names})
+
+
+class ClientWork(Protocol):
+    """What a client does in a phase: any function of this shape, or a `LocalTraining`."""
+
+    def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]: ...
+
+
+ServerStep = Callable[[Any, Record, "Data | None"], Any]
+"""(server, replies, validation) -> server. `replies` holds the fields of `up`, summed or stacked [K, ...], and
+`present`: the number of answers (sum), or 1.0/0.0 per client [K] (stack, with `client` [K], the clients' positions).
+"""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers made on the host from (seed, round, name): equal for all clients and phases that name them."""
+
+    make: Callable[[np.random.Generator, Task], np.ndarray]
+    """(generator, task) -> array."""
+    per: Literal["round", "run"] = "round"
+    """New numbers every round, or the same for the whole run."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange between the server and the clients."""
+
+    name: str
+    """An identifier; becomes the Flower message type "train.<name>"."""
+    down: tuple[str, ...]
+    """Server fields that travel to the clients; nothing else does."""
+    up: tuple[str, ...]
+    """Fields of the reply; nothing else leaves a client."""
+    client: ClientWork
+    """(down, client state, data) -> (reply, client state)."""
+    server: ServerStep
+    """(server, replies, validation) -> server."""
+    gather: Literal["sum", "stack"] = "stack"
+    """"sum": the server only ever sees the sum of the replies."""
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    """Random numbers that the clients' work needs, by name."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all methods: defaults for what a method need not define.
+
+    Subclasses are frozen dataclasses whose fields are the hyper-parameters, a docstring under each; `round` is
+    required. The server's state is a NamedTuple; its field `theta` is the global model.
+    """
+
+    name: ClassVar[str] = ""
+    """Name in the registry."""
+    parent: ClassVar[str] = ""
+    """The method it equals when its fairness weight is 0, if any."""
+    needs_validation: ClassVar[bool] = False
+    """The server needs a validation set of its own."""
+    personal: ClassVar[bool] = False
+    """Clients end up with models of their own: predictions depend on the client's state."""
+    sweepable: ClassVar[bool] = True
+    """Runs (seeds, sweep values) can share one vectorised call; False: they are looped over."""
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        """Exchanges before round 1, with every client."""
+        return ()
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        """Exchanges of one round, all with the same cohort."""
+        raise NotImplementedError
+
+    @property
+    def final(self) -> tuple[Phase, ...]:
+        """Exchanges after the last round, with every client."""
+        return ()
+
+    @property
+    def num_models(self) -> int | None:
+        """How many differently initialised models `init` gets, as a leading axis; None: one, without the axis."""
+        return None
+
+    def init(self, task: Task, parameters: Tree) -> Any:
+        """The server's state before round 1: a NamedTuple of tensors and trees."""
+        raise NotImplementedError
+
+    def init_client(self, task: Task, parameters: Tree) -> Tree:
+        """What a client keeps between rounds; () when nothing."""
+        return ()
+
+    def predict(self, task: Task, server: Any, client: Tree, x: Tensor) -> Tensor:
+        """Probabilities (classification) or values (regression) for the rows x; see `Task.predict`."""
+        return task.predict(server.theta, x)
+
+    def observe(self, server: Any) -> dict[str, Tensor]:
+        """Scalars worth logging every round: schedules, multipliers."""
+        return {}
+

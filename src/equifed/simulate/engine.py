@@ -1,0 +1,134 @@
+"""What the round loop needs of an engine, and what the engines share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.errors import RunError
+from equifed.protocol import Data, Method, Phase, Record
+from equifed.simulate.job import Job
+from equifed.simulate.tables import Tables
+from equifed.tree import Tree
+
+Stage = Literal["setup", "round", "final"]
+
+
+class State(NamedTuple):
+    """All that changes during a job; what a checkpoint holds."""
+
+    server: Tree
+    """The servers' states, leaves [R, ...]."""
+    clients: Tree
+    """The clients' states, leaves [R, N, ...]."""
+
+
+class Rejection(NamedTuple):
+    run: int
+    client: str
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One phase, done for all runs."""
+
+    state: State
+    present: np.ndarray
+    """Whose reply was used [R, K]."""
+    rejections: list[Rejection]
+
+
+class Message(NamedTuple):
+    """What one phase sends, per client and round."""
+
+    stage: str
+    phase: str
+    down: tuple[str, ...]
+    up: tuple[str, ...]
+    gather: str
+    bytes_down: int
+    bytes_up: int
+
+
+class Engine(Protocol):
+    """Carries out exchanges. The round loop (loop.py) is the only one there is, whatever the engine."""
+
+    messages: dict[tuple[str, int], Message]
+    """Filled as phases are carried out."""
+    notes: list[str]
+    """What the user should know about how it ran."""
+
+    def start(self) -> State: ...
+
+    def exchange(
+        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> Exchange: ...
+
+
+def phases(method: Method, stage: Stage) -> tuple[Phase, ...]:
+    return tuple(getattr(method, stage))
+
+
+def initial_state(job: Job) -> State:
+    servers, clients = [], []
+    for run in range(len(job.runs)):
+        method, parameters = job.method_of(run), tree.map(lambda leaf: leaf.to(job.device), job.initial[run])
+        servers.append(method.init(job.task, parameters))
+        clients.append(method.init_client(job.task, parameters))
+    many = job.task.num_clients
+    return State(
+        tree.stack(servers),
+        tree.map(lambda leaf: leaf.unsqueeze(1).expand(-1, many, *leaf.shape[1:]).clone(), tree.stack(clients)),
+    )
+
+
+def validation_data(job: Job, tables: Tables) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...] | None:
+    """(x, y, s, mask) of every run's validation set, padded to the longest; None where the method needs none."""
+    if not job.method.needs_validation:
+        return None
+    longest = max(len(run.federation.validation) for run in job.runs)
+    sets = []
+    for r, run in enumerate(job.runs):
+        own = run.federation.validation
+        rows = tables.rows_of(np.concatenate([own, np.full(longest - len(own), own[0])]), r)
+        mask = (torch.arange(longest, device=job.device) < len(own)).to(torch.float32)
+        sets.append((tables.features(rows, r), tables.y[rows], tables.s[rows], mask))
+    return tuple(sets)
+
+
+def check_reply(method: Method, phase: Phase, reply: Record) -> None:
+    if set(reply) != set(phase.up):
+        raise RunError(
+            f"{method.name}, phase {phase.name!r}: the reply has the fields {sorted(reply)}, but the phase declares "
+            f"{sorted(phase.up)}. Nothing undeclared may leave a client: correct `up` or the reply."
+        )
+
+
+def record_message(stage: str, phase: Phase, down: Record, reply: Record, lanes: int) -> Message:
+    """Sizes of one client's messages from values that carry `lanes` clients along their leading axis."""
+    return Message(
+        stage,
+        phase.name,
+        phase.down,
+        phase.up,
+        phase.gather,
+        tree.num_bytes(down) // max(lanes, 1),
+        tree.num_bytes(reply) // max(lanes, 1),
+    )
+
+
+def down_of(server: Any, phase: Phase) -> Record:
+    return {name: getattr(server, name) for name in phase.down}
+
+
+def data_of(
+    parts: tuple[Tensor, Tensor, Tensor, Tensor] | None, job: Job
+) -> Data | None:
+    return None if parts is None else Data(*parts, task=job.task)

@@ -1,0 +1,312 @@
+"""A job: everything that a simulation computes, resolved and checked. Several runs (seeds, sweep values) share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equifed import models, tree
+from equifed.errors import ConfigError
+from equifed.federation import Federation
+from equifed.local import Local
+from equifed.methods.hyper import check, check_value
+from equifed.protocol import Method, Task
+from equifed.simulate import plan
+from equifed.task import check_module
+from equifed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed with one federation and one setting of the swept hyper-parameters."""
+
+    seed: int
+    federation: Federation
+    hyper: Mapping[str, float]
+    """Swept hyper-parameters of this run (empty without a sweep)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    method: Method
+    runs: tuple[Run, ...]
+    task: Task
+    initial: tuple[Tree, ...]
+    """Initial parameters of each run."""
+    clients_per_round: int | None
+    dropout: float
+    eval_every: int
+    device: torch.device
+    compile: bool | None
+
+    @property
+    def rounds(self) -> int:
+        return self.task.rounds
+
+    def method_of(self, run: int) -> Method:
+        """The method with the run's own hyper-parameters."""
+        return dataclasses.replace(self.method, **self.runs[run].hyper)
+
+    @cached_property
+    def client_keys(self) -> list[np.ndarray]:
+        """The random key of each client, per run; federations over the same clients share the array."""
+        known: dict[tuple[str, ...], np.ndarray] = {}
+        for run in self.runs:
+            ids = run.federation.ids
+            if ids not in known:
+                known[ids] = np.array([plan.key(name) for name in ids], dtype=np.uint64)
+        return [known[run.federation.ids] for run in self.runs]
+
+    @cached_property
+    def _orders(self) -> list[np.ndarray]:
+        known: dict[tuple[str, ...], np.ndarray] = {}
+        for run in self.runs:
+            ids = run.federation.ids
+            if ids not in known:
+                known[ids] = plan.client_order(ids)
+        return [known[run.federation.ids] for run in self.runs]
+
+    def everyone(self) -> np.ndarray:
+        """All clients of every run [R, N]: the cohort of setup and final phases."""
+        return np.stack(self._orders)
+
+    def cohorts(self, round: int) -> np.ndarray:
+        """The clients sampled in this round, for every run [R, K]."""
+        return np.stack(
+            [
+                plan.cohort(run.seed, round, order, self.clients_per_round)
+                for run, order in zip(self.runs, self._orders, strict=True)
+            ]
+        )
+
+    def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
+        """Which of them do not drop out [R, K]."""
+        return np.stack(
+            [
+                plan.present(run.seed, round, [int(k) for k in keys[cohort]], self.dropout)
+                for run, keys, cohort in zip(self.runs, self.client_keys, cohorts, strict=True)
+            ]
+        )
+
+
+def make_job(
+    method: Method,
+    federations: Federation | Sequence[Federation],
+    *,
+    model: Any,
+    rounds: int,
+    clients_per_round: int | None,
+    local: Local,
+    seeds: Sequence[int] | None,
+    initial_parameters: Any,
+    dropout: float,
+    eval_every: int,
+    device: str,
+    compile: bool | None,
+    over: Mapping[str, Sequence[float]] | None = None,
+) -> Job:
+    """Check and resolve the arguments of `simulate` and `sweep`."""
+    if not isinstance(method, Method):
+        raise ConfigError(
+            f"method must be a method such as equifed.methods.FedAvg(), got {method!r}. "
+            "A class needs parentheses; a name needs equifed.methods.make(name)."
+        )
+    check(method)
+    feds = [federations] if isinstance(federations, Federation) else list(federations)
+    if not feds or not all(isinstance(fed, Federation) for fed in feds):
+        raise ConfigError("federations must be a Federation or a list of them.")
+    seed_list = _seeds(feds, seeds)
+    if len(feds) == 1:
+        feds = feds * len(seed_list)
+    first = feds[0]
+    for fed in feds:
+        _check_same(first, fed)
+        if method.needs_validation and not len(fed.validation):
+            raise ConfigError(
+                f"{method.name} measures fairness on a validation set held by the server, but this federation has "
+                "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2)."
+            )
+    for name, value, low in (("rounds", rounds, 1), ("eval_every", eval_every, 1)):
+        if not isinstance(value, int) or value < low:
+            raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}.")
+    if clients_per_round is not None and not 1 <= clients_per_round <= first.num_clients:
+        raise ConfigError(
+            f"clients_per_round must lie between 1 and the number of clients ({first.num_clients}), "
+            f"got {clients_per_round}."
+        )
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout is a probability in [0, 1), got {dropout}.")
+    runs = tuple(
+        Run(seed, fed, hyper) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
+    )
+    task, starts = _task_and_start(first, model, local, rounds, method, seed_list, initial_parameters)
+    return Job(
+        method,
+        runs,
+        task,
+        tuple(starts[run.seed] for run in runs),
+        clients_per_round,
+        dropout,
+        eval_every,
+        _device(device),
+        compile,
+    )
+
+
+def _seeds(feds: list[Federation], seeds: Sequence[int] | None) -> list[int]:
+    if seeds is None:
+        chosen = [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)] if len(feds) > 1 else [0]
+    else:
+        chosen = [seeds] if isinstance(seeds, int) else list(seeds)
+    if not chosen:
+        raise ConfigError("seeds must name at least one seed.")
+    if any(not isinstance(seed, int | np.integer) or seed < 0 for seed in chosen):
+        raise ConfigError(f"seeds must be whole numbers of at least 0, got {chosen}.")
+    if len(set(chosen)) != len(chosen):
+        raise ConfigError(f"seeds must differ, got {chosen}.")
+    if len(feds) not in (1, len(chosen)):
+        raise ConfigError(
+            f"{len(feds)} federations but {len(chosen)} seeds: give one federation for all seeds or one for each."
+        )
+    return [int(seed) for seed in chosen]
+
+
+def _check_same(first: Federation, fed: Federation) -> None:
+    for what in ("kind", "classes", "groups", "shape", "num_clients"):
+        a, b = getattr(first, what), getattr(fed, what)
+        if a != b:
+            raise ConfigError(f"Federations that run together must agree in {what}, but one has {a} and another {b}.")
+
+
+def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[dict[str, float]]:
+    if not over:
+        return [{}]
+    points: list[dict[str, float]] = [{}]
+    for name, values in over.items():
+        if not len(values):
+            raise ConfigError(f"The sweep over {name} has no values.")
+        for value in values:
+            check_value(type(method), name, value)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"Only numbers can be swept in one call; {name} has {value!r}.")
+        points = [{**point, name: float(value)} for point in points for value in values]
+    return points
+
+
+def _task_and_start(
+    fed: Federation,
+    model: Any,
+    local: Local,
+    rounds: int,
+    method: Method,
+    seeds: Sequence[int],
+    initial_parameters: Any,
+) -> tuple[Task, dict[int, Tree]]:
+    outputs = 1 if fed.kind == "regression" or len(fed.classes) == 2 else len(fed.classes)
+    module: nn.Module
+    if isinstance(model, models.Model):
+        module = model.build(fed.shape, outputs)
+    elif isinstance(model, nn.Module):
+        module = model
+    elif callable(model) and not isinstance(model, type):
+        module = model()
+    elif isinstance(model, type):
+        raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
+    else:
+        raise ConfigError(f"model must be one of equifed.models, an nn.Module or a function making one, got {model!r}.")
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"The model function returned {type(module).__name__}, not an nn.Module.")
+    check_module(module)
+    task = Task(
+        module=module,
+        kind=fed.kind,
+        num_classes=len(fed.classes),
+        num_groups=len(fed.groups),
+        num_clients=fed.num_clients,
+        rounds=rounds,
+        local=local,
+        num_client_groups=0 if fed.client_groups is None else int(fed.client_groups.max()) + 1,
+        binary=_is_binary(module, fed),
+    )
+    starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in seeds}
+    return task, starts
+
+
+def _is_binary(module: nn.Module, fed: Federation) -> bool:
+    """Whether the model has one output; also the check that its output fits the data."""
+    try:
+        with torch.no_grad():
+            out = module(torch.from_numpy(fed.rows.x[:2].astype(np.float32)))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"The model does not take this data's rows of shape {list(fed.shape)}: {str(error).splitlines()[0]}"
+        ) from error
+    width = 1 if out.dim() == 1 else out.shape[1] if out.dim() == 2 else -1
+    allowed = {1} if fed.kind == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
+    if width not in allowed:
+        wanted = " or ".join(str(n) for n in sorted(allowed))
+        raise ConfigError(
+            f"The model's output for two rows has shape {list(out.shape)}; this task needs [rows, {wanted}]."
+        )
+    return fed.kind == "classification" and width == 1
+
+
+def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any) -> Tree:
+    """Initial parameters of one seed, with a leading axis where the method wants several models."""
+    count = method.num_models
+    if given is not None:
+        values = {
+            name: torch.as_tensor(np.asarray(value), dtype=torch.float32)
+            for name, value in (given[seed] if seed in given else given).items()
+        }
+        return _fit_given(values, module, count)
+    made = [_initial(model, module, seed, index) for index in range(count or 1)]
+    return tree.stack(made) if count is not None else made[0]
+
+
+def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, Tensor]:
+    rng = plan.initial(seed, index)
+    if isinstance(model, models.Model):
+        return model.initialise(module, rng)
+    if not isinstance(model, nn.Module):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.integers(2**62)))
+            module = model()
+    return {name: value.detach().clone().float() for name, value in module.named_parameters()}
+
+
+def _fit_given(values: dict[str, Tensor], module: nn.Module, count: int | None) -> Tree:
+    expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    if set(values) != set(expected):
+        raise ConfigError(
+            f"initial_parameters must have the model's parameters {', '.join(expected)}; got {', '.join(values)}."
+        )
+    for name, shape in expected.items():
+        got = tuple(values[name].shape)
+        if got != shape and (count is None or got != (count, *shape)):
+            raise ConfigError(f"initial_parameters[{name!r}] must have shape {list(shape)}, got {list(got)}.")
+    if count is None:
+        return values
+    return {
+        name: value if value.dim() > len(expected[name]) else value.expand(count, *value.shape).clone()
+        for name, value in values.items()
+    }
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"Unknown device {name!r}: use 'auto', 'cpu', 'cuda' or 'cuda:N'.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r}, but torch sees no CUDA device here. Use device='auto' or 'cpu'.")
+    return device

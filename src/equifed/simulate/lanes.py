@@ -1,0 +1,338 @@
+"""The fast engine: all clients of all runs as lanes of one vectorised computation.
+
+A lane is one client of one run. Local training steps through all lanes together: a step takes every lane's next batch
+from the shared rows with one `index_select`, and moves all models with one `vmap`. Lanes are sorted by their number of
+steps, so those that have finished fall off the end. The step is traced once per width to plain tensor operations,
+without vmap's and autograd's Python, and compiled when the run is long enough to pay for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from equifed import tree
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start
+from equifed.simulate import plan
+from equifed.simulate.engine import (
+    Exchange,
+    Message,
+    Rejection,
+    Stage,
+    State,
+    check_reply,
+    data_of,
+    down_of,
+    initial_state,
+    phases,
+    record_message,
+    validation_data,
+)
+from equifed.simulate.job import Job
+from equifed.simulate.steps import Stepper, grid_up
+from equifed.simulate.tables import Tables
+from equifed.tree import Tree
+
+CHUNK_BYTES = 256 * 2**20
+"""Lanes whose whole rows are needed at once are taken in portions of about this size."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Which client of which run each lane is; sorted by rows, most first."""
+
+    run: np.ndarray
+    slot: np.ndarray
+    client: np.ndarray
+    n: np.ndarray
+    start: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def part(self, rows: slice) -> Lanes:
+        return Lanes(*(values[rows] for values in (self.run, self.slot, self.client, self.n, self.start)))
+
+
+class _LaneData(Data):
+    """One lane's rows, gathered only if the method looks at them; built inside vmap."""
+
+    def __init__(self, tables: Tables, start: Tensor, n: Tensor, width: int, scaling: Tree, **rest: Any) -> None:
+        positions = torch.arange(width, device=tables.x.device)
+        own = (positions < n).to(torch.float32)
+        for name, value in {
+            "mask": own, "per_row": {}, "batches": (), "learning_rate": 0.0,
+            "_tables": tables, "_scaling": scaling,
+            "_positions": (start + positions).clamp_max(len(tables.index) - 1), **rest,
+        }.items():  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return self._tables.index[self._positions].long()  # type: ignore[attr-defined]
+
+    @cached_property
+    def x(self) -> Tensor:  # type: ignore[override]
+        x = self._tables.x[self._rows]  # type: ignore[attr-defined]
+        return (x - self._scaling[0]) * self._scaling[1] if self._scaling else x  # type: ignore[attr-defined]
+
+    @cached_property
+    def y(self) -> Tensor:  # type: ignore[override]
+        return self._tables.y[self._rows]  # type: ignore[attr-defined]
+
+    @cached_property
+    def s(self) -> Tensor:  # type: ignore[override]
+        return self._tables.s[self._rows]  # type: ignore[attr-defined]
+
+
+class LanesEngine:
+    def __init__(self, job: Job, tables: Tables) -> None:
+        self.job, self.tables = job, tables
+        self.messages: dict[tuple[str, int], Message] = {}
+        self.notes: list[str] = []
+        names = list(job.runs[0].hyper)
+        self._hyper = {
+            name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names
+        }
+        validation = validation_data(job, tables)
+        self._validation = None if validation is None else tree.stack(validation)
+        groups = [run.federation.client_groups for run in job.runs]
+        self._client_groups = (
+            None if any(group is None for group in groups) else torch.from_numpy(np.stack(groups)).to(job.device)  # type: ignore[arg-type]
+        )
+        self._stepper = Stepper(job, tables, self.notes)
+
+    def start(self) -> State:
+        return initial_state(self.job)
+
+    # -- one exchange --------------------------------------------------------------------------------------------------
+
+    def exchange(
+        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> Exchange:
+        phase = phases(self.job.method, stage)[position]
+        lanes = self._lanes(cohorts, present)
+        if not len(lanes):
+            return Exchange(state, present, [])
+        run, client = self._index(lanes.run), self._index(lanes.client)
+        down = tree.take(down_of(state.server, phase), run)
+        own = tree.map(lambda leaf: leaf[run, client], state.clients)
+        inputs = self._inputs(phase, lanes, round)
+        if isinstance(phase.client, LocalTraining):
+            reply, new = self._train(stage, position, phase, down, own, inputs, lanes, round)
+        else:
+            reply, new = self._map(stage, position, "client", (down, own), inputs, lanes)
+        check_reply(self.job.method, phase, reply)
+        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, len(lanes)))
+
+        fine = _finite_lanes((reply, new), len(lanes), self.job.device)
+        for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
+            leaf[run, client] = _where_lane(fine, value, leaf[run, client])
+        rejections = [
+            Rejection(
+                int(lanes.run[lane]),
+                self.job.runs[lanes.run[lane]].federation.ids[lanes.client[lane]],
+                phase.name,
+                "NaN or Inf in its reply",
+            )
+            for lane in np.flatnonzero(~fine.cpu().numpy())
+        ]
+        present = present.copy()
+        bad = ~fine.cpu().numpy()
+        present[lanes.run[bad], lanes.slot[bad]] = False
+        replies = self._gather(phase, reply, fine, lanes, cohorts, present)
+        server = self._server(stage, position, state.server, replies, present.any(1))
+        return Exchange(State(server, state.clients), present, rejections)
+
+    def _lanes(self, cohorts: np.ndarray, present: np.ndarray) -> Lanes:
+        run, slot = np.nonzero(present)
+        client = cohorts[run, slot]
+        n = self.tables.sizes[run, client]
+        order = np.argsort(-n, kind="stable")
+        run, slot, client, n = run[order], slot[order], client[order], n[order]
+        return Lanes(run, slot, client, n, self.tables.start[run, client])
+
+    def _index(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
+
+    def _inputs(self, phase: Phase, lanes: Lanes, round: int) -> dict[str, Tree]:
+        """What belongs to each lane besides its rows: hyper-parameters, random numbers, group, feature scaling."""
+        job, run = self.job, self._index(lanes.run)
+        draws: dict[str, Tensor] = {}
+        if phase.draws:
+            made = [plan.draws(each.seed, round, phase.draws, job.task) for each in job.runs]
+            draws = {
+                name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
+                for name in phase.draws
+            }
+        scaling = () if self.tables.shift is None else (self.tables.shift[run], self.tables.factor[run])  # type: ignore[index]
+        return {
+            "hyper": {name: values[run] for name, values in self._hyper.items()},
+            "draws": draws,
+            "group": () if self._client_groups is None else self._client_groups[run, self._index(lanes.client)],
+            "scaling": scaling,
+            "start": self._index(lanes.start),
+            "n": self._index(lanes.n),
+        }
+
+    def _phase(self, hyper: dict[str, Tensor], stage: Stage, position: int) -> Phase:
+        return phases(dataclasses.replace(self.job.method, **hyper), stage)[position]
+
+    # -- client work on whole rows -------------------------------------------------------------------------------------
+
+    def _map(
+        self, stage: Stage, position: int, part: str, values: tuple[Tree, ...], inputs: dict[str, Tree], lanes: Lanes
+    ) -> Any:
+        """Apply a client function (or a part of local training) to every lane, in portions of similar size."""
+        results = []
+        for rows, width in self._portions(lanes):
+
+            def one(values: tuple[Tree, ...], inputs: dict[str, Tree], width: int = width) -> Any:
+                work = self._phase(inputs["hyper"], stage, position).client
+                data = _LaneData(
+                    self.tables,
+                    inputs["start"],
+                    inputs["n"],
+                    width,
+                    inputs["scaling"],
+                    task=self.job.task,
+                    draws=inputs["draws"],
+                    client_group=inputs["group"] if isinstance(inputs["group"], Tensor) else None,
+                )
+                if part == "client":
+                    return work(*values, data)
+                if part == "prepare":
+                    made = work.prepare(*values, data)  # type: ignore[attr-defined]
+                    padded = {
+                        name: torch.nn.functional.pad(v, (0, 0) * (v.dim() - 1) + (0, int(lanes.n[0]) - v.shape[0]))
+                        if v.shape[0] < lanes.n[0]
+                        else v[: max(int(lanes.n[0]), 1)]
+                        for name, v in made.per_row.items()
+                    }
+                    return Start(made.parameters, made.context, padded)
+                parameters, down, state, context = values
+                return work.finish(parameters, down, state, data, context)  # type: ignore[attr-defined]
+
+            cut = tree.map(lambda leaf, rows=rows: leaf[rows], (values, inputs))
+            results.append(vmap(one)(*cut))
+        return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
+
+    def _portions(self, lanes: Lanes) -> list[tuple[slice, int]]:
+        """Slices of lanes with a padded width each: at most half of it padding, and not too much memory at once."""
+        row = 4 * math.prod(self.tables.x.shape[1:])
+        portions, begin = [], 0
+        while begin < len(lanes):
+            width = grid_up(int(lanes.n[begin]))
+            most = max(1, CHUNK_BYTES // (width * row))
+            end = begin + int(np.searchsorted(-lanes.n[begin : begin + most], -(width // 2), side="right"))
+            end = max(end, begin + 1)
+            portions.append((slice(begin, end), width))
+            begin = end
+        return portions
+
+    # -- local training ------------------------------------------------------------------------------------------------
+
+    def _train(
+        self,
+        stage: Stage,
+        position: int,
+        phase: Phase,
+        down: Record,
+        own: Tree,
+        inputs: dict[str, Tree],
+        lanes: Lanes,
+        round: int,
+    ) -> tuple[Record, Tree]:
+        job, local = self.job, self.job.task.local
+        begin: Start = self._map(stage, position, "prepare", (down, own), inputs, lanes)
+        optimizer = vmap(local.start)(begin.parameters) if tree.leaves(begin.parameters) else ()
+        carry, structure = tree.flatten((begin.parameters, optimizer))
+        fixed = (begin.context, inputs["hyper"], inputs["draws"], inputs["group"], inputs["scaling"], begin.per_row)
+
+        def loss(parameters: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tensor:
+            context, hyper, draws, group, scaling, _ = fixed
+            work = self._phase(hyper, stage, position).client
+            if scaling:
+                x = (x - scaling[0]) * scaling[1]
+            batch = Data(
+                x, y, s, mask, job.task, rows, draws, group if isinstance(group, Tensor) else None
+            )
+            return work.loss(parameters, context, batch)  # type: ignore[attr-defined, no-any-return]
+
+        def step(carry: Tree, fixed: Tree, batch: tuple[Tensor, ...], mask: Tensor, rows: Tree, rate: Tensor) -> Tree:
+            def one(carry: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tree:
+                parameters, optimizer = tree.unflatten(carry, structure)
+                gradient = grad(loss)(parameters, fixed, x, y, s, mask, rows)
+                return tree.leaves(local.step(parameters, gradient, optimizer, rate))
+
+            return vmap(one)(carry, fixed, *batch, mask, rows)
+
+        sources = [
+            plan.Batches(job.runs[r].seed, round, int(job.client_keys[r][k]), phase.name, int(n), local)
+            for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
+        ]
+        carry = self._stepper.train((stage, position), step, carry, fixed, begin.per_row, lanes, sources, round)
+        parameters, _ = tree.unflatten(carry, structure)
+        return self._map(stage, position, "finish", (parameters, down, own, begin.context), inputs, lanes)
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+
+    def _gather(
+        self, phase: Phase, reply: Record, fine: Tensor, lanes: Lanes, cohorts: np.ndarray, present: np.ndarray
+    ) -> Record:
+        """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero."""
+        run, slot = self._index(lanes.run), self._index(lanes.slot)
+        shape = cohorts.shape
+
+        def spread(leaf: Tensor) -> Tensor:
+            out = torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
+            out[run, slot] = _where_lane(fine, leaf, torch.zeros_like(leaf))
+            return out
+
+        stacked: Record = tree.map(spread, reply)
+        here = torch.from_numpy(present.astype(np.float32)).to(self.job.device)
+        if phase.gather == "sum":
+            summed: Record = tree.map(lambda leaf: leaf.sum(1), stacked)
+            return {**summed, "present": here.sum(1)}
+        return {**stacked, "present": here, "client": self._index(cohorts)}
+
+    def _server(
+        self, stage: Stage, position: int, server: Tree, replies: Record, heard: np.ndarray
+    ) -> Tree:
+        """Every run's server step; a run that heard nobody keeps its state."""
+
+        def one(server: Tree, replies: Record, hyper: dict[str, Tensor], validation: Tree) -> Tree:
+            data = data_of(validation if validation else None, self.job)
+            return self._phase(hyper, stage, position).server(server, replies, data)
+
+        validation = () if self._validation is None else self._validation
+        if self.job.method.sweepable:
+            new = vmap(one)(server, replies, self._hyper, validation)
+        else:
+            cut = [tree.take((server, replies, self._hyper, validation), r) for r in range(len(self.job.runs))]
+            new = tree.stack([one(*each) for each in cut])
+        if heard.all():
+            return new
+        return tree.where(torch.from_numpy(heard).to(self.job.device), new, server)
+
+
+def _where_lane(fine: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(fine.reshape(-1, *(1,) * (a.dim() - 1)), a, b)
+
+
+def _finite_lanes(value: Tree, lanes: int, device: torch.device) -> Tensor:
+    """Which lanes have only finite numbers [L]."""
+    fine = torch.ones(lanes, dtype=torch.bool, device=device)
+    for leaf in tree.leaves(value):
+        if leaf.is_floating_point():
+            fine &= leaf.isfinite().reshape(lanes, -1).all(1)
+    return fine

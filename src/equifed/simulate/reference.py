@@ -1,0 +1,134 @@
+"""The reference engine: one client at a time, plain and obvious. It defines what is correct.
+
+Errors in a method's code are raised with the run, phase and client they happened in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.errors import EquifedError, RunError
+from equifed.protocol import Data, LocalTraining, Phase, Record
+from equifed.simulate import plan
+from equifed.simulate.engine import (
+    Exchange,
+    Message,
+    Rejection,
+    Stage,
+    State,
+    check_reply,
+    data_of,
+    down_of,
+    initial_state,
+    phases,
+    record_message,
+    validation_data,
+)
+from equifed.simulate.job import Job
+from equifed.simulate.tables import Tables
+from equifed.tree import Tree
+
+
+class Reference:
+    def __init__(self, job: Job, tables: Tables) -> None:
+        self.job, self.tables = job, tables
+        self.messages: dict[tuple[str, int], Message] = {}
+        self.notes: list[str] = []
+        self._validation = validation_data(job, tables)
+
+    def start(self) -> State:
+        return initial_state(self.job)
+
+    def exchange(
+        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> Exchange:
+        present, rejections, servers = present.copy(), [], []
+        for r in range(len(self.job.runs)):
+            method = self.job.method_of(r)
+            phase = phases(method, stage)[position]
+            server = tree.take(state.server, r)
+            down = down_of(server, phase)
+            replies: list[Record] = []
+            for slot, client in enumerate(cohorts[r]):
+                if not present[r, slot]:
+                    continue
+                own = tree.map(lambda leaf: leaf[r, client], state.clients)
+                reply, new = self._work(phase, down, own, r, int(client), round)
+                check_reply(method, phase, reply)
+                self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 1))
+                if not _finite((reply, new)):
+                    present[r, slot] = False
+                    name = self.job.runs[r].federation.ids[client]
+                    rejections.append(Rejection(r, name, phase.name, "NaN or Inf in its reply"))
+                    continue
+                replies.append(reply)
+                for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
+                    leaf[r, client] = value
+            if replies:
+                combined = self._combine(phase, replies, cohorts[r][present[r]])
+                validation = data_of(self._validation[r] if self._validation else None, self.job)
+                server = phase.server(server, combined, validation)
+            servers.append(server)
+        return Exchange(State(tree.stack(servers), state.clients), present, rejections)
+
+    def _work(
+        self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int
+    ) -> tuple[Record, Tree]:
+        try:
+            return phase.client(down, state, self._data(phase, run, client, round))
+        except EquifedError:
+            raise
+        except Exception as error:
+            name = self.job.runs[run].federation.ids[client]
+            raise RunError(
+                f"{self.job.method.name}, seed {self.job.runs[run].seed}, round {round}, phase {phase.name!r}, client "
+                f"{name!r} ({self.tables.sizes[run, client]} rows): {type(error).__name__}: {error}"
+            ) from error
+
+    def _data(self, phase: Phase, run: int, client: int, round: int) -> Data:
+        job, tables, seed = self.job, self.tables, self.job.runs[run].seed
+        begin, n = tables.start[run, client], int(tables.sizes[run, client])
+        rows = tables.index[begin : begin + n].long()
+        batches: tuple[Tensor, ...] = ()
+        if isinstance(phase.client, LocalTraining):
+            local = job.task.local
+            source = plan.Batches(seed, round, int(job.client_keys[run][client]), phase.name, n, local)
+            batches = tuple(
+                torch.from_numpy(rows).to(job.device)
+                for _ in range(local.epochs)
+                for rows in source.split(source.epoch())
+            )
+        groups = job.runs[run].federation.client_groups
+        return Data(
+            tables.features(rows, run),
+            tables.y[rows],
+            tables.s[rows],
+            torch.ones(n, device=job.device),
+            job.task,
+            draws={
+                name: torch.from_numpy(values).to(job.device)
+                for name, values in plan.draws(seed, round, phase.draws, job.task).items()
+            },
+            client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
+            batches=batches,
+            learning_rate=job.task.local.rate(max(round, 1)),
+        )
+
+    def _combine(self, phase: Phase, replies: list[Record], clients: np.ndarray) -> Record:
+        stacked = tree.stack(replies)
+        device = self.job.device
+        if phase.gather == "sum":
+            summed: Record = tree.map(lambda leaf: leaf.sum(0), stacked)
+            return {**summed, "present": torch.tensor(float(len(replies)), device=device)}
+        return {
+            **stacked,
+            "present": torch.ones(len(replies), device=device),
+            "client": torch.from_numpy(clients).to(device),
+        }
+
+
+def _finite(value: Tree) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in tree.leaves(value))

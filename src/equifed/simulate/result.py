@@ -1,0 +1,358 @@
+"""Results: tidy frames of what was measured, what was sent and what happened, whatever the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed import metrics as M
+from equifed import tree
+from equifed.errors import ConfigError, unknown_name
+from equifed.simulate.engine import Message, Rejection, State
+from equifed.simulate.evaluate import Scored
+from equifed.simulate.job import Job
+from equifed.simulate.loop import RoundLog, Step
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
+HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
+
+
+@dataclass(eq=False)
+class Result:
+    """What `simulate` and `sweep` return, and what a run folder holds."""
+
+    metrics: pd.DataFrame
+    """method, (swept hyper-parameters,) seed, round, split, scope (global | client:<id> | group:<name>), metric, value."""
+    messages: pd.DataFrame
+    """Per phase: fields down and up, how replies are gathered, bytes per client and round."""
+    log: pd.DataFrame
+    """Per round: clients sampled, replied, dropped, rejected, whether applied, and what the method observes."""
+    rejections: pd.DataFrame
+    """Replies that were refused: seed, round, phase, client, reason."""
+    parameters: dict[Any, dict[str, np.ndarray]]
+    """Final global model(s) by seed; by (swept values..., seed) after a sweep."""
+    info: dict[str, Any]
+    """What was run: method, hyper-parameters, data, settings."""
+    timings: dict[str, Any]
+    """Seconds in all and per round."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader should know about how it ran."""
+
+    @property
+    def swept(self) -> list[str]:
+        """Names of the swept hyper-parameters."""
+        return list(self.info.get("swept", []))
+
+    def final(self, split: str = "test") -> pd.DataFrame:
+        """The last round's global metrics, a row per run and a column per metric."""
+        frame = self.metrics
+        frame = frame[(frame["scope"] == "global") & (frame["split"] == split)]
+        frame = frame[frame["round"] == frame["round"].max()]
+        wide = frame.pivot(index=["method", *self.swept, "seed"], columns="metric", values="value")
+        wide.columns.name = None
+        return wide.reset_index()
+
+    def summary(self, split: str = "test") -> pd.DataFrame:
+        """Mean and sample standard deviation over seeds of the last round's global metrics."""
+        wide = self.final(split).drop(columns="seed")
+        grouped = wide.groupby(["method", *self.swept], observed=True, sort=False)
+        return grouped.agg(["mean", "std"])
+
+    def pareto(self, quality: str = "accuracy", disparity: str = "demographic_parity_difference") -> pd.DataFrame:
+        """Mean of both metrics for each swept setting, and whether another setting is better in both.
+
+        `accuracy`-like metrics count as better when higher, `rmse` and `loss` when lower; disparities named
+        `..._ratio` when closer to 1, all others when closer to 0.
+        """
+        wide = self.final()
+        for name in (quality, disparity):
+            if name not in wide:
+                raise ConfigError(unknown_name("metric", name, wide.columns))
+        points = wide.groupby(["method", *self.swept], observed=True, sort=False)[[quality, disparity]].mean()
+        points = points.reset_index()
+        good = points[quality] * (-1 if quality in ("rmse", "loss") else 1)
+        unfair = 1 - points[disparity] if disparity.endswith("_ratio") else points[disparity].abs()
+        a, b = good.to_numpy()[:, None], unfair.to_numpy()[:, None]
+        better = (a.T >= a) & (b.T <= b) & ((a.T > a) | (b.T < b))
+        points["dominated"] = better.any(1)
+        return points
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report, one self-contained HTML page."""
+        from equifed.report import write_report
+
+        return write_report([self], path)
+
+    def __repr__(self) -> str:
+        seeds = self.metrics["seed"].nunique()
+        return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
+
+
+@dataclass
+class Collector:
+    """Gathers finished rounds; turned into a `Result` at any time."""
+
+    job: Job
+    scores: list[tuple[int, int, dict[str, Scored]]] = field(default_factory=list)
+    """(round, run, scores)."""
+    logs: list[RoundLog] = field(default_factory=list)
+    rejections: list[tuple[int, Rejection]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        self.logs += step.logs
+        self.rejections += step.rejections
+        self.seconds.append(step.seconds)
+        for run, scored in enumerate(step.scores or []):
+            self.scores.append((step.round, run, scored))
+
+    def result(self, state: State, messages: Iterable[Message], notes: Sequence[str]) -> Result:
+        job = self.job
+        fed = job.runs[0].federation
+        swept = list(job.runs[0].hyper)
+        info = {
+            "method": job.method.name,
+            "hyper_parameters": dataclasses.asdict(job.method),
+            "swept": swept,
+            "data": fed.name,
+            "provenance": dict(fed.provenance),
+            "task": fed.kind,
+            "classes": list(fed.classes),
+            "groups": list(fed.groups),
+            "clients": list(fed.ids),
+            "cells": fed.cells().tolist() if fed.num_clients <= 1000 else None,
+            "rows": {
+                "train": int(fed.train.sizes.sum()),
+                "validation": len(fed.validation),
+                "test": len(fed.test),
+            },
+            "rounds": job.rounds,
+            "clients_per_round": job.clients_per_round or fed.num_clients,
+            "dropout": job.dropout,
+            "local": dataclasses.asdict(job.task.local),
+            "model": str(job.task.module),
+            "seeds": list(dict.fromkeys(run.seed for run in job.runs)),
+            "device": str(job.device),
+        }
+        return Result(
+            metrics=metrics_frame(job, self.scores),
+            messages=_messages(messages),
+            log=_log(job, self.logs),
+            rejections=_rejections(job, self.rejections),
+            parameters=_parameters(job, state),
+            info=info,
+            timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
+            notes=[*notes, *_remarks(job, self.logs)],
+        )
+
+
+def _remarks(job: Job, logs: list[RoundLog]) -> list[str]:
+    lost = [log for log in logs if not log.applied]
+    rejected = sum(log.rejected for log in logs)
+    remarks = []
+    if lost:
+        remarks.append(
+            f"{len(lost)} of {len(logs)} rounds had no usable reply and left the model as it was "
+            f"(first: seed {job.runs[lost[0].run].seed}, round {lost[0].round})."
+        )
+    if rejected:
+        remarks.append(f"{rejected} replies were rejected; `rejections` names the clients, rounds and reasons.")
+    return remarks
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def metrics_frame(job: Job, scores: list[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
+    """The tidy frame of all evaluations."""
+    import pandas as pd
+
+    pieces: list[tuple[np.ndarray, np.ndarray, str, str, str, np.ndarray]] = []
+    fed = job.runs[0].federation
+    for name in ("test", "validation", "clients"):
+        entries = [(number, run, scored[name]) for number, run, scored in scores if name in scored]
+        if not entries:
+            continue
+        number = np.array([entry[0] for entry in entries])
+        run = np.array([entry[1] for entry in entries])
+        stacked = Scored(*(np.stack([entry[2][i] for entry in entries]) for i in range(4)))
+        table = _regression if fed.kind == "regression" else _classification
+        if name != "clients":
+            whole = Scored(*(values[:, 0] for values in stacked))
+            for scope, metric, values in table(whole, fed.groups):
+                pieces.append((number, run, name, scope, metric, values))
+            continue
+        if not any("test" in scored for _, _, scored in scores):
+            total = stacked._replace(counts=stacked.counts.sum(1), loss=stacked.loss.sum(1))
+            total = total._replace(ks=np.full(len(entries), np.nan), mean=_pooled_mean(stacked))
+            for scope, metric, values in table(total, fed.groups):
+                pieces.append((number, run, "test", scope, metric, values))
+        quality = "rmse" if fed.kind == "regression" else "accuracy"
+        per_client = {metric: values for scope, metric, values in table(stacked, ()) if scope == "global"}
+        for k, client in enumerate(fed.ids):
+            for metric in _PER_CLIENT:
+                if metric in per_client:
+                    pieces.append((number, run, "test", f"client:{client}", metric, per_client[metric][:, k]))
+        summaries = {"client_equality": M.client_equality(per_client[quality])}
+        if fed.client_groups is not None:
+            summaries["group_equity"] = M.group_equity(per_client[quality], fed.client_groups)
+        for what, values in summaries.items():
+            for part, value in values.items():
+                pieces.append((number, run, "test", "global", f"{what}.{part}", value))
+    return _tidy(job, pieces, pd)
+
+
+_PER_CLIENT = (
+    "rows",
+    "accuracy",
+    "rmse",
+    "loss",
+    "demographic_parity_difference",
+    "equal_opportunity_difference",
+    "equalized_odds_difference",
+    "ks_distance",
+)
+
+
+def _pooled_mean(scored: Scored) -> np.ndarray:
+    rows = scored.counts.sum((-2, -1))
+    total = np.where(rows > 0, scored.mean * rows, 0).sum(1)
+    number = rows.sum(1)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.where(b > 0, a / np.maximum(b, 1), np.nan)
+
+
+def _classification(scored: Scored, groups: tuple[str, ...]) -> Iterable[tuple[str, str, np.ndarray]]:
+    """(scope, metric, values) from counts [..., G, C, C]; group scopes only when names are given."""
+    counts = scored.counts
+    rows = counts.sum((-3, -2, -1))
+    yield "global", "rows", rows
+    yield "global", "accuracy", _divide(np.trace(counts, axis1=-2, axis2=-1).sum(-1), rows)
+    yield "global", "loss", _divide(scored.loss.sum((-2, -1)), rows)
+    disparities = M.disparities(counts)
+    for metric, values in disparities.items():
+        yield "global", metric, values
+    if counts.shape[-1] == 2:
+        pooled = M.rates(counts.sum(-3, keepdims=True))
+        yield "global", "selection_rate", pooled["selection_rate"][..., 0]
+        # loss gap between groups on the positive class
+        yield "global", "dgeo", _gap(_divide(scored.loss[..., 1], counts[..., 1, :].sum(-1)))
+    rates = M.rates(counts)
+    constant = M.degenerate(counts)
+    yield "global", "worst_group_accuracy", _nan_min(rates["accuracy"])
+    yield "global", "degenerate", constant.any(-1).astype(float)
+    for g, group in enumerate(groups):
+        for metric, values in rates.items():
+            yield f"group:{group}", metric, values[..., g]
+        yield f"group:{group}", "loss", _divide(scored.loss[..., g, :].sum(-1), rates["count"][..., g])
+        yield f"group:{group}", "degenerate", constant[..., g].astype(float)
+
+
+def _regression(scored: Scored, groups: tuple[str, ...]) -> Iterable[tuple[str, str, np.ndarray]]:
+    number = scored.counts.sum((-2, -1))
+    rows = number.sum(-1)
+    squared = scored.loss.sum(-1)
+    by_group = np.sqrt(_divide(squared, number))
+    yield "global", "rows", rows
+    yield "global", "rmse", np.sqrt(_divide(squared.sum(-1), rows))
+    yield "global", "loss", _divide(squared.sum(-1), rows)
+    yield "global", "ks_distance", scored.ks
+    yield "global", "mean_difference", _gap(scored.mean)
+    yield "global", "rmse_difference", _gap(by_group)
+    yield "global", "worst_group_rmse", -_nan_min(-by_group)
+    for g, group in enumerate(groups):
+        yield f"group:{group}", "count", number[..., g]
+        yield f"group:{group}", "rmse", by_group[..., g]
+        yield f"group:{group}", "mean_prediction", scored.mean[..., g]
+
+
+def _nan_min(values: np.ndarray) -> np.ndarray:
+    low = np.where(np.isnan(values), np.inf, values).min(-1)
+    return np.where(np.isinf(low), np.nan, low)
+
+
+def _gap(values: np.ndarray) -> np.ndarray:
+    """Largest minus smallest defined value over the last axis; nan with fewer than two."""
+    defined = (~np.isnan(values)).sum(-1)
+    return np.where(defined >= 2, -_nan_min(-values) - _nan_min(values), np.nan)
+
+
+def _tidy(job: Job, pieces: list[Any], pd: Any) -> pd.DataFrame:
+    lengths = np.array([len(piece[0]) for piece in pieces])
+
+    def column(values: list[str]) -> Any:
+        names = list(dict.fromkeys(values))
+        code = {name: i for i, name in enumerate(names)}
+        codes = np.repeat(np.array([code[value] for value in values]), lengths)
+        return pd.Categorical.from_codes(codes, categories=names)
+
+    number = np.concatenate([piece[0] for piece in pieces])
+    run = np.concatenate([piece[1] for piece in pieces])
+    columns: dict[str, Any] = {
+        "method": pd.Categorical.from_codes(np.zeros(len(run), dtype=np.int8), categories=[job.method.name])
+    }
+    for name in job.runs[0].hyper:
+        columns[name] = np.array([each.hyper[name] for each in job.runs])[run]
+    columns["seed"] = np.array([each.seed for each in job.runs])[run]
+    columns["round"] = number
+    columns["split"] = column([piece[2] for piece in pieces])
+    columns["scope"] = column([piece[3] for piece in pieces])
+    columns["metric"] = column([piece[4] for piece in pieces])
+    columns["value"] = np.concatenate([np.asarray(piece[5], dtype=np.float64) for piece in pieces])
+    return pd.DataFrame(columns)
+
+
+def _messages(messages: Iterable[Message]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        [
+            {**message._asdict(), "down": ", ".join(message.down), "up": ", ".join(message.up)}
+            for message in messages
+        ],
+        columns=list(Message._fields),
+    )
+
+
+def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = []
+    for log in logs:
+        run = job.runs[log.run]
+        entry: dict[str, Any] = {"method": job.method.name, **run.hyper, "seed": run.seed}
+        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed")}
+        rows.append(entry | log.observed)
+    return pd.DataFrame(rows)
+
+
+def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
+    import pandas as pd
+
+    names = ["seed", "round", "phase", "client", "reason"]
+    rows = [[job.runs[each.run].seed, number, each.phase, each.client, each.reason] for number, each in rejections]
+    return pd.DataFrame(rows, columns=names)
+
+
+def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
+    """The final model(s) of each run: the server's `theta`, or the clients' own with a leading axis."""
+    result: dict[Any, dict[str, np.ndarray]] = {}
+    for r, run in enumerate(job.runs):
+        server = tree.take(state.server, r)
+        own = tree.map(lambda leaf, r=r: leaf[r], state.clients)
+        theta = getattr(server, "theta", None) or getattr(own, "theta", {})
+        key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
+        result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
+    return result
+

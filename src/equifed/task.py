@@ -1,0 +1,102 @@
+"""A task: a model as a function of its parameters, the loss of a row, and the sizes that methods may need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from equifed.errors import ConfigError
+from equifed.local import Local
+from equifed.tree import Tree
+
+Kind = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned, from how many, and for how long. Nothing in it changes during a run."""
+
+    module: nn.Module
+    """The model's architecture; its own parameters are never used."""
+    kind: Kind
+    """Classification or regression."""
+    num_classes: int
+    """Classes of the label (0 for regression)."""
+    num_groups: int
+    """Groups of the sensitive attribute."""
+    num_clients: int
+    """Clients of the federation, present or not."""
+    rounds: int
+    """Rounds planned (T)."""
+    local: Local
+    """Settings of local training."""
+    num_client_groups: int = 0
+    """Known groups of clients (0: none known)."""
+    binary: bool = False
+    """The model has one output, the logit of class 1, instead of one per class."""
+
+    def forward(self, parameters: Tree, x: Tensor) -> Tensor:
+        """The model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
+        out: Tensor = functional_call(self.module, parameters, (x,))
+        scalar = self.binary or self.kind == "regression"
+        return out.squeeze(-1) if scalar and out.dim() == 2 else out
+
+    def row_loss(self, parameters: Tree, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row [n]: log loss, cross entropy, or squared error."""
+        return self.loss_of(self.forward(parameters, x), y)
+
+    def loss_of(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row from the model's raw output."""
+        if self.kind == "regression":
+            return (output - y).square()
+        if self.binary:
+            # -log p(y) = log(1 + e^z) - y z
+            return F.softplus(output) - y.to(output.dtype) * output
+        picked = torch.gather(output, -1, y.unsqueeze(-1)).squeeze(-1)
+        return torch.logsumexp(output, -1) - picked
+
+    def predict(self, parameters: Tree, x: Tensor) -> Tensor:
+        """Probability of class 1 [n] (binary), of every class [n, classes], or the prediction [n]."""
+        out = self.forward(parameters, x)
+        if self.kind == "regression":
+            return out
+        return torch.sigmoid(out) if self.binary else torch.softmax(out, -1)
+
+    def loss_of_prediction(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row from what `predict` returned; probabilities are kept off 0 and 1 by 1e-7."""
+        if self.kind == "regression":
+            return (prediction - y).square()
+        if prediction.dim() == 1:
+            picked = torch.where(y == 1, prediction, 1 - prediction)
+        else:
+            picked = torch.gather(prediction, -1, y.unsqueeze(-1)).squeeze(-1)
+        return -picked.clamp(1e-7, 1 - 1e-7).log()
+
+    @staticmethod
+    def decide(prediction: Tensor) -> Tensor:
+        """The predicted class from `predict`'s probabilities: above one half, or the largest."""
+        return (prediction > 0.5).long() if prediction.dim() == 1 else prediction.argmax(-1)
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse a module that keeps hidden state or draws its own random numbers: neither can be federated faithfully."""
+    buffers = [name for name, _ in module.named_buffers()]
+    if buffers:
+        raise ConfigError(
+            f"The model {type(module).__name__} has buffers ({', '.join(buffers[:3])}), which are state outside its "
+            "parameters: averaging them is not defined. Replace BatchNorm by GroupNorm or LayerNorm (or set "
+            "track_running_stats=False), and make constant buffers plain attributes."
+        )
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise ConfigError(
+                f"The model has a dropout layer ({name or type(part).__name__}), which draws random numbers of its "
+                "own: a run could not be repeated exactly. Remove it, or set p=0; weight decay in Local regularises."
+            )
+    if not any(True for _ in module.parameters()):
+        raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")
