@@ -1,0 +1,74 @@
+"""Fairness metrics: counts (group x label x prediction) -> rates -> disparities -> tables and intervals.
+
+Functions of rows follow fairlearn, `(y_true, y_pred, *, sensitive_features)`; `rates`, `disparities`,
+`degenerate` and `bootstrap_interval` take the counts themselves, with any leading axes. Global disparities
+come from summed counts, never from averaged client disparities.
+"""
+
+from equifed.metrics.clients import client_equality, group_equity
+from equifed.metrics.disparities import (
+    accuracy_difference,
+    average_odds_ratio,
+    demographic_parity_difference,
+    demographic_parity_ratio,
+    dgeo,
+    discrimination_index,
+    disparities,
+    equal_opportunity_difference,
+    equal_opportunity_ratio,
+    equalized_odds_difference,
+    equalized_odds_ratio,
+    fair_fate_ratios,
+    harmonic_mean,
+    ks_distance,
+    mean_difference,
+    rmse,
+    rmse_by_group,
+)
+from equifed.metrics.rates import (
+    accuracy,
+    counts,
+    degenerate,
+    f1,
+    false_negative_rate,
+    false_positive_rate,
+    rates,
+    selection_rate,
+    true_negative_rate,
+    true_positive_rate,
+)
+from equifed.metrics.tables import bootstrap_interval, table_by_group
+
+__all__ = [
+    "accuracy",
+    "accuracy_difference",
+    "average_odds_ratio",
+    "bootstrap_interval",
+    "client_equality",
+    "counts",
+    "degenerate",
+    "demographic_parity_difference",
+    "demographic_parity_ratio",
+    "dgeo",
+    "discrimination_index",
+    "disparities",
+    "equal_opportunity_difference",
+    "equal_opportunity_ratio",
+    "equalized_odds_difference",
+    "equalized_odds_ratio",
+    "f1",
+    "fair_fate_ratios",
+    "false_negative_rate",
+    "false_positive_rate",
+    "group_equity",
+    "harmonic_mean",
+    "ks_distance",
+    "mean_difference",
+    "rates",
+    "rmse",
+    "rmse_by_group",
+    "selection_rate",
+    "table_by_group",
+    "true_negative_rate",
+    "true_positive_rate",
+]

@@ -1,0 +1,101 @@
+"""What a partitioner sees and returns: rows in, disjoint row positions per client out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from equifed.errors import ConfigError, DataError, unknown_name
+
+
+class Rows(NamedTuple):
+    """What a partitioner may look at: one entry per row, no features."""
+
+    label: np.ndarray
+    """Class codes [n]; for regression a bin of the target."""
+    group: np.ndarray
+    """Group codes [n]."""
+    columns: Mapping[str, np.ndarray] = {}
+    """Further columns by name, e.g. "STATE"."""
+
+    def by(self, name: str) -> np.ndarray:
+        """The column `name`: "label", "group" or one of `columns`."""
+        known = {"label": self.label, "group": self.group, **self.columns}
+        if name not in known:
+            raise ConfigError(unknown_name("column to partition by", name, known))
+        column = np.asarray(known[name])
+        missing = column != column  # nan is not equal to itself
+        if column.dtype == object:
+            missing = np.array([value is None or value != value for value in column], dtype=bool)
+        if missing.any():
+            raise DataError(f"Column {name!r} has {missing.sum()} missing values, the first in row {missing.argmax()}.")
+        return column
+
+    def cells(self, names: Sequence[str]) -> tuple[np.ndarray, int]:
+        """Cell of each row (a combination of values of `names` that occurs), and the number of cells."""
+        cell = np.zeros(len(self.label), dtype=np.int64)
+        for name in names:
+            values, code = np.unique(self.by(name), return_inverse=True)
+            _, cell = np.unique(cell * len(values) + code, return_inverse=True)
+        return cell, int(cell.max(initial=-1)) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which rows each client holds."""
+
+    rows: tuple[np.ndarray, ...]
+    """Row positions of each client, ascending; no row is in two clients."""
+    ids: tuple[str, ...]
+    """Name of each client."""
+    client_groups: np.ndarray | None = None
+    """Known group of each client (rotation groups), else None."""
+
+    @classmethod
+    def from_owner(cls, owner: np.ndarray, ids: Sequence[str], client_groups: np.ndarray | None = None) -> Partition:
+        """From the client number of each row, -1 for a row that nobody holds."""
+        order = np.argsort(owner, kind="stable")
+        sizes = np.bincount(owner + 1, minlength=len(ids) + 1)
+        return cls(tuple(np.split(order, np.cumsum(sizes)[:-1])[1:]), tuple(ids), client_groups)
+
+
+class Partitioner(Protocol):
+    """Deals rows to clients; all randomness comes from `rng`."""
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition: ...
+
+
+def row_count(rows: Rows) -> int:
+    """Number of rows, after checking that every column has that many."""
+    n = len(rows.label)
+    for name in ("group", *rows.columns):
+        if len(rows.by(name)) != n:
+            raise DataError(f"Column {name!r} has {len(rows.by(name))} rows, the label has {n}.")
+    return n
+
+
+def numbered(num_partitions: int) -> tuple[str, ...]:
+    """Client names "0", "1", ..."""
+    return tuple(map(str, range(num_partitions)))
+
+
+def check_positive(**values: float) -> None:
+    """Each named option must be above 0 (and finite)."""
+    for name, value in values.items():
+        if not 0 < value < np.inf:
+            raise ConfigError(f"{name} must be above 0, not {value}.")
+
+
+def check_enough_rows(num_partitions: int, n: int) -> None:
+    """No more clients than rows."""
+    if num_partitions > n:
+        raise ConfigError(f"{num_partitions} clients need at least {num_partitions} rows; there are {n}.")
+
+
+def shuffled_by(cell: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All row positions, cell after cell, in random order within each cell."""
+    order = rng.permutation(len(cell))
+    return order[np.argsort(cell[order], kind="stable")]

@@ -1,0 +1,294 @@
+"""The ways the papers deal rows to clients. Every row is used exactly once unless a class says otherwise."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from equifed.errors import ConfigError
+from equifed.partition.base import (
+    Partition,
+    Rows,
+    check_enough_rows,
+    check_positive,
+    numbered,
+    row_count,
+    shuffled_by,
+)
+
+DRAWS = 100  # how often Dirichlet draws anew to reach min_rows before it gives up
+
+
+@dataclass(frozen=True)
+class IID:
+    """Random chunks of equal size (they differ by at most one row)."""
+
+    num_partitions: int
+    """Number of clients."""
+
+    def __post_init__(self) -> None:
+        check_positive(num_partitions=self.num_partitions)
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
+        n = row_count(rows)
+        check_enough_rows(self.num_partitions, n)
+        return Partition.from_owner(rng.permutation(np.arange(n) % self.num_partitions), numbered(self.num_partitions))
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each cell, by default (label, group), is spread over the clients in Dirichlet shares (FAIR-FATE, E2FL).
+
+    Client k gets round(size * p_k) rows of the cell and the last client what remains, as FAIR-FATE does; when
+    the rounded numbers run over the cell, the clients that come last get fewer. With more clients than rows
+    in a cell most shares round to 0, so the last client holds most of that cell.
+    """
+
+    num_partitions: int
+    """Number of clients."""
+    alpha: float
+    """Concentration (FAIR-FATE's sigma): small is heterogeneous, large gives everybody the same."""
+    partition_by: tuple[str, ...] = ("label", "group")
+    """Columns whose combinations are the cells."""
+    min_rows: int = 0
+    """Draw anew until every client has this many rows."""
+
+    def __post_init__(self) -> None:
+        check_positive(num_partitions=self.num_partitions, alpha=self.alpha)
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
+        n = row_count(rows)
+        clients = self.num_partitions
+        check_enough_rows(clients, n)
+        if clients * self.min_rows > n:
+            raise ConfigError(
+                f"{clients} clients with at least {self.min_rows} rows need {clients * self.min_rows}"
+                f" rows; there are {n}."
+            )
+        cell, num_cells = rows.cells(self.partition_by)
+        taken = self._sizes(np.bincount(cell, minlength=num_cells), rng)
+        owner = np.empty(n, dtype=np.int64)
+        owner[shuffled_by(cell, rng)] = np.repeat(np.tile(np.arange(clients), num_cells), taken.ravel())
+        return Partition.from_owner(owner, numbered(clients))
+
+    def _sizes(self, size: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Rows of each cell for each client [cells, clients]."""
+        best = 0
+        for _ in range(DRAWS):
+            # p_c ~ Dirichlet(alpha 1_K), one draw per cell c
+            share = rng.dirichlet(np.full(self.num_partitions, self.alpha), size=len(size))
+            # client k < K gets round(size_c p_ck), client K the remainder; never past the end of the cell
+            end = np.minimum(np.cumsum(np.rint(size[:, None] * share), axis=1), size[:, None])
+            end[:, -1] = size
+            taken = np.diff(end, axis=1, prepend=0).astype(np.int64)
+            best = max(best, int(taken.sum(0).min()))
+            if best >= self.min_rows:
+                return taken
+        raise ConfigError(
+            f"{DRAWS} draws with alpha={self.alpha} never gave all {self.num_partitions} clients "
+            f"{self.min_rows} rows; the smallest had {best} at best. "
+            "Lower min_rows or num_partitions, or raise alpha."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletPerClient:
+    """Each client has its own mix of cells and about `size` rows (SFFL).
+
+    r_k ~ Dirichlet(alpha * prior) over the cells, and client k takes round(size * r_kc) rows of cell c from
+    its pool: its own state with `natural`, else all rows. Where a cell runs short, the clients that want it
+    share it in proportion to their wishes. Rows that nobody takes stay unused: a row is used at most once.
+
+    With `natural` and no `num_partitions` every state is a client; with fewer clients than states the
+    largest states are kept; with more, further clients go where they leave most rows per client.
+    """
+
+    alpha: float
+    """Concentration: small gives clients of almost one cell, large gives every client the prior's mix."""
+    num_partitions: int | None = None
+    """Number of clients; optional with `natural`."""
+    size: int = 4000
+    """Rows that each client wants."""
+    natural: str | None = None
+    """Column, e.g. "STATE", whose values are the clients' own pools."""
+    prior: Literal["uniform", "population"] = "uniform"
+    """Mix at large alpha: every cell alike (balanced labels), or the cells' shares of all rows."""
+    partition_by: tuple[str, ...] = ("label", "group")
+    """Columns whose combinations are the cells."""
+
+    def __post_init__(self) -> None:
+        check_positive(alpha=self.alpha, size=self.size)
+        if self.num_partitions is not None:
+            check_positive(num_partitions=self.num_partitions)
+        elif self.natural is None:
+            raise ConfigError("DirichletPerClient needs num_partitions, or natural= with a column such as 'STATE'.")
+        if self.prior not in ("uniform", "population"):
+            raise ConfigError(f"prior must be 'uniform' or 'population', not {self.prior!r}.")
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
+        n = row_count(rows)
+        check_enough_rows(self.num_partitions or 1, n)
+        cell, num_cells = rows.cells(self.partition_by)
+        pool, pool_of_client, ids = self._pools(rows, n)
+        clients, num_pools = len(ids), int(pool.max()) + 1
+
+        prior = np.ones(num_cells)
+        if self.prior == "population":
+            prior = num_cells * np.bincount(cell, minlength=num_cells) / n
+        # r_k ~ Dirichlet(alpha * prior); client k wants round(size r_kc) rows of cell c
+        want = np.rint(self.size * rng.dirichlet(self.alpha * prior, size=clients)).astype(np.int64)
+
+        place = pool * num_cells + cell  # a cell of a pool
+        places = num_pools * num_cells
+        at = pool_of_client[:, None] * num_cells + np.arange(num_cells)  # where client k finds cell c
+        have = np.bincount(place, minlength=places)
+        wanted = np.bincount(at.ravel(), want.ravel(), places).astype(np.int64)
+        # a place that runs short is shared in proportion: floor(want * have / wanted)
+        shared = want * have[at] // np.maximum(wanted, 1)[at]
+        take = np.where((wanted > have)[at], shared, want)
+        unused = have - np.bincount(at.ravel(), take.ravel(), places).astype(np.int64)
+
+        # place after place: so many rows for each of its clients, the rest for nobody (-1)
+        by_place = np.argsort(np.concatenate([at.ravel(), np.arange(places)]), kind="stable")
+        who = np.concatenate([np.repeat(np.arange(clients), num_cells), np.full(places, -1)])[by_place]
+        count = np.concatenate([take.ravel(), unused])[by_place]
+        owner = np.empty(n, dtype=np.int64)
+        owner[shuffled_by(place, rng)] = np.repeat(who, count)
+        return Partition.from_owner(owner, ids)
+
+    def _pools(self, rows: Rows, n: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+        """Pool of each row, pool of each client (ascending), client names."""
+        if self.natural is None:
+            clients = self.num_partitions or 0
+            if clients * self.size > n:
+                raise ConfigError(
+                    f"{clients} clients of {self.size} rows need {clients * self.size} rows; there are {n}."
+                )
+            return np.zeros(n, dtype=np.int64), np.zeros(clients, dtype=np.int64), numbered(clients)
+        names, pool = np.unique(rows.by(self.natural), return_inverse=True)
+        seats = _seats(np.bincount(pool), self.num_partitions or len(names))
+        ids = tuple(
+            f"{name}-{i}" if count > 1 else str(name)
+            for name, count in zip(names.tolist(), seats.tolist(), strict=True)
+            for i in range(count)
+        )
+        return pool, np.repeat(np.arange(len(names)), seats), ids
+
+
+def _seats(sizes: np.ndarray, clients: int) -> np.ndarray:
+    """Number of clients of each pool: one for each of the largest, then where most rows per client remain."""
+    seats = np.zeros(len(sizes), dtype=np.int64)
+    seats[np.argsort(-sizes, kind="stable")[:clients]] = 1
+    heap = [(-size / 2, i) for i, size in enumerate(sizes.tolist())]
+    heapq.heapify(heap)
+    for _ in range(clients - len(sizes)):
+        _, i = heap[0]
+        seats[i] += 1
+        heapq.heapreplace(heap, (-sizes[i] / (seats[i] + 1), i))
+    return seats
+
+
+@dataclass(frozen=True)
+class Skewed:
+    """Two-sided skew: half of the clients hold mostly the first group, half mostly the second (KFFL's 90/10).
+
+    Using every row fixes the sizes of the halves: with n0 and n1 rows in the groups and m = majority,
+    m A + (1-m) B = n0 and (1-m) A + m B = n1. So clients of the halves differ in size when the groups do, and
+    a group that has less than 1 - m of all rows makes it impossible.
+    """
+
+    num_partitions: int
+    """Number of clients, even."""
+    majority: float = 0.9
+    """Share of the half's own group in each client, above 0.5 and at most 1."""
+
+    def __post_init__(self) -> None:
+        if self.num_partitions < 2 or self.num_partitions % 2:
+            raise ConfigError(f"Skewed needs an even number of clients, not num_partitions={self.num_partitions}.")
+        if not 0.5 < self.majority <= 1:
+            raise ConfigError(f"majority must be above 0.5 and at most 1, not {self.majority}; use IID for 0.5.")
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
+        n = row_count(rows)
+        check_enough_rows(self.num_partitions, n)
+        values, group = np.unique(rows.group, return_inverse=True)
+        if len(values) != 2:
+            raise ConfigError(f"Skewed needs exactly two groups; the rows have {len(values)}: {values.tolist()[:6]}.")
+        n0, n1 = np.bincount(group).tolist()
+        m = self.majority
+        # A = (m n0 - (1-m) n1) / (2m - 1), the size of the first half; B = n - A
+        first = (m * n0 - (1 - m) * n1) / (2 * m - 1)
+        half = self.num_partitions // 2
+        if min(first, n - first) < half:
+            raise ConfigError(
+                f"A {m:.0%} skew on both sides cannot use every row: with {n0} and {n1} rows in the groups "
+                f"the halves would hold {first:.0f} and {n - first:.0f} rows for {half} clients each. "
+                "Lower majority, or use Dirichlet with partition_by=('group',)."
+            )
+        # rows of each group that go to the first half: m A of the first group, (1-m) A of the second
+        to_first = np.rint([m * first, (1 - m) * first]).astype(np.int64)
+        owner = np.empty(n, dtype=np.int64)
+        order = shuffled_by(group, rng)
+        for block, cut in zip(np.split(order, [n0]), to_first, strict=True):
+            owner[block[:cut]] = np.arange(cut) % half
+            # from the last client backwards: the odd rows of the two groups then fall to different clients
+            owner[block[cut:]] = self.num_partitions - 1 - np.arange(len(block) - cut) % half
+        return Partition.from_owner(owner, numbered(self.num_partitions))
+
+
+@dataclass(frozen=True)
+class Natural:
+    """One client per value of a column, such as a state or a hospital, in sorted order of the values."""
+
+    column: str
+    """Name of the column ("label" and "group" work too)."""
+    min_rows: int = 0
+    """Refuse a column that has a value with fewer rows."""
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
+        row_count(rows)
+        names, owner = np.unique(rows.by(self.column), return_inverse=True)
+        sizes = np.bincount(owner, minlength=len(names))
+        small = np.flatnonzero(sizes < self.min_rows)
+        if len(small):
+            shown = ", ".join(f"{names[i]} ({sizes[i]})" for i in small[:6])
+            raise ConfigError(
+                f"{len(small)} of {len(names)} values of {self.column!r} have fewer than "
+                f"min_rows={self.min_rows} rows: {shown}. Lower min_rows or drop these rows."
+            )
+        return Partition.from_owner(owner, tuple(map(str, names.tolist())))
+
+
+@dataclass(frozen=True)
+class RotationGroups:
+    """Equal clients in groups of given sizes, for images rotated by group (FairMNISTRotate, E2FL).
+
+    Rows are dealt at random, each to at most one client; `client_groups` of the result is the group's number.
+    Rows beyond clients * rows_per_client stay unused.
+    """
+
+    clients_per_group: tuple[int, ...] = (8, 14, 62, 152, 256, 257, 160, 68, 19, 4)
+    """Number of clients of each group; group i is rotated by 360 i / groups degrees."""
+    rows_per_client: int = 60
+    """Images of each client."""
+
+    def __post_init__(self) -> None:
+        check_positive(rows_per_client=self.rows_per_client, clients=sum(self.clients_per_group))
+        if min(self.clients_per_group) < 0:
+            raise ConfigError(f"clients_per_group has a negative number: {self.clients_per_group}.")
+
+    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
+        n = row_count(rows)
+        clients = sum(self.clients_per_group)
+        used = clients * self.rows_per_client
+        if used > n:
+            raise ConfigError(
+                f"{clients} clients with {self.rows_per_client} rows each need {used} rows; there are {n}."
+            )
+        owner = np.full(n, -1, dtype=np.int64)
+        owner[rng.permutation(n)[:used]] = np.repeat(np.arange(clients), self.rows_per_client)
+        client_groups = np.repeat(np.arange(len(self.clients_per_group)), self.clients_per_group)
+        return Partition.from_owner(owner, numbered(clients), client_groups)
