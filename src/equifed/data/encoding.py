@@ -1,0 +1,450 @@
+"""From a table to numbers, by a schema that every silo can share.
+
+The schema says which columns there are, which values each may take and in which order they become numbers, so
+that silos that never see each other's rows build the same inputs. What does not fit is an error that names
+its column and row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from equifed.errors import ConfigError, DataError
+
+Encoding = Literal["ordinal", "onehot"]
+Scaling = Literal["minmax", "standard", "none"]
+Task = Literal["classification", "regression"]
+
+MISSING = "(missing)"
+MOST_GROUPS = 20
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Column(_Strict):
+    """One input column: `categories` in code order; min-max scaling maps `low`..`high` to 0..1."""
+
+    name: str
+    kind: Literal["numeric", "categorical"]
+    categories: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+class Sensitive(_Strict):
+    """A sensitive column and how its values become groups: by name, one against the rest, or a threshold."""
+
+    column: str
+    groups: dict[str, str] = {}
+    """Value -> group name. Empty: inference fills it with every value found."""
+    other: str | None = None
+    """The group of all values that `groups` does not list."""
+    threshold: float | None = None
+    below: str | None = None
+    at_least: str | None = None
+    """With a threshold: the groups of the values below it, and of those equal or above."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Sensitive:
+        if len({value is None for value in (self.threshold, self.below, self.at_least)}) > 1:
+            raise ValueError("threshold, below and at_least go together")
+        if self.threshold is not None and (self.groups or self.other):
+            raise ValueError("give a threshold or groups, not both")
+        return self
+
+    def infer(self, frame: pd.DataFrame) -> Sensitive:
+        """The same rule with every value of the frame named, where it named none."""
+        if self.threshold is not None or self.groups:
+            return self
+        series = _series(frame, self.column)
+        values = _sorted_texts(series)
+        if pd.api.types.is_numeric_dtype(series) and len(values) > MOST_GROUPS:
+            raise DataError(
+                f"Sensitive column {self.column!r} has {len(values)} different numbers, too many for groups. "
+                "Give a threshold, or a column that names the groups."
+            )
+        return self.model_copy(update={"groups": {value: value for value in values}})
+
+    def names(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], list[str]]:
+        """Per row the index into the list of this column's group names."""
+        series = _series(frame, self.column)
+        if self.threshold is not None:
+            above = _numbers(series, f"sensitive column {self.column!r}") >= self.threshold
+            return above.astype(np.int64), [str(self.below), str(self.at_least)]
+        known = list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
+        position = {name: i for i, name in enumerate(known)}
+        codes = _codes(
+            series,
+            {value: position[name] for value, name in self.groups.items()},
+            what=f"sensitive column {self.column!r}",
+            noun="group",
+            fallback=position[self.other] if self.other else None,
+        )
+        return codes, known
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A table as numbers."""
+
+    x: NDArray[np.float32]
+    """[n, d] inputs; images [n, channels, height, width]."""
+    y: NDArray[np.int64] | NDArray[np.float32]
+    """[n] class codes (int64), or values (float32) for regression."""
+    s: NDArray[np.int64]
+    """[n] group codes."""
+    feature_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    """Empty for regression."""
+    group_names: tuple[str, ...]
+    scale_columns: NDArray[np.bool_]
+    """[d] the inputs that the caller standardises with the mean and deviation of its training rows."""
+    task: Task
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Raw columns carried along, row by row (STATE, split), for natural partitions and given splits."""
+    schema: Schema | None = None
+
+
+class Schema(_Strict):
+    """What every silo must agree on to turn its table into the same numbers. JSON in and out."""
+
+    columns: tuple[Column, ...]
+    label: str
+    task: Task = "classification"
+    classes: tuple[str, ...] = ()
+    """Label values in code order; class 1 of two is the positive one. Empty: the label is a number."""
+    label_range: tuple[float, float] | None = None
+    """Regression: the label values that become 0 and 1."""
+    sensitive: tuple[Sensitive, ...] = ()
+    groups: tuple[str, ...] = ("all",)
+    """Group names in code order, the privileged one last. Several sensitive columns: "a & b"."""
+    encoding: Encoding = "onehot"
+    scaling: Scaling = "standard"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Schema:
+        names = [column.name for column in self.columns]
+        for kind, values in (("column", names), ("class", self.classes), ("group", self.groups)):
+            twice = sorted({value for value in values if list(values).count(value) > 1})
+            if twice:
+                raise ValueError(f"{kind} {twice[0]!r} is listed twice")
+        if self.label in names:
+            raise ValueError(f"the label {self.label!r} is also an input column")
+        if self.task == "classification" and len(self.classes) < 2:
+            raise ValueError("classification needs at least two classes")
+        if not self.groups:
+            raise ValueError("at least one group is needed")
+        if self.label_range and not self.label_range[0] < self.label_range[1]:
+            raise ValueError("label_range must be (low, high) with low < high")
+        for column in self.columns:
+            if column.kind == "categorical" and not column.categories:
+                raise ValueError(f"categorical column {column.name!r} lists no categories")
+            if column.kind == "numeric" and self.scaling == "minmax" and None in (column.low, column.high):
+                raise ValueError(f"min-max scaling needs low and high of column {column.name!r}")
+        return self
+
+    @classmethod
+    def infer(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        label: str,
+        sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
+        features: Sequence[str] | None = None,
+        positive: object = None,
+        privileged: str | None = None,
+        categorical: Sequence[str] = (),
+        encoding: Encoding = "onehot",
+        scaling: Scaling = "standard",
+        task: Task = "classification",
+        label_range: tuple[float, float] | None = None,
+        sensitive_as_input: bool = False,
+    ) -> Schema:
+        """Read the schema off a table.
+
+        Without `features` every column but the label is an input, and the sensitive ones only with
+        `sensitive_as_input`. `categorical` names number columns whose numbers are codes.
+        """
+        if len(frame) == 0:
+            raise DataError("The table has no rows.")
+        given = [sensitive] if isinstance(sensitive, str | Sensitive) else list(sensitive)
+        named = [Sensitive(column=rule) if isinstance(rule, str) else rule for rule in given]
+        rules = tuple(rule.infer(frame) for rule in named)
+        if features is None:
+            hidden = {label} if sensitive_as_input else {label, *(rule.column for rule in rules)}
+            features = [str(name) for name in frame.columns if name not in hidden]
+        for name in categorical:
+            _series(frame, name)
+        columns = tuple(_infer_column(frame, name, name in categorical, scaling) for name in features)
+        values = {
+            "columns": columns,
+            "label": label,
+            "task": task,
+            "classes": _infer_classes(frame, label, positive, task),
+            "label_range": label_range,
+            "sensitive": rules,
+            "groups": _infer_groups(frame, rules, privileged),
+            "encoding": encoding,
+            "scaling": scaling,
+        }
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"The table gives no valid schema: {_first_message(error)}.") from error
+
+    def encode(self, frame: pd.DataFrame, *, columns: Sequence[str] = ()) -> Encoded:
+        """The numbers of a table; `columns` are carried along as they are."""
+        x, names, scale = self._inputs(frame)
+        return Encoded(
+            x=x,
+            y=self._labels(frame),
+            s=_group_codes(frame, self.sensitive, self.groups),
+            feature_names=names,
+            class_names=self.classes if self.task == "classification" else (),
+            group_names=self.groups,
+            scale_columns=scale,
+            task=self.task,
+            columns={name: _series(frame, name).to_numpy() for name in columns},
+            schema=self,
+        )
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Schema:
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(f"Not a valid schema: {_first_message(error)}.") from error
+
+    def _inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.float32], tuple[str, ...], NDArray[np.bool_]]:
+        wide = self.encoding == "onehot"
+        width = sum(len(c.categories) if wide and c.kind == "categorical" else 1 for c in self.columns)
+        x = np.zeros((len(frame), width), dtype=np.float32)
+        names: list[str] = []
+        scale = np.zeros(width, dtype=np.bool_)
+        for column in self.columns:
+            start = len(names)
+            series, what = _series(frame, column.name), f"column {column.name!r}"
+            if column.kind == "numeric":
+                values = _numbers(series, what)
+                low, high = column.low, column.high
+            else:
+                position = {value: i for i, value in enumerate(column.categories)}
+                codes = _codes(series, position, what=what, noun="category", missing=position.get(MISSING))
+                if wide:
+                    x[np.arange(len(frame)), start + codes] = 1
+                    names += [f"{column.name}={value}" for value in column.categories]
+                    continue
+                values, low, high = codes.astype(np.float64), 0.0, len(column.categories) - 1.0
+            if self.scaling == "minmax" and low is not None and high is not None:
+                values = (values - low) / (high - low) if high > low else values - low
+            x[:, start] = values
+            scale[start] = self.scaling == "standard"
+            names.append(column.name)
+        return x, tuple(names), scale
+
+    def _labels(self, frame: pd.DataFrame) -> NDArray[np.int64] | NDArray[np.float32]:
+        series, what = _series(frame, self.label), f"label {self.label!r}"
+        if self.classes:
+            codes = _codes(series, {v: i for i, v in enumerate(self.classes)}, what=what, noun="class")
+            return codes if self.task == "classification" else codes.astype(np.float32)
+        values = _numbers(series, what)
+        if self.label_range:
+            low, high = self.label_range
+            values = (values - low) / (high - low)
+        return values.astype(np.float32)
+
+
+def encode(
+    frame: pd.DataFrame,
+    *,
+    label: str,
+    sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
+    features: Sequence[str] | None = None,
+    positive: object = None,
+    privileged: str | None = None,
+    categorical: Sequence[str] = (),
+    encoding: Encoding = "onehot",
+    scaling: Scaling = "standard",
+    task: Task = "classification",
+    label_range: tuple[float, float] | None = None,
+    sensitive_as_input: bool = False,
+    columns: Sequence[str] = (),
+) -> Encoded:
+    """Infer the schema of a table and encode that table by it; see `Schema.infer`."""
+    schema = Schema.infer(
+        frame,
+        label=label,
+        sensitive=sensitive,
+        features=features,
+        positive=positive,
+        privileged=privileged,
+        categorical=categorical,
+        encoding=encoding,
+        scaling=scaling,
+        task=task,
+        label_range=label_range,
+        sensitive_as_input=sensitive_as_input,
+    )
+    return schema.encode(frame, columns=columns)
+
+
+def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scaling) -> Column:
+    series = _series(frame, name)
+    if is_code or not pd.api.types.is_numeric_dtype(series):
+        missing = [MISSING] if series.isna().any() else []
+        values = [value for value in _sorted_texts(series) if value != MISSING]
+        return Column(name=name, kind="categorical", categories=(*missing, *values))
+    if scaling != "minmax":
+        return Column(name=name, kind="numeric")
+    values_ = _numbers(series, f"column {name!r}")
+    return Column(name=name, kind="numeric", low=float(values_.min()), high=float(values_.max()))
+
+
+def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task) -> tuple[str, ...]:
+    series = _series(frame, label)
+    if task == "regression" and positive is None:
+        return ()
+    values = _sorted_texts(series)
+    if len(values) < 2:
+        only = f"has only one class, {values[0]!r}" if values else "has no value at all"
+        raise DataError(f"Label {label!r} {only}: nothing can be learnt. Check the rows and the label column.")
+    if positive is None:
+        return tuple(values)
+    wanted = _text(positive)
+    if wanted not in values:
+        raise DataError(f"Label {label!r} has no value {wanted!r} to be class 1. It has: {_some(values)}.")
+    if len(values) > 2:
+        raise DataError(
+            f"Label {label!r} has {len(values)} values ({_some(values)}), so no single one is the positive "
+            "class. Leave `positive` out, or make a column with two values."
+        )
+    return (*(value for value in values if value != wanted), wanted)
+
+
+def _infer_groups(frame: pd.DataFrame, rules: Sequence[Sensitive], privileged: str | None) -> tuple[str, ...]:
+    codes, names = _intersections(frame, rules)
+    found = [names[code] for code in np.unique(codes)]
+    if privileged is None:
+        return tuple(found)
+    if privileged not in found:
+        raise DataError(f"No row belongs to the privileged group {privileged!r}. Groups: {', '.join(found)}.")
+    return (*(name for name in found if name != privileged), privileged)
+
+
+def _intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:
+    """Per row the code of its group in the product of all sensitive columns; the names of all products."""
+    codes, names = np.zeros(len(frame), dtype=np.int64), ["all"]
+    for number, rule in enumerate(rules):
+        more, more_names = rule.names(frame)
+        codes = codes * len(more_names) + more
+        names = [f"{a} & {b}" for a in names for b in more_names] if number else more_names
+    return codes, names
+
+
+def _group_codes(frame: pd.DataFrame, rules: Sequence[Sensitive], groups: Sequence[str]) -> NDArray[np.int64]:
+    codes, names = _intersections(frame, rules)
+    position = {name: i for i, name in enumerate(groups)}
+    lookup = np.array([position.get(name, -1) for name in names], dtype=np.int64)
+    s = lookup[codes]
+    if (s < 0).any():
+        row = int(np.argmax(s < 0))
+        columns = " & ".join(rule.column for rule in rules)
+        raise DataError(
+            f"Sensitive column {columns!r}, row {frame.index[row]}: group {names[codes[row]]!r} is not in "
+            f"the schema. Known groups: {', '.join(groups)}."
+        )
+    return s
+
+
+def _series(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
+    if name not in frame.columns:
+        raise DataError(f"Column {name!r} is missing. The table has: {_some(map(str, frame.columns))}.")
+    column = frame[name]
+    if not isinstance(column, pd.Series):
+        raise DataError(f"Column {name!r} appears {column.shape[1]} times in the table. Keep one.")
+    return column
+
+
+def _text(value: object) -> str:
+    """One spelling per value, so that a silo whose reader took the code 1 for 1.0 still means the same."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _sorted_texts(series: pd.Series[Any]) -> list[str]:
+    """The distinct values as text: in numeric order if all are numbers, else alphabetical."""
+    texts = {_text(value) for value in series.dropna().unique()}
+    try:
+        return sorted(texts, key=float)
+    except ValueError:
+        return sorted(texts)
+
+
+def _codes(
+    series: pd.Series[Any],
+    position: dict[str, int],
+    *,
+    what: str,
+    noun: str,
+    missing: int | None = None,
+    fallback: int | None = None,
+) -> NDArray[np.int64]:
+    """Per row the code of its value; `missing` for an empty one, `fallback` for one that is not listed."""
+    raw, uniques = pd.factorize(series)
+    unlisted, empty = -1 if fallback is None else fallback, -1 if missing is None else missing
+    lookup = np.array([*(position.get(_text(value), unlisted) for value in uniques), empty], dtype=np.int64)
+    codes: NDArray[np.int64] = lookup[raw]
+    if (codes < 0).any():
+        row = int(np.argmax(codes < 0))
+        start = f"{what[0].upper()}{what[1:]}, row {series.index[row]}"
+        if raw[row] < 0:
+            raise DataError(f"{start}: the value is missing. Drop such rows or fill them in.")
+        raise DataError(
+            f"{start}: {_text(uniques[raw[row]])!r} is not a known {noun}. Known: {_some(position)}. "
+            "Correct the value, or add it to the schema that all silos share."
+        )
+    return codes
+
+
+def _numbers(series: pd.Series[Any], what: str) -> NDArray[np.float64]:
+    """The column as finite numbers, or the first row that is not one."""
+    if pd.api.types.is_numeric_dtype(series):
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        parsed = pd.to_numeric(series.astype(object), errors="coerce")
+        values = parsed.to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = ~(np.abs(values) <= LARGEST)
+    if bad.any():
+        row = int(np.argmax(bad))
+        start, value = f"{what[0].upper()}{what[1:]}, row {series.index[row]}", series.iloc[row]
+        if pd.isna(value):
+            raise DataError(f"{start}: the value is missing (NaN). Drop such rows or impute them first.")
+        if np.isnan(values[row]):
+            raise DataError(f"{start}: {value!r} is not a number.")
+        raise DataError(f"{start}: the value is infinite or too large. Drop such rows or impute them first.")
+    return values
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "")
+
+
+def _first_message(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

