@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from equifed.errors import ConfigError, DataError, EquifedWarning
+from equifed.errors import DataError, EquifedWarning
 from equifed.task import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from equifed.partition import Partitioner
 
 
 class Rows(NamedTuple):
@@ -167,6 +165,35 @@ class Federation:
             name=name,
         )._checked()
 
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame, **options: Any) -> Federation:
+        """From a data frame: encoded, split by `seed`, and dealt to clients by a partitioner.
+
+        label, sensitive: column names; several sensitive columns make their intersections the groups.
+        partition: one of `equifed.partition`. seed: of the split and the partition.
+        features: input columns (default: all but the label and the sensitive ones); sensitive_as_input=True adds those.
+        positive: the label value that is class 1. task: "classification" or "regression".
+        validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
+        rows kept for its own test (default 0).
+        encoding: "onehot" or "ordinal"; scaling: "standard" (fitted on training rows), "minmax" or "none".
+        """
+        from equifed.loading import from_frame
+
+        return from_frame(frame, **options)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, str | Path] | Sequence[str | Path], **options: Any) -> Federation:
+        """From one CSV or Parquet file per silo; clients are named after the files, or by the mapping's keys.
+
+        schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive and
+        positive, from which it is read off all files together.
+        test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
+        the global test set is all of them.
+        """
+        from equifed.loading import from_files
+
+        return from_files(files, **options)
+
     def _checked(self) -> Federation:
         """Refuse, before any training, what no run could make sense of."""
         held = self.rows.y[self.train.index]
@@ -217,8 +244,8 @@ class Federation:
     def __repr__(self) -> str:
         sizes = self.train.sizes
         return (
-            f"Federation({self.name or 'unnamed'}: {self.num_clients} clients with {sizes.min()} to {sizes.max()} rows, "
-            f"{len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)})"
+            f"Federation({self.name or 'unnamed'}: {self.num_clients} clients with {sizes.min()} to {sizes.max()} "
+            f"rows, {len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)})"
         )
 
 
@@ -307,7 +334,9 @@ def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarr
         if missing.any():
             raise DataError(f"{label}: {what} have a missing value at row {int(missing.argmax())}.")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
-        raise DataError(f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does).")
+        raise DataError(
+            f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does)."
+        )
     bad = ~np.isfinite(x)
     if bad.any():
         row, *place = (int(i) for i in np.argwhere(bad)[0])

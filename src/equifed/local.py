@@ -150,4 +150,3 @@ class LocalTraining:
                 parameters, gradient(parameters, context, batch), optimizer, data.learning_rate
             )
         return self.finish(parameters, down, state, data, context)
-

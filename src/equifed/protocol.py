@@ -120,7 +120,8 @@ class Phase:
     """One exchange between the server and the clients."""
 
     name: str
-    """An identifier; becomes the Flower message type "train.<name>"."""
+    """An identifier; becomes the Flower message type "train.<name>". Batches are drawn by (seed, round, client, phase
+    name): calling the phase that trains the model "train" gives all methods the same batches for the same seed."""
     down: tuple[str, ...]
     """Server fields that travel to the clients; nothing else does."""
     up: tuple[str, ...]
@@ -189,4 +190,3 @@ class Method:
     def observe(self, server: Any) -> dict[str, Tensor]:
         """Scalars worth logging every round: schedules, multipliers."""
         return {}
-

@@ -21,9 +21,7 @@ class Server(NamedTuple):
     """theta, the global model."""
 
 
-def weighted_update(
-    parameters: Tree, down: Record, state: Tree, data: Data, context: Tree
-) -> tuple[Record, Tree]:
+def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
     """Reply n_k (theta_k - theta) and n_k."""
     return {"update": tree.scale(tree.sub(parameters, down["theta"]), data.n), "rows": data.n}, state
 

@@ -1,7 +1,7 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-    client k:  theta_k minimises  mean loss + (mu/2) ||theta_k - theta||^2
-    server:    as FedAvg
+client k:  theta_k minimises  mean loss + (mu/2) ||theta_k - theta||^2
+server:    as FedAvg
 """
 
 from __future__ import annotations

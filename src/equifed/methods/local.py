@@ -1,6 +1,6 @@
 """Local training without any exchange: the baseline that shows what federating gains a client.
 
-    client k:  theta_k <- theta_k after local training, kept by the client
+client k:  theta_k <- theta_k after local training, kept by the client
 """
 
 from __future__ import annotations

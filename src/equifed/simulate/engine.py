@@ -128,7 +128,5 @@ def down_of(server: Any, phase: Phase) -> Record:
     return {name: getattr(server, name) for name in phase.down}
 
 
-def data_of(
-    parts: tuple[Tensor, Tensor, Tensor, Tensor] | None, job: Job
-) -> Data | None:
+def data_of(parts: tuple[Tensor, Tensor, Tensor, Tensor] | None, job: Job) -> Data | None:
     return None if parts is None else Data(*parts, task=job.task)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from equifed import tree
+from equifed.federation import Sets
 from equifed.simulate.engine import State
 from equifed.simulate.job import Job
 from equifed.simulate.tables import Tables
@@ -46,59 +47,55 @@ class Evaluator:
         server = tree.take(state.server, run)
         clients = tree.map(lambda leaf: leaf[run], state.clients)
         scores = {}
-        for name, rows in (("test", fed.test), ("validation", fed.validation)):
-            if len(rows):
-                where = self.tables.rows_of(rows, run)
-                scores[name] = self._pooled(server, clients, where, run)
+        for name, positions in (("test", fed.test), ("validation", fed.validation)):
+            if len(positions):
+                scores[name] = self._common(server, clients, self.tables.rows_of(positions, run), run)
         if fed.client_test is not None:
-            scores["clients"] = self._by_client(server, clients, run)
+            prediction, rows, owner, which = self._own_tests(server, clients, fed.client_test, run)
+            each = self._reduce(prediction, rows, owner, int(which.max()) + 1)
+            scores["clients"] = Scored(*(values[which] for values in each))
+            if "test" not in scores:
+                scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
         return scores
 
-    def _pooled(self, server: Any, clients: Any, rows: Tensor, run: int) -> Scored:
-        """A common set of rows. Where clients have models of their own, all of them are scored on it and added up."""
+    def _common(self, server: Any, clients: Any, rows: Tensor, run: int) -> Scored:
+        """A common set of rows. Where clients have models of their own, all of them are scored on it: counts and
+        losses are added up, the distances of regression averaged."""
+        nobody = torch.zeros_like(rows)
         if not self.job.method.personal:
-            prediction = self._predict(server, clients, rows, run)
-            return self._reduce(prediction, rows, torch.zeros_like(rows), 1)
-        many = self.job.task.num_clients
-        at_once = max(1, EVAL_ROWS // len(rows))
+            return self._reduce(self._predict(server, clients, rows, run), rows, nobody, 1)
+        at_once = max(1, EVAL_ROWS // len(rows)) if self.job.task.kind == "classification" else 1
         parts = []
-        for begin in range(0, many, at_once):
+        for begin in range(0, self.job.task.num_clients, at_once):
             some = tree.map(lambda leaf, a=begin: leaf[a : a + at_once], clients)
-            predictions = vmap(lambda client: self._predict(server, client, rows, run))(some)
-            k = len(predictions)
-            flat = predictions.reshape(k * len(rows), *predictions.shape[2:])
-            parts.append(self._reduce(flat, rows.repeat(k), torch.zeros_like(rows).repeat(k), 1))
-        total = Scored(*(np.sum([part[i] for part in parts], axis=0) for i in range(4)))
-        # distances and means of many models over one set are averaged
-        return total._replace(ks=total.ks / len(parts), mean=total.mean / len(parts))
+            prediction = vmap(lambda client: self._predict(server, client, rows, run))(some)
+            k = len(prediction)
+            parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(k), nobody.repeat(k), 1))
+        counts, loss, ks, mean = (np.stack(values) for values in zip(*parts, strict=True))
+        return Scored(counts.sum(0), loss.sum(0), ks.mean(0), mean.mean(0))
 
-    def _by_client(self, server: Any, clients: Any, run: int) -> Scored:
-        fed = self.job.runs[run].federation
-        sets = fed.client_test
-        assert sets is not None
-        if not self.job.method.personal:
-            # clients that share a test set (one range of rows) share its scores
+    def _own_tests(self, server: Any, clients: Any, sets: Sets, run: int) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+        """(prediction, row, test set) of every test row, and which test set is whose. A global model is applied once
+        to test rows that clients share (one range of rows)."""
+        if self.job.method.personal:
+            ranges, which = np.stack([sets.start, sets.stop], 1), np.arange(len(sets))
+        else:
             ranges, which = np.unique(np.stack([sets.start, sets.stop], 1), axis=0, return_inverse=True)
-            sizes = ranges[:, 1] - ranges[:, 0]
-            rows = np.concatenate([sets.index[a:b] for a, b in ranges])
-            where = self.tables.rows_of(rows, run)
-            owner = torch.from_numpy(np.repeat(np.arange(len(ranges)), sizes)).to(self.job.device)
-            scored = self._reduce(self._predict(server, clients, where, run), where, owner, len(ranges))
-            return Scored(*(values[which.reshape(-1)] for values in scored))
-        parts = []
-        for k in range(len(sets)):
-            where = self.tables.rows_of(sets[k], run)
-            prediction = self._predict(server, tree.take(clients, k), where, run)
-            parts.append(self._reduce(prediction, where, torch.zeros_like(where), 1))
-        return Scored(*(np.concatenate([part[i] for part in parts]) for i in range(4)))
+            which = which.reshape(-1)
+        rows = self.tables.rows_of(np.concatenate([sets.index[a:b] for a, b in ranges]), run)
+        sizes = ranges[:, 1] - ranges[:, 0]
+        owner = torch.from_numpy(np.repeat(np.arange(len(ranges)), sizes)).to(self.job.device)
+        if not self.job.method.personal:
+            return self._predict(server, clients, rows, run), rows, owner, which
+        parts = [
+            self._predict(server, tree.take(clients, k), some, run) for k, some in enumerate(rows.split(sizes.tolist()))
+        ]
+        return torch.cat(parts), rows, owner, which
 
     def _predict(self, server: Any, client: Any, rows: Tensor, run: int) -> Tensor:
         method, task = self.job.method_of(run), self.job.task
         return torch.cat(
-            [
-                method.predict(task, server, client, self.tables.features(some, run))
-                for some in rows.split(EVAL_ROWS)
-            ]
+            [method.predict(task, server, client, self.tables.features(some, run)) for some in rows.split(EVAL_ROWS)]
         )
 
     def _reduce(self, prediction: Tensor, rows: Tensor, owner: Tensor, owners: int) -> Scored:
@@ -132,6 +129,4 @@ class Evaluator:
 def _ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
     from equifed.metrics import ks_distance
 
-    return np.array(
-        [ks_distance(prediction[owner == k], sensitive_features=s[owner == k]) for k in range(owners)]
-    )
+    return np.array([ks_distance(prediction[owner == k], sensitive_features=s[owner == k]) for k in range(owners)])

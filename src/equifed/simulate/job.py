@@ -179,10 +179,10 @@ def _seeds(feds: list[Federation], seeds: Sequence[int] | None) -> list[int]:
 
 
 def _check_same(first: Federation, fed: Federation) -> None:
-    for what in ("kind", "classes", "groups", "shape", "num_clients"):
+    for what in ("kind", "classes", "groups", "shape", "num_clients", "ids"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
-            raise ConfigError(f"Federations that run together must agree in {what}, but one has {a} and another {b}.")
+            raise ConfigError(f"Federations that run together must agree in {what}; one has {a}, another {b}.")
 
 
 def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[dict[str, float]]:
@@ -210,19 +210,7 @@ def _task_and_start(
     initial_parameters: Any,
 ) -> tuple[Task, dict[int, Tree]]:
     outputs = 1 if fed.kind == "regression" or len(fed.classes) == 2 else len(fed.classes)
-    module: nn.Module
-    if isinstance(model, models.Model):
-        module = model.build(fed.shape, outputs)
-    elif isinstance(model, nn.Module):
-        module = model
-    elif callable(model) and not isinstance(model, type):
-        module = model()
-    elif isinstance(model, type):
-        raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
-    else:
-        raise ConfigError(f"model must be one of equifed.models, an nn.Module or a function making one, got {model!r}.")
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"The model function returned {type(module).__name__}, not an nn.Module.")
+    module = _build(model, fed.shape, outputs)
     check_module(module)
     task = Task(
         module=module,
@@ -237,6 +225,26 @@ def _task_and_start(
     )
     starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in seeds}
     return task, starts
+
+
+def _build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    if isinstance(model, type) and not issubclass(model, nn.Module):
+        raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
+    if isinstance(model, nn.Module):
+        return model
+    if not isinstance(model, type) and isinstance(model, models.Model):
+        return model.build(shape, outputs)
+    if not callable(model):
+        raise ConfigError(f"model must be one of equifed.models, an nn.Module or a function making one, got {model!r}.")
+    try:
+        module = model()
+    except TypeError as error:
+        raise ConfigError(
+            f"A function or class given as model is called without arguments, which failed: {error}."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"The model function returned {type(module).__name__}, not an nn.Module.")
+    return module
 
 
 def _is_binary(module: nn.Module, fed: Federation) -> bool:
@@ -264,7 +272,7 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
     if given is not None:
         values = {
             name: torch.as_tensor(np.asarray(value), dtype=torch.float32)
-            for name, value in (given[seed] if seed in given else given).items()
+            for name, value in given.get(seed, given).items()
         }
         return _fit_given(values, module, count)
     made = [_initial(model, module, seed, index) for index in range(count or 1)]

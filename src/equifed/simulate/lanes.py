@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from equifed import tree
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start
+from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Start
 from equifed.simulate import plan
 from equifed.simulate.engine import (
     Exchange,
@@ -59,9 +59,6 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.run)
 
-    def part(self, rows: slice) -> Lanes:
-        return Lanes(*(values[rows] for values in (self.run, self.slot, self.client, self.n, self.start)))
-
 
 class _LaneData(Data):
     """One lane's rows, gathered only if the method looks at them; built inside vmap."""
@@ -78,19 +75,20 @@ class _LaneData(Data):
 
     @cached_property
     def _rows(self) -> Tensor:
-        return self._tables.index[self._positions].long()  # type: ignore[attr-defined]
+        rows: Tensor = self._tables.index[self._positions].long()  # type: ignore[attr-defined]
+        return rows
 
     @cached_property
-    def x(self) -> Tensor:  # type: ignore[override]
+    def x(self) -> Tensor:
         x = self._tables.x[self._rows]  # type: ignore[attr-defined]
         return (x - self._scaling[0]) * self._scaling[1] if self._scaling else x  # type: ignore[attr-defined]
 
     @cached_property
-    def y(self) -> Tensor:  # type: ignore[override]
+    def y(self) -> Tensor:
         return self._tables.y[self._rows]  # type: ignore[attr-defined]
 
     @cached_property
-    def s(self) -> Tensor:  # type: ignore[override]
+    def s(self) -> Tensor:
         return self._tables.s[self._rows]  # type: ignore[attr-defined]
 
 
@@ -100,9 +98,7 @@ class LanesEngine:
         self.messages: dict[tuple[str, int], Message] = {}
         self.notes: list[str] = []
         names = list(job.runs[0].hyper)
-        self._hyper = {
-            name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names
-        }
+        self._hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
         validation = validation_data(job, tables)
         self._validation = None if validation is None else tree.stack(validation)
         groups = [run.federation.client_groups for run in job.runs]
@@ -130,7 +126,7 @@ class LanesEngine:
         if isinstance(phase.client, LocalTraining):
             reply, new = self._train(stage, position, phase, down, own, inputs, lanes, round)
         else:
-            reply, new = self._map(stage, position, "client", (down, own), inputs, lanes)
+            reply, new = self._map(stage, position, _call, (down, own), inputs, lanes)
         check_reply(self.job.method, phase, reply)
         self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, len(lanes)))
 
@@ -150,7 +146,8 @@ class LanesEngine:
         bad = ~fine.cpu().numpy()
         present[lanes.run[bad], lanes.slot[bad]] = False
         replies = self._gather(phase, reply, fine, lanes, cohorts, present)
-        server = self._server(stage, position, state.server, replies, present.any(1))
+        heard = np.asarray(present.any(axis=1))
+        server = self._server(stage, position, state.server, replies, heard)
         return Exchange(State(server, state.clients), present, rejections)
 
     def _lanes(self, cohorts: np.ndarray, present: np.ndarray) -> Lanes:
@@ -190,14 +187,19 @@ class LanesEngine:
     # -- client work on whole rows -------------------------------------------------------------------------------------
 
     def _map(
-        self, stage: Stage, position: int, part: str, values: tuple[Tree, ...], inputs: dict[str, Tree], lanes: Lanes
+        self,
+        stage: Stage,
+        position: int,
+        part: Callable[..., Any],
+        values: tuple[Tree, ...],
+        inputs: dict[str, Tree],
+        lanes: Lanes,
     ) -> Any:
-        """Apply a client function (or a part of local training) to every lane, in portions of similar size."""
+        """part(the phase's work, *values, data) for every lane, in portions of similar size."""
         results = []
         for rows, width in self._portions(lanes):
 
             def one(values: tuple[Tree, ...], inputs: dict[str, Tree], width: int = width) -> Any:
-                work = self._phase(inputs["hyper"], stage, position).client
                 data = _LaneData(
                     self.tables,
                     inputs["start"],
@@ -206,21 +208,9 @@ class LanesEngine:
                     inputs["scaling"],
                     task=self.job.task,
                     draws=inputs["draws"],
-                    client_group=inputs["group"] if isinstance(inputs["group"], Tensor) else None,
+                    client_group=_tensor_or_none(inputs["group"]),
                 )
-                if part == "client":
-                    return work(*values, data)
-                if part == "prepare":
-                    made = work.prepare(*values, data)  # type: ignore[attr-defined]
-                    padded = {
-                        name: torch.nn.functional.pad(v, (0, 0) * (v.dim() - 1) + (0, int(lanes.n[0]) - v.shape[0]))
-                        if v.shape[0] < lanes.n[0]
-                        else v[: max(int(lanes.n[0]), 1)]
-                        for name, v in made.per_row.items()
-                    }
-                    return Start(made.parameters, made.context, padded)
-                parameters, down, state, context = values
-                return work.finish(parameters, down, state, data, context)  # type: ignore[attr-defined]
+                return part(self._phase(inputs["hyper"], stage, position).client, *values, data)
 
             cut = tree.map(lambda leaf, rows=rows: leaf[rows], (values, inputs))
             results.append(vmap(one)(*cut))
@@ -253,22 +243,32 @@ class LanesEngine:
         round: int,
     ) -> tuple[Record, Tree]:
         job, local = self.job, self.job.task.local
-        begin: Start = self._map(stage, position, "prepare", (down, own), inputs, lanes)
+        longest = max(int(lanes.n[0]), 1)
+
+        def prepare(work: LocalTraining, down: Record, own: Tree, data: Data) -> Start:
+            made = work.prepare(down, own, data)
+            return made._replace(per_row={name: _fit(values, longest) for name, values in made.per_row.items()})
+
+        def finish(work: LocalTraining, parameters: Tree, down: Record, own: Tree, context: Tree, data: Data) -> Any:
+            return work.finish(parameters, down, own, data, context)
+
+        begin: Start = self._map(stage, position, prepare, (down, own), inputs, lanes)
         optimizer = vmap(local.start)(begin.parameters) if tree.leaves(begin.parameters) else ()
         carry, structure = tree.flatten((begin.parameters, optimizer))
         fixed = (begin.context, inputs["hyper"], inputs["draws"], inputs["group"], inputs["scaling"], begin.per_row)
 
         def loss(parameters: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tensor:
             context, hyper, draws, group, scaling, _ = fixed
-            work = self._phase(hyper, stage, position).client
+            work: Any = self._phase(hyper, stage, position).client
             if scaling:
                 x = (x - scaling[0]) * scaling[1]
-            batch = Data(
-                x, y, s, mask, job.task, rows, draws, group if isinstance(group, Tensor) else None
-            )
-            return work.loss(parameters, context, batch)  # type: ignore[attr-defined, no-any-return]
+            batch = Data(x, y, s, mask, job.task, rows, draws, _tensor_or_none(group))
+            value: Tensor = work.loss(parameters, context, batch)
+            return value
 
-        def step(carry: Tree, fixed: Tree, batch: tuple[Tensor, ...], mask: Tensor, rows: Tree, rate: Tensor) -> Tree:
+        def step(
+            carry: Tree, fixed: Tree, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree, rate: Tensor
+        ) -> Tree:
             def one(carry: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tree:
                 parameters, optimizer = tree.unflatten(carry, structure)
                 gradient = grad(loss)(parameters, fixed, x, y, s, mask, rows)
@@ -282,7 +282,8 @@ class LanesEngine:
         ]
         carry = self._stepper.train((stage, position), step, carry, fixed, begin.per_row, lanes, sources, round)
         parameters, _ = tree.unflatten(carry, structure)
-        return self._map(stage, position, "finish", (parameters, down, own, begin.context), inputs, lanes)
+        reply, new = self._map(stage, position, finish, (parameters, down, own, begin.context), inputs, lanes)
+        return reply, new
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
@@ -305,9 +306,7 @@ class LanesEngine:
             return {**summed, "present": here.sum(1)}
         return {**stacked, "present": here, "client": self._index(cohorts)}
 
-    def _server(
-        self, stage: Stage, position: int, server: Tree, replies: Record, heard: np.ndarray
-    ) -> Tree:
+    def _server(self, stage: Stage, position: int, server: Tree, replies: Record, heard: np.ndarray) -> Tree:
         """Every run's server step; a run that heard nobody keeps its state."""
 
         def one(server: Tree, replies: Record, hyper: dict[str, Tensor], validation: Tree) -> Tree:
@@ -323,6 +322,21 @@ class LanesEngine:
         if heard.all():
             return new
         return tree.where(torch.from_numpy(heard).to(self.job.device), new, server)
+
+
+def _call(work: ClientWork, down: Record, own: Tree, data: Data) -> tuple[Record, Tree]:
+    return work(down, own, data)
+
+
+def _tensor_or_none(value: Tree) -> Tensor | None:
+    """Lane inputs hold () where there is nothing, since trees have no None."""
+    return value if isinstance(value, Tensor) else None
+
+
+def _fit(values: Tensor, length: int) -> Tensor:
+    """Values per row, cut or padded to one length for all lanes."""
+    short = length - values.shape[0]
+    return torch.cat([values, values.new_zeros(short, *values.shape[1:])]) if short > 0 else values[:length]
 
 
 def _where_lane(fine: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class Reference:
             for slot, client in enumerate(cohorts[r]):
                 if not present[r, slot]:
                     continue
-                own = tree.map(lambda leaf: leaf[r, client], state.clients)
+                own = tree.map(lambda leaf, r=r, client=client: leaf[r, client], state.clients)
                 reply, new = self._work(phase, down, own, r, int(client), round)
                 check_reply(method, phase, reply)
                 self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 1))
@@ -74,9 +74,7 @@ class Reference:
             servers.append(server)
         return Exchange(State(tree.stack(servers), state.clients), present, rejections)
 
-    def _work(
-        self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int
-    ) -> tuple[Record, Tree]:
+    def _work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
         try:
             return phase.client(down, state, self._data(phase, run, client, round))
         except EquifedError:

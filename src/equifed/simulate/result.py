@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,8 @@ class Result:
     """What `simulate` and `sweep` return, and what a run folder holds."""
 
     metrics: pd.DataFrame
-    """method, (swept hyper-parameters,) seed, round, split, scope (global | client:<id> | group:<name>), metric, value."""
+    """method, (swept hyper-parameters), seed, round, split, scope (global | client:<id> | group:<name>), metric,
+    value."""
     messages: pd.DataFrame
     """Per phase: fields down and up, how replies are gathered, bytes per client and round."""
     log: pd.DataFrame
@@ -56,7 +57,14 @@ class Result:
         frame = self.metrics
         frame = frame[(frame["scope"] == "global") & (frame["split"] == split)]
         frame = frame[frame["round"] == frame["round"].max()]
-        wide = frame.pivot(index=["method", *self.swept, "seed"], columns="metric", values="value")
+        wide = frame.pivot_table(
+            index=["method", *self.swept, "seed"],
+            columns="metric",
+            values="value",
+            observed=True,
+            dropna=False,
+            sort=False,
+        )
         wide.columns.name = None
         return wide.reset_index()
 
@@ -81,8 +89,8 @@ class Result:
         good = points[quality] * (-1 if quality in ("rmse", "loss") else 1)
         unfair = 1 - points[disparity] if disparity.endswith("_ratio") else points[disparity].abs()
         a, b = good.to_numpy()[:, None], unfair.to_numpy()[:, None]
-        better = (a.T >= a) & (b.T <= b) & ((a.T > a) | (b.T < b))
-        points["dominated"] = better.any(1)
+        better = (a <= a.T) & (b >= b.T) & ((a < a.T) | (b > b.T))
+        points["dominated"] = np.asarray(better.any(1))
         return points
 
     def to_html(self, path: str | Path) -> Path:
@@ -158,6 +166,9 @@ def _remarks(job: Job, logs: list[RoundLog]) -> list[str]:
     lost = [log for log in logs if not log.applied]
     rejected = sum(log.rejected for log in logs)
     remarks = []
+    fed = job.runs[0].federation
+    if not len(fed.test) and fed.client_test is None:
+        remarks.append("The federation has no test rows, so nothing was measured.")
     if lost:
         remarks.append(
             f"{len(lost)} of {len(logs)} rounds had no usable reply and left the model as it was "
@@ -190,22 +201,18 @@ def metrics_frame(job: Job, scores: list[tuple[int, int, dict[str, Scored]]]) ->
             for scope, metric, values in table(whole, fed.groups):
                 pieces.append((number, run, name, scope, metric, values))
             continue
-        if not any("test" in scored for _, _, scored in scores):
-            total = stacked._replace(counts=stacked.counts.sum(1), loss=stacked.loss.sum(1))
-            total = total._replace(ks=np.full(len(entries), np.nan), mean=_pooled_mean(stacked))
-            for scope, metric, values in table(total, fed.groups):
-                pieces.append((number, run, "test", scope, metric, values))
-        quality = "rmse" if fed.kind == "regression" else "accuracy"
         per_client = {metric: values for scope, metric, values in table(stacked, ()) if scope == "global"}
         for k, client in enumerate(fed.ids):
             for metric in _PER_CLIENT:
                 if metric in per_client:
                     pieces.append((number, run, "test", f"client:{client}", metric, per_client[metric][:, k]))
-        summaries = {"client_equality": M.client_equality(per_client[quality])}
+        if "accuracy" not in per_client:
+            continue
+        summaries = {"client_equality": M.client_equality(per_client["accuracy"])}
         if fed.client_groups is not None:
-            summaries["group_equity"] = M.group_equity(per_client[quality], fed.client_groups)
-        for what, values in summaries.items():
-            for part, value in values.items():
+            summaries["group_equity"] = M.group_equity(per_client["accuracy"], fed.client_groups)
+        for what, summary in summaries.items():
+            for part, value in summary.items():
                 pieces.append((number, run, "test", "global", f"{what}.{part}", value))
     return _tidy(job, pieces, pd)
 
@@ -220,13 +227,6 @@ _PER_CLIENT = (
     "equalized_odds_difference",
     "ks_distance",
 )
-
-
-def _pooled_mean(scored: Scored) -> np.ndarray:
-    rows = scored.counts.sum((-2, -1))
-    total = np.where(rows > 0, scored.mean * rows, 0).sum(1)
-    number = rows.sum(1)
-    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -289,16 +289,18 @@ def _gap(values: np.ndarray) -> np.ndarray:
 
 
 def _tidy(job: Job, pieces: list[Any], pd: Any) -> pd.DataFrame:
-    lengths = np.array([len(piece[0]) for piece in pieces])
+    lengths = np.array([len(piece[0]) for piece in pieces], dtype=np.int64)
 
     def column(values: list[str]) -> Any:
         names = list(dict.fromkeys(values))
         code = {name: i for i, name in enumerate(names)}
-        codes = np.repeat(np.array([code[value] for value in values]), lengths)
+        codes = np.repeat(np.array([code[value] for value in values], dtype=np.int64), lengths)
         return pd.Categorical.from_codes(codes, categories=names)
 
-    number = np.concatenate([piece[0] for piece in pieces])
-    run = np.concatenate([piece[1] for piece in pieces])
+    number, run, values = (
+        np.concatenate([np.empty(0, kind), *(np.asarray(piece[i], dtype=kind) for piece in pieces)])
+        for i, kind in ((0, np.int64), (1, np.int64), (5, np.float64))
+    )
     columns: dict[str, Any] = {
         "method": pd.Categorical.from_codes(np.zeros(len(run), dtype=np.int8), categories=[job.method.name])
     }
@@ -309,7 +311,7 @@ def _tidy(job: Job, pieces: list[Any], pd: Any) -> pd.DataFrame:
     columns["split"] = column([piece[2] for piece in pieces])
     columns["scope"] = column([piece[3] for piece in pieces])
     columns["metric"] = column([piece[4] for piece in pieces])
-    columns["value"] = np.concatenate([np.asarray(piece[5], dtype=np.float64) for piece in pieces])
+    columns["value"] = values
     return pd.DataFrame(columns)
 
 
@@ -317,10 +319,7 @@ def _messages(messages: Iterable[Message]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(
-        [
-            {**message._asdict(), "down": ", ".join(message.down), "up": ", ".join(message.up)}
-            for message in messages
-        ],
+        [{**message._asdict(), "down": ", ".join(message.down), "up": ", ".join(message.up)} for message in messages],
         columns=list(Message._fields),
     )
 
@@ -355,4 +354,3 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
         key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
         result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
     return result
-

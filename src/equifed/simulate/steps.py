@@ -149,7 +149,8 @@ class Stepper:
             lane = torch.arange(width, device=rows.device)[:, None]
             extra = {name: values[lane, own] for name, values in per_row.items()}
             new = step(carry, fixed, (x, y, s), mask, extra, rate)
-            return tree.where(filled > 0, new, carry) if idle else new  # type: ignore[no-any-return]
+            moved: list[Tensor] = tree.where(filled > 0, new, carry) if idle else new
+            return moved
 
         return whole
 

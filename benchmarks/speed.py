@@ -1,0 +1,224 @@
+"""Speed of the simulator as ratios within one process and one run; the machine's own speed cancels out.
+
+    python benchmarks/speed.py [--quick]
+
+Three workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches,
+and a large population of which few take part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import equifed as ef
+
+
+def federation(clients: int, rows: int, features: int, seed: int = 0) -> ef.Federation:
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=features)
+
+    def part(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        x = rng.normal(size=(n, features)).astype(np.float32)
+        return x, (x @ truth + rng.normal(size=n) > 0).astype(int), rng.integers(0, 2, n)
+
+    return ef.Federation.from_arrays([part(rows) for _ in range(clients)], test=part(1000))
+
+
+def timed(work: Callable[[], object]) -> float:
+    gc.collect()
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def parts(fed: ef.Federation) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [
+        (torch.from_numpy(fed.rows.x[rows]), torch.from_numpy(fed.rows.y[rows]).float())
+        for rows in (fed.train[k] for k in range(fed.num_clients))
+    ]
+
+
+def average(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([model[name] for model in models]).mean(0) for name in models[0]}
+
+
+def dataloader_loop(fed: ef.Federation, net: nn.Module, rounds: int, epochs: int, batch: int, rate: float) -> None:
+    """FedAvg as it is usually written: a DataLoader and an optimiser per client and round."""
+    loaders = [
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch, shuffle=True)
+        for x, y in parts(fed)
+    ]
+    theta = {name: value.clone() for name, value in net.state_dict().items()}
+    for _ in range(rounds):
+        trained = []
+        for loader in loaders:
+            net.load_state_dict(theta)
+            optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+            for _ in range(epochs):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    F.binary_cross_entropy_with_logits(net(x).squeeze(-1), y).backward()
+                    optimizer.step()
+            trained.append({name: value.clone() for name, value in net.state_dict().items()})
+        theta = average(trained)
+
+
+def tight_loop(fed: ef.Federation, net: nn.Module, rounds: int, epochs: int, batch: int, rate: float) -> None:
+    """The same without DataLoader: rows are taken by index."""
+    data = parts(fed)
+    theta = {name: value.clone() for name, value in net.state_dict().items()}
+    for _ in range(rounds):
+        trained = []
+        for x, y in data:
+            net.load_state_dict(theta)
+            optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+            for _ in range(epochs):
+                for rows in torch.randperm(len(y)).split(batch):
+                    optimizer.zero_grad()
+                    F.binary_cross_entropy_with_logits(net(x[rows]).squeeze(-1), y[rows]).backward()
+                    optimizer.step()
+            trained.append({name: value.clone() for name, value in net.state_dict().items()})
+        theta = average(trained)
+
+
+def batched_matmuls(fed: ef.Federation, rounds: int, epochs: int, batch: int, rate: float, seeds: int) -> None:
+    """Logistic regression with its gradient by hand, all clients of all seeds in batched matrix products."""
+    clients, n, d = fed.num_clients, int(fed.train.sizes[0]), fed.shape[0]
+    x, y = torch.from_numpy(fed.rows.x), torch.from_numpy(fed.rows.y).float()
+    base = torch.from_numpy(np.tile(fed.train.start, seeds))[:, None]
+    w, b = torch.zeros(seeds, d), torch.zeros(seeds)
+    for _ in range(rounds):
+        wk, bk = w.repeat_interleave(clients, 0)[:, :, None], b.repeat_interleave(clients)[:, None]
+        for _ in range(epochs):
+            order = base + torch.stack([torch.randperm(n) for _ in range(seeds * clients)])
+            for rows in order.split(batch, 1):
+                flat = rows.reshape(-1)
+                xb = x.index_select(0, flat).view(*rows.shape, d)
+                yb = y.index_select(0, flat).view(rows.shape)
+                error = (torch.sigmoid(torch.bmm(xb, wk).squeeze(-1) + bk) - yb) / rows.shape[1]
+                wk = wk - rate * torch.bmm(xb.transpose(1, 2), error[:, :, None])
+                bk = bk - rate * error.sum(1, keepdim=True)
+        w, b = wk.view(seeds, clients, d).mean(1), bk.view(seeds, clients).mean(1)
+
+
+def large_batches(quick: bool) -> dict[str, float]:
+    """20 clients x 2,400 rows x 50 features, logistic regression, batch 128, 2 local epochs, 30 rounds."""
+    fed = federation(20, 2400, 50)
+    epochs, batch, rate, rounds = 2, 128, 0.1, 6 if quick else 30
+    local = ef.Local(epochs=epochs, batch_size=batch, learning_rate=rate)
+
+    def lanes(seeds: int) -> None:
+        ef.simulate(
+            ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=rounds, local=local,
+            seeds=range(seeds), eval_every=rounds, device="cpu",
+        )  # fmt: skip
+
+    loader = timed(lambda: dataloader_loop(fed, nn.Linear(50, 1), rounds, epochs, batch, rate))
+    tight = timed(lambda: tight_loop(fed, nn.Linear(50, 1), rounds, epochs, batch, rate))
+    hand = timed(lambda: batched_matmuls(fed, rounds, epochs, batch, rate, 5)) / 5
+    one, five = timed(lambda: lanes(1)), timed(lambda: lanes(5)) / 5
+    return {
+        "DataLoader loop, s": loader,
+        "tight loop, s": tight,
+        "hand-written batched matmuls (5 seeds), s per seed": hand,
+        "lanes, 1 seed, s": one,
+        "lanes, 5 seeds, s per seed": five,
+        "lanes vs DataLoader, 1 seed (target >= 12)": loader / one,
+        "lanes vs DataLoader, 5 seeds (target >= 30)": loader / five,
+        "lanes vs hand-written, 5 seeds (target <= 2.5)": five / hand,
+    }
+
+
+def small_batches(quick: bool) -> dict[str, float]:
+    """50 lanes (10 clients, 5 seeds), MLP 14-10-1, batch 10: the cost of one client's step."""
+    fed = federation(10, 200, 14)
+    model = ef.models.MLP(hidden=(10,), activation="tanh")
+    local = ef.Local(epochs=10, batch_size=10, learning_rate=0.01)
+    rounds = 30 if quick else 200
+    steps = 10 * 20  # of each client in each round
+
+    def lanes(compile: bool, rounds: int) -> Callable[[], object]:
+        return lambda: ef.simulate(
+            ef.methods.FedAvg(), fed, model=model, rounds=rounds, local=local, seeds=range(5), eval_every=rounds,
+            device="cpu", compile=compile,
+        )  # fmt: skip
+
+    plain = timed(
+        lambda: tight_loop(fed, nn.Sequential(nn.Linear(14, 10), nn.Tanh(), nn.Linear(10, 1)), 2, 10, 10, 0.01)
+    )
+    traced = timed(lanes(False, rounds))
+    timed(lanes(True, 3))  # the first compilation ever loads the compiler itself
+    compiled = timed(lanes(True, rounds))
+    scale = 1e6 / (50 * steps)
+    return {
+        "plain loop, us per client step": plain * 1e6 / (2 * 10 * steps),
+        "lanes traced, us per client step": traced * scale / rounds,
+        f"lanes compiled, {rounds} rounds with compilation, us per client step": compiled * scale / rounds,
+        "lanes traced vs plain loop (target <= 20/550 = 0.036)": traced / rounds / 50 / (plain / 2 / 10),
+        "lanes compiled vs plain loop (target <= 20/550 = 0.036)": compiled / rounds / 50 / (plain / 2 / 10),
+    }
+
+
+def population(quick: bool) -> dict[str, float]:
+    """10,000 clients of 20 rows, 50 per round, against 100 clients: a round must not cost more."""
+    seconds = {}
+    rounds = 20 if quick else 60
+    for clients in (100, 10_000):
+        fed = federation(clients, 20, 20)
+
+        def run(fed: ef.Federation = fed, rounds: int = rounds) -> object:
+            return ef.simulate(
+                ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=rounds, clients_per_round=50,
+                local=ef.Local(epochs=2, batch_size=10), seeds=range(2), eval_every=rounds, device="cpu",
+            )  # fmt: skip
+
+        seconds[clients] = timed(run)
+    return {
+        "100 clients, s": seconds[100],
+        "10,000 clients, s": seconds[10_000],
+        "10,000 vs 100 clients (about 1: no cost per client of the population)": seconds[10_000] / seconds[100],
+    }
+
+
+def memory(quick: bool) -> dict[str, float]:
+    """Peak memory of a run over the data's own size (100,000 rows x 250 features, 100 MB)."""
+    fed = federation(50, 400 if quick else 2000, 250)
+    size = fed.rows.x.nbytes
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    ef.simulate(
+        ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3, local=ef.Local(epochs=1, batch_size=32),
+        seeds=range(5), eval_every=3, device="cpu",
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"data, MB": size / 1e6, "run's additional peak over the data (target <= 2)": (after - before) / size}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a look")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    # memory first: the peak of a process never falls
+    results = {work.__name__: work(options.quick) for work in (memory, large_batches, small_batches, population)}
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return
+    for name, values in results.items():
+        print(f"\n{name}")
+        for what, value in values.items():
+            print(f"  {what:70s} {value:10.3f}")
+
+
+if __name__ == "__main__":
+    main()

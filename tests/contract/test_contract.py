@@ -1,0 +1,235 @@
+"""Every method through the same tests: what the protocol promises of each of them.
+
+A new method gets a line in METHODS; the sketches stand in for the shapes of methods that are not written yet.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import equifed as ef
+from equifed import methods, tree
+from equifed.federation import Federation, Rows, Sets
+from equifed.protocol import Method
+from equifed.simulate import Simulation, lanes, make_job, reference, steps
+
+from .sketches import SKETCHES
+
+METHODS: tuple[Method, ...] = (
+    methods.FedAvg(),
+    methods.FedProx(mu=0.3),
+    methods.LocalTraining(),
+)
+
+every_method = pytest.mark.parametrize("method", [*METHODS, *SKETCHES], ids=lambda method: method.name)
+
+SETTINGS = {
+    "model": ef.models.MLP(hidden=(3,), activation="tanh"),
+    "rounds": 4,
+    "clients_per_round": 6,
+    "dropout": 0.2,
+    "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.1),
+    "seeds": (0, 5),
+}
+
+
+def run(method: Method, federation: Federation, **changes: object) -> ef.Result:
+    return ef.simulate(method, federation, **{**SETTINGS, **changes})  # type: ignore[arg-type]
+
+
+def assert_same(a: ef.Result, b: ef.Result, tolerance: float = 2e-6) -> None:
+    assert a.parameters.keys() == b.parameters.keys()
+    for seed, parameters in a.parameters.items():
+        for name, value in parameters.items():
+            np.testing.assert_allclose(value, b.parameters[seed][name], rtol=tolerance, atol=tolerance)
+    columns = ["seed", "round", "split", "scope", "metric"]
+    left, right = (
+        result.metrics.astype({"split": str, "scope": str, "metric": str}).sort_values(columns) for result in (a, b)
+    )
+    assert left[columns].to_numpy().tolist() == right[columns].to_numpy().tolist()
+    np.testing.assert_allclose(left["value"], right["value"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_table_is_the_registry() -> None:
+    assert [type(method) for method in METHODS] == list(methods.REGISTRY.values())
+    assert [method.name for method in METHODS] == list(methods.REGISTRY)
+
+
+@every_method
+def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
+    assert_same(run(method, uneven, engine="lanes"), run(method, uneven, engine="reference"))
+
+
+@every_method
+@pytest.mark.parametrize(
+    "local",
+    [
+        ef.Local(epochs=1, batch_size=None, learning_rate=0.2),
+        ef.Local(epochs=2, batch_size=7, learning_rate=0.05, momentum=0.9, weight_decay=0.01),
+        ef.Local(epochs=2, batch_size=64, learning_rate=0.02, optimizer="adam", learning_rate_decay=0.5),
+    ],
+    ids=["full batch", "momentum", "adam"],
+)
+def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Federation, local: ef.Local) -> None:
+    # Adam divides by the root of tiny gradients, so rounding differences grow
+    tolerance = 2e-5 if local.optimizer == "adam" else 2e-6
+    a, b = (run(method, uneven, engine=engine, local=local) for engine in ("lanes", "reference"))
+    assert_same(a, b, tolerance)
+
+
+@every_method
+def test_traced_and_compiled_steps_equal_eager_ones(
+    method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "TRACE_FROM", 10**9)
+    eager = run(method, uneven)
+    monkeypatch.setattr(steps, "TRACE_FROM", 1)
+    assert_same(eager, run(method, uneven))
+
+
+@every_method
+def test_same_seed_twice_is_identical(method: Method, uneven: Federation) -> None:
+    first, second = run(method, uneven), run(method, uneven)
+    for seed, parameters in first.parameters.items():
+        for name, value in parameters.items():
+            assert value.tobytes() == second.parameters[seed][name].tobytes()
+    assert first.metrics["value"].to_numpy().tobytes() == second.metrics["value"].to_numpy().tobytes()
+
+
+@every_method
+def test_seeds_together_equal_each_alone(method: Method, uneven: Federation) -> None:
+    together = run(method, uneven)
+    for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]
+        alone = run(method, uneven, seeds=[seed])
+        for name, value in alone.parameters[seed].items():
+            np.testing.assert_allclose(value, together.parameters[seed][name], rtol=2e-6, atol=2e-6)
+
+
+@every_method
+def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) -> None:
+    order = np.random.default_rng(0).permutation(uneven.num_clients)
+    assert uneven.client_test is not None
+    assert uneven.client_groups is not None
+    shuffled = dataclasses.replace(
+        uneven,
+        train=Sets.of([uneven.train[k] for k in order]),
+        client_test=Sets.of([uneven.client_test[k] for k in order]),
+        ids=tuple(uneven.ids[k] for k in order),
+        client_groups=uneven.client_groups[order],
+    )
+    a, b = run(method, uneven), run(method, shuffled)
+    if "local" in method.name:  # its parameters are the clients' own, in the clients' order
+        b.parameters = {s: {n: v[np.argsort(order)] for n, v in p.items()} for s, p in b.parameters.items()}
+    assert_same(a, b)
+
+
+@every_method
+def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More padding, and a stranger's extreme row standing in the padded places."""
+    plain = run(method, uneven, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1))
+    x, y, s = uneven.rows
+    assert uneven.client_test is not None
+    poisoned = dataclasses.replace(
+        uneven,
+        rows=Rows(np.concatenate([np.full_like(x[:1], 50), x]), np.r_[y[:1], y], np.r_[s[:1], s]),
+        train=dataclasses.replace(uneven.train, index=uneven.train.index + 1),
+        client_test=dataclasses.replace(uneven.client_test, index=uneven.client_test.index + 1),
+        validation=uneven.validation + 1,
+        test=uneven.test + 1,
+    )
+    for module in (lanes, steps):
+        monkeypatch.setattr(module, "grid_up", lambda n: n + 37)
+    assert_same(plain, run(method, poisoned, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1)))
+
+
+@every_method
+def test_absent_clients_change_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stacked reply that never came is zeros with `present` 0, and must weigh nothing."""
+    plain = run(method, uneven, engine="reference")
+    combine = reference.Reference._combine
+
+    def with_absent(self, phase, replies, clients):  # type: ignore[no-untyped-def]
+        replies = combine(self, phase, replies, clients)
+        if phase.gather == "sum":
+            return replies
+        # the absent client's position is that of one who never takes part in this table of replies
+        missing = next(k for k in range(self.job.task.num_clients + 1) if k not in clients)
+        if missing == self.job.task.num_clients:
+            return replies
+        padded = tree.map(lambda leaf: torch.cat([leaf, torch.zeros_like(leaf[:1])]), replies)
+        padded["client"][-1] = missing
+        return padded
+
+    monkeypatch.setattr(reference.Reference, "_combine", with_absent)
+    assert_same(plain, run(method, uneven, engine="reference"))
+
+
+@every_method
+def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Federation) -> None:
+    """The federation has clients with one row, none, one group, no positives; all take part here."""
+    result = run(method, uneven, clients_per_round=None, dropout=0.0)
+    assert all(np.isfinite(v).all() for parameters in result.parameters.values() for v in parameters.values())
+    assert not len(result.rejections)
+    assert (result.log["replied"] == uneven.num_clients).all()
+
+
+@every_method
+def test_state_survives_names(method: Method, uneven: Federation) -> None:
+    """Server and client state flattened to names and back, as checkpoints and messages do."""
+    job = make_job(method, uneven, initial_parameters=None, eval_every=1, device="cpu", compile=None, **SETTINGS)  # type: ignore[arg-type]
+    simulation = Simulation(job)
+    state = next(iter(simulation.rounds())).state
+    back = tree.from_named(simulation.engine.start(), tree.named(state))
+    assert type(back.server) is type(state.server)
+    for a, b in zip(tree.leaves(state), tree.leaves(back), strict=True):
+        assert torch.equal(a, b)
+
+
+def numbers_of(method: Method) -> list[str]:
+    return [f.name for f in dataclasses.fields(method) if isinstance(getattr(method, f.name), float)]
+
+
+@pytest.mark.parametrize("method", [m for m in (*METHODS, *SKETCHES) if numbers_of(m)], ids=lambda m: m.name)
+def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
+    numbers = numbers_of(method)
+    values = [getattr(method, numbers[0]), 0.25]
+    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **SETTINGS)  # type: ignore[arg-type]
+    for value in values:
+        alone = run(dataclasses.replace(method, **{numbers[0]: value}), uneven)
+        for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]
+            for name, parameter in alone.parameters[seed].items():
+                np.testing.assert_allclose(parameter, swept.parameters[(value, seed)][name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", [m for m in (*METHODS, *SKETCHES) if m.parent], ids=lambda m: m.name)
+def test_without_its_weight_it_is_its_parent(method: Method, uneven: Federation) -> None:
+    weights = [f.name for f in dataclasses.fields(method) if f.metadata.get("vanishes")]
+    assert weights, "a method with a parent marks the weight that vanishes: hyper(..., vanishes=True)"
+    without = dataclasses.replace(method, **dict.fromkeys(weights, 0.0))
+    parent = run(methods.make(method.parent), uneven)
+    for seed, parameters in run(without, uneven).parameters.items():
+        for name, value in parameters.items():
+            np.testing.assert_allclose(value, parent.parameters[seed][name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_documentation_of_every_hyper_parameter(method: Method) -> None:
+    assert type(method).__doc__
+    for name, text in methods.documentation(type(method)).items():
+        assert text, f"{method.name}: the field {name} has no docstring under it"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_imports_neither_simulator_nor_flower(method: Method) -> None:
+    path = Path(ef.methods.__file__).parent
+    for file in path.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [n for n in names if n.startswith(("equifed.simulate", "flwr", "equifed.flower"))], file.name

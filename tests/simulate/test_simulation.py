@@ -1,0 +1,343 @@
+"""What a run records, and how it meets trouble: rejected replies, drop-out, bad arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fairlearn import metrics as fairlearn
+from torch import nn
+
+import equifed as ef
+from equifed.errors import ConfigError, RunError
+from equifed.federation import Federation
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.protocol import Data, LocalTraining, Phase, Record
+from equifed.simulate import plan
+from equifed.simulate.steps import grid_up, segments
+from equifed.tree import Tree
+
+QUICK = {"model": ef.models.Logistic(), "rounds": 3, "local": ef.Local(batch_size=8, learning_rate=0.2)}
+ENGINES = pytest.mark.parametrize("engine", ["lanes", "reference"])
+
+
+def broken_update(theta: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+    """A client with exactly 33 rows divides by zero."""
+    reply, state = weighted_update(theta, down, state, data, context)
+    return {**reply, "rows": reply["rows"] + 0 / (data.n - 33)}, state
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(FedAvg):
+    name: ClassVar[str] = "broken"
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return (Phase("train", ("theta",), ("update", "rows"), LocalTraining(broken_update), apply_mean_update, "sum"),)
+
+
+@ENGINES
+def test_a_reply_with_nan_is_rejected_by_name_and_the_run_goes_on(uneven: Federation, engine: str) -> None:
+    result = ef.simulate(Broken(), uneven, seeds=[0, 1], engine=engine, **QUICK)  # type: ignore[arg-type]
+    assert set(result.rejections["client"]) == {"silo-5"}  # the one with 33 rows
+    assert result.rejections["round"].tolist().count(1) == 2
+    assert set(result.rejections["reason"]) == {"NaN or Inf in its reply"}
+    assert (result.log["rejected"] == 1).all()
+    assert (result.log["replied"] == uneven.num_clients - 1).all()
+    assert any("6 replies were rejected" in note for note in result.notes)
+    # as if that client had not been there
+    keep = [k for k in range(uneven.num_clients) if k != 5]
+    without = ef.Federation.from_arrays(
+        [tuple(part[uneven.train[k]] for part in uneven.rows) for k in keep], ids=[uneven.ids[k] for k in keep]
+    )
+    expected = ef.simulate(FedAvg(), without, seeds=[0, 1], **QUICK)  # type: ignore[arg-type]
+    for seed in (0, 1):
+        for name, value in expected.parameters[seed].items():
+            np.testing.assert_allclose(result.parameters[seed][name], value, rtol=1e-5, atol=1e-6)
+
+
+@ENGINES
+def test_a_round_without_any_reply_leaves_the_model(uneven: Federation, engine: str) -> None:
+    alone = ef.Federation.from_arrays(
+        [tuple(part[uneven.train[5]] for part in uneven.rows)], test=tuple(part[uneven.test] for part in uneven.rows)
+    )
+    result = ef.simulate(Broken(), alone, engine=engine, **QUICK)  # type: ignore[arg-type]
+    assert not result.log["applied"].any()
+    assert all((value == 0).all() for value in result.parameters[0].values())
+    assert any("3 of 3 rounds had no usable reply" in note for note in result.notes)
+
+
+@ENGINES
+def test_everyone_dropping_out_is_a_round_not_applied(uneven: Federation, engine: str) -> None:
+    result = ef.simulate(FedAvg(), uneven, clients_per_round=1, dropout=0.9, engine=engine, **{**QUICK, "rounds": 20})  # type: ignore[arg-type]
+    assert (result.log["sampled"] == 1).all()
+    assert (result.log["applied"] == (result.log["replied"] > 0)).all()
+    assert 0 < (~result.log["applied"]).sum() < 20
+    assert (result.log["sampled"] == result.log[["replied", "dropped", "rejected"]].sum(axis=1)).all()
+
+
+def test_metrics_are_fairlearn_s_on_the_model_s_predictions(uneven: Federation) -> None:
+    result = ef.simulate(FedAvg(), uneven, **QUICK)  # type: ignore[arg-type]
+    x, y, s = (part[uneven.test] for part in uneven.rows)
+    weight, bias = result.parameters[0]["0.weight"], result.parameters[0]["0.bias"]
+    predicted = (x @ weight[0] + bias > 0).astype(int)
+    final = result.final().iloc[0]
+    assert final["accuracy"] == pytest.approx((predicted == y).mean())
+    for name in ("demographic_parity_difference", "equalized_odds_difference", "equal_opportunity_difference",
+                 "demographic_parity_ratio", "equalized_odds_ratio"):  # fmt: skip
+        assert final[name] == pytest.approx(getattr(fairlearn, name)(y, predicted, sensitive_features=s)), name
+    z = x @ weight[0] + bias
+    assert final["loss"] == pytest.approx(np.mean(np.log1p(np.exp(z)) - y * z), rel=1e-5)
+    groups = result.metrics[(result.metrics["round"] == 3) & (result.metrics["split"] == "test")]
+    for g in (0, 1):
+        own = groups[groups["scope"] == f"group:{g}"].set_index("metric")["value"]
+        assert own["count"] == (s == g).sum()
+        assert own["selection_rate"] == pytest.approx(predicted[s == g].mean())
+        assert own["true_positive_rate"] == pytest.approx(predicted[(s == g) & (y == 1)].mean())
+    assert uneven.client_test is not None
+    for k in (0, 4):
+        rows = uneven.client_test[k]
+        expected = ((uneven.rows.x[rows] @ weight[0] + bias > 0) == uneven.rows.y[rows]).mean()
+        own = groups[groups["scope"] == f"client:silo-{k}"].set_index("metric")["value"]
+        assert own["accuracy"] == pytest.approx(expected)
+    accuracies = groups[groups["scope"].astype(str).str.startswith("client:") & (groups["metric"] == "accuracy")]
+    assert final["client_equality.mean"] == pytest.approx(accuracies["value"].mean())
+    assert final["client_equality.worst10"] == pytest.approx(accuracies["value"].min())
+
+
+def test_frame_has_the_promised_columns(uneven: Federation) -> None:
+    result = ef.simulate(FedAvg(), uneven, eval_every=2, seeds=range(2), **QUICK)  # type: ignore[arg-type]
+    assert list(result.metrics.columns) == ["method", "seed", "round", "split", "scope", "metric", "value"]
+    assert sorted(result.metrics["round"].unique()) == [2, 3]  # every second round, and the last
+    assert set(result.metrics["split"]) == {"test", "validation"}
+    summary = result.summary()
+    by_hand = result.final()["accuracy"]
+    assert summary[("accuracy", "mean")].item() == pytest.approx(by_hand.mean())
+    assert summary[("accuracy", "std")].item() == pytest.approx(np.std(by_hand, ddof=1))
+    assert "fedavg" in repr(result)
+
+
+def test_a_constant_predictor_is_flagged(uneven: Federation) -> None:
+    constant = {"0.weight": np.zeros((1, 4)), "0.bias": np.array([9.0])}
+    result = ef.simulate(
+        FedAvg(), uneven, initial_parameters=constant, **{**QUICK, "local": ef.Local(learning_rate=1e-9)}
+    )  # type: ignore[arg-type]
+    assert result.final()["degenerate"].item() == 1
+    assert result.final()["demographic_parity_difference"].item() == 0
+
+
+def test_messages_name_fields_and_bytes(uneven: Federation) -> None:
+    result = ef.simulate(FedAvg(), uneven, **QUICK)  # type: ignore[arg-type]
+    (message,) = result.messages.to_dict("records")
+    assert message == {
+        "stage": "round", "phase": "train", "down": "theta", "up": "update, rows", "gather": "sum",
+        "bytes_down": 5 * 4, "bytes_up": 5 * 4 + 4,
+    }  # fmt: skip
+
+
+def test_one_federation_per_seed_equals_each_alone() -> None:
+    """Rows held once, splits and scalings of their own."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(3, 2, 200), "g": rng.choice(["f", "m"], 200)})
+    frame["y"] = (frame["a"] + rng.normal(0, 1, 200) > 3).map({True: "yes", False: "no"})
+    make = {"label": "y", "sensitive": "g", "partition": ef.partition.IID(4), "positive": "yes"}
+    feds = [Federation.from_frame(frame, seed=seed, **make) for seed in (1, 2)]
+    shared = [dataclasses.replace(fed, rows=feds[0].rows) for fed in feds]
+    together = ef.simulate(FedAvg(), shared, **QUICK)  # type: ignore[arg-type]
+    assert list(together.parameters) == [1, 2]
+    for seed, fed in zip((1, 2), feds, strict=True):
+        alone = ef.simulate(FedAvg(), fed, seeds=[seed], **QUICK)  # type: ignore[arg-type]
+        for name, value in alone.parameters[seed].items():
+            np.testing.assert_allclose(together.parameters[seed][name], value, rtol=1e-5, atol=1e-6)
+    apart = ef.simulate(FedAvg(), feds, **QUICK)  # type: ignore[arg-type]
+    np.testing.assert_allclose(apart.parameters[2]["0.bias"], together.parameters[2]["0.bias"], rtol=1e-5, atol=1e-6)
+
+
+def test_any_module_works(uneven: Federation) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.relu(self.norm(self.a(x)))).squeeze(-1)
+
+    net = Net()
+    as_it_stands = ef.simulate(FedAvg(), uneven, **{**QUICK, "model": net, "local": ef.Local(learning_rate=1e-12)})  # type: ignore[arg-type]
+    np.testing.assert_allclose(as_it_stands.parameters[0]["a.weight"], net.a.weight.detach(), atol=1e-6)
+    fresh = ef.simulate(FedAvg(), uneven, seeds=range(2), **{**QUICK, "model": Net})  # type: ignore[arg-type]
+    assert not np.allclose(fresh.parameters[0]["a.weight"], fresh.parameters[1]["a.weight"])
+
+
+def test_multi_class() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 2))
+    y = np.array(["low", "middle", "high"])[np.digitize(x[:, 0], [-0.5, 0.5])]
+    s = rng.integers(0, 3, 240)
+    clients = [(x[i::4], y[i::4], s[i::4]) for i in range(3)]
+    fed = Federation.from_arrays(clients, test=(x[3::4], y[3::4], s[3::4]))
+    settings = {"model": ef.models.MLP(hidden=(8,)), "rounds": 30, "local": ef.Local(batch_size=16, learning_rate=0.3)}
+    result = ef.simulate(FedAvg(), fed, eval_every=30, **settings)  # type: ignore[arg-type]
+    assert result.final()["accuracy"].item() > 0.85
+    assert "accuracy_difference" in result.final()
+    assert "demographic_parity_difference" not in result.final()
+    reference = ef.simulate(FedAvg(), fed, eval_every=30, engine="reference", **settings)  # type: ignore[arg-type]
+    np.testing.assert_allclose(result.parameters[0]["0.weight"], reference.parameters[0]["0.weight"], atol=1e-5)
+
+
+def test_pareto_marks_dominated_points(uneven: Federation) -> None:
+    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.1, 5.0]}, seeds=range(3), **QUICK)  # type: ignore[arg-type]
+    points = result.pareto()
+    assert points["mu"].tolist() == [0, 0.1, 5]
+    for _, row in points.iterrows():
+        better = (points["accuracy"] >= row["accuracy"]) & (
+            points["demographic_parity_difference"] <= row["demographic_parity_difference"]
+        )
+        assert row["dominated"] == (better.sum() > 1)
+    with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
+        result.pareto("acuracy")
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_is_reproducible_and_differs_by_purpose() -> None:
+    assert plan.generator(1, "a", 2).random() == plan.generator(1, "a", 2).random()
+    values = {plan.generator(*key).random() for key in [(1, "a", 2), (2, "a", 2), (1, "b", 2), (1, "a", 3), (1, "a")]}
+    assert len(values) == 5
+    # a fixed number: a change here would silently change every published run
+    assert plan.key("silo-a") == 3419672453751797311
+
+
+def test_cohorts_are_uniform_without_replacement() -> None:
+    order = plan.client_order([str(i) for i in range(12)])
+    drawn = np.array([plan.cohort(0, number, order, 3) for number in range(4000)])
+    assert all(len(set(row)) == 3 for row in drawn)
+    share = np.bincount(drawn.ravel(), minlength=12) / 4000
+    np.testing.assert_allclose(share, 3 / 12, atol=0.03)
+
+
+def test_segments_cover_every_step_of_every_lane() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        count = np.sort(rng.integers(0, 40, rng.integers(1, 60)))[::-1]
+        done = np.zeros(len(count), dtype=int)
+        last = 0
+        for begin, end, width in segments(count):
+            assert begin == last
+            last = end
+            done[:width] += np.clip(np.minimum(count[:width], end) - begin, 0, None)
+        np.testing.assert_array_equal(done, count)
+
+
+def test_grid_wastes_at_most_a_quarter() -> None:
+    for n in range(1, 3000):
+        assert n <= grid_up(n) <= max(n * 1.25, 8)
+    assert len({grid_up(n) for n in range(1, 3000)}) < 45
+
+
+# -- bad arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number of at least 1"),
+        ({"clients_per_round": 11}, r"between 1 and the number of clients \(10\), got 11"),
+        ({"dropout": 1.0}, r"probability in \[0, 1\)"),
+        ({"seeds": [1, 1]}, "seeds must differ"),
+        ({"seeds": []}, "at least one seed"),
+        ({"seeds": [-1]}, "at least 0"),
+        ({"device": "cuda"}, "no CUDA device"),
+        ({"device": "quantum"}, "Unknown device"),
+        ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 1))}, "dropout layer"),
+        ({"model": nn.Linear(7, 1)}, r"does not take this data's rows of shape \[4\]"),
+        ({"model": nn.Linear(4, 5)}, r"needs \[rows, 1 or 2\]"),
+        ({"model": "mlp"}, "model must be one of equifed.models"),
+        ({"model": nn.ReLU()}, "has no parameters"),
+        ({"initial_parameters": {"w": np.zeros(3)}}, "must have the model's parameters 0.weight, 0.bias"),
+        (
+            {"initial_parameters": {"0.weight": np.zeros((2, 4)), "0.bias": np.zeros(1)}},
+            r"shape \[1, 4\], got \[2, 4\]",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_arguments_are_refused(uneven: Federation, changes: dict, message: str) -> None:
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(ConfigError, match=message):
+        ef.simulate(FedAvg(), uneven, **{**QUICK, **changes})
+
+
+def test_bad_methods_are_refused(uneven: Federation) -> None:
+    with pytest.raises(ConfigError, match="A class needs parentheses"):
+        ef.simulate(FedAvg, uneven, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="fedprox: mu must be at least 0, got -1"):
+        ef.simulate(ef.methods.FedProx(mu=-1), uneven, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Unknown method 'fedavgg'. Did you mean 'fedavg'"):
+        ef.methods.make("fedavgg")
+    with pytest.raises(ConfigError, match="Unknown hyper-parameter of fedprox 'nu'"):
+        ef.methods.make("fedprox", nu=1)
+    with pytest.raises(ConfigError, match="fedprox: mu must be a number, got 'big'"):
+        ef.methods.make("fedprox", mu="big")
+    with pytest.raises(ConfigError, match="has no values"):
+        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
+        ef.sweep(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chatty(FedAvg):
+    """Replies more than it declares."""
+
+    name: ClassVar[str] = "chatty"
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return (Phase("train", ("theta",), ("update",), LocalTraining(weighted_update), apply_mean_update, "sum"),)
+
+
+@ENGINES
+def test_nothing_undeclared_leaves_a_client(uneven: Federation, engine: str) -> None:
+    with pytest.raises(RunError, match="Nothing undeclared may leave a client"):
+        ef.simulate(Chatty(), uneven, engine=engine, **QUICK)  # type: ignore[arg-type]
+
+
+def test_the_reference_engine_names_the_client_in_an_error(uneven: Federation) -> None:
+    def crash(theta: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        raise KeyError("gamma")
+
+    @dataclasses.dataclass(frozen=True)
+    class Crashing(FedAvg):
+        name: ClassVar[str] = "crashing"
+
+        @property
+        def round(self) -> tuple[Phase, ...]:
+            return (Phase("train", ("theta",), ("update",), LocalTraining(crash), apply_mean_update, "sum"),)
+
+    with pytest.raises(RunError, match=r"crashing, seed 0, round 1, phase 'train', client 'silo-0' \(41 rows\)"):
+        ef.simulate(Crashing(), uneven, engine="reference", **QUICK)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 0}, "batch size"),
+        ({"optimizer": "lion"}, "Unknown optimizer 'lion'"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"optimizer": "adam", "momentum": 0.9}, "belongs to SGD"),
+        ({"learning_rate": 0.0}, "learning rate"),
+        ({"weight_decay": -1.0}, "weight decay"),
+    ],
+)
+def test_bad_local_settings(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ef.Local(**changes)
