@@ -53,6 +53,13 @@ class Sets:
     def __len__(self) -> int:
         return len(self.start)
 
+    def flat(self) -> tuple[np.ndarray, np.ndarray]:
+        """(client, row position) of every row that a client holds."""
+        sizes = self.sizes
+        owner = np.repeat(np.arange(len(self)), sizes)
+        within = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
+        return owner, self.index[self.start[owner] + within]
+
     def __getitem__(self, client: int) -> np.ndarray:
         return self.index[self.start[client] : self.stop[client]]
 
@@ -196,7 +203,8 @@ class Federation:
 
     def _checked(self) -> Federation:
         """Refuse, before any training, what no run could make sense of."""
-        held = self.rows.y[self.train.index]
+        _, rows = self.train.flat()
+        held = self.rows.y[rows]
         if not len(held):
             raise DataError("No client has a training row.")
         if self.kind == "classification":
@@ -206,9 +214,7 @@ class Federation:
                     f"The training rows have only one class ({self.classes[present[0]]!r}), so there is nothing to "
                     "learn. Check the label column and which value is positive."
                 )
-        unseen = np.setdiff1d(
-            np.unique(self.rows.s[np.concatenate([self.test, self.validation])]), self.rows.s[self.train.index]
-        )
+        unseen = np.setdiff1d(np.unique(self.rows.s[np.concatenate([self.test, self.validation])]), self.rows.s[rows])
         if len(unseen):
             warnings.warn(
                 f"Group {self.groups[unseen[0]]!r} is in the test or validation rows but no client has training rows "
@@ -232,9 +238,9 @@ class Federation:
     def cells(self) -> np.ndarray:
         """Training rows per client, group and label [clients, groups, classes] (one label column for regression)."""
         g, c = len(self.groups), max(len(self.classes), 1)
-        owner = np.repeat(np.arange(self.num_clients), self.train.sizes)
-        y = self.rows.y[self.train.index] if self.kind == "classification" else 0
-        flat = (owner * g + self.rows.s[self.train.index]) * c + y
+        owner, rows = self.train.flat()
+        y = self.rows.y[rows] if self.kind == "classification" else 0
+        flat = (owner * g + self.rows.s[rows]) * c + y
         return np.bincount(flat, minlength=self.num_clients * g * c).reshape(self.num_clients, g, c)
 
     def describe(self) -> Description:

@@ -134,14 +134,14 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
     """More padding, and a stranger's extreme row standing in the padded places."""
     plain = run(method, uneven, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1))
     x, y, s = uneven.rows
-    assert uneven.client_test is not None
+    far = np.full((200, *x.shape[1:]), 50, dtype=np.float32)
+    stranger = len(y) + np.arange(200)
+    pieces = [np.r_[uneven.train[k], stranger] for k in range(uneven.num_clients)]  # after each client's rows
+    spread = Sets.of(pieces)
     poisoned = dataclasses.replace(
         uneven,
-        rows=Rows(np.concatenate([np.full_like(x[:1], 50), x]), np.r_[y[:1], y], np.r_[s[:1], s]),
-        train=dataclasses.replace(uneven.train, index=uneven.train.index + 1),
-        client_test=dataclasses.replace(uneven.client_test, index=uneven.client_test.index + 1),
-        validation=uneven.validation + 1,
-        test=uneven.test + 1,
+        rows=Rows(np.concatenate([x, far]), np.r_[y, np.ones(200, y.dtype)], np.r_[s, np.zeros(200, s.dtype)]),
+        train=dataclasses.replace(spread, stop=spread.stop - 200),
     )
     for module in (lanes, steps):
         monkeypatch.setattr(module, "grid_up", lambda n: n + 37)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.simulate.cuda import CudaSteps
 from equifed.simulate.job import Job
 from equifed.simulate.plan import Batches
 from equifed.simulate.tables import Tables
@@ -32,12 +33,15 @@ COMPILE_WORK = 400_000
 """Multiplications per layer and step above which compiling no longer helps: the time is spent in them."""
 
 Step = Callable[..., list[Tensor]]
+"""One step of all lanes."""
+Run = Callable[[list[Tensor], list[Tensor], tuple[Tensor, Tensor, Tensor], Tensor], list[Tensor]]
+"""(carry, what stays the same, (rows, own, filled) of each step, rate) -> carry after all these steps."""
 
 
 class Stepper:
     def __init__(self, job: Job, tables: Tables, notes: list[str]) -> None:
         self.job, self.tables, self.notes = job, tables, notes
-        self._ready: dict[Any, Step] = {}
+        self._ready: dict[Any, Run] = {}
 
     def train(
         self,
@@ -82,9 +86,8 @@ class Stepper:
             work = [leaf[:width] for leaf in carry]
             example = (work, *rest, rows[begin, :width], own[begin, :width], filled[begin, :width], rate)
             run = self._prepared(phase, step, example, size, idle, end - begin)
-            same = tree.leaves(rest)
-            for t in range(begin, end):
-                work = run(*work, *same, rows[t, :width], own[t, :width], filled[t, :width], rate)
+            batches = (rows[begin:end, :width], own[begin:end, :width], filled[begin:end, :width])
+            work = run(work, tree.leaves(rest), batches, rate)
             carry = [
                 new if width == len(leaf) else torch.cat([new, leaf[width:]])
                 for new, leaf in zip(work, carry, strict=True)
@@ -95,7 +98,7 @@ class Stepper:
         self, lanes: Lanes, positions: list[np.ndarray], size: int, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One epoch of all lanes: each row's position within its client and in the tables [T, L, B], and how many of
-        the B are rows [T, L]. Beyond them stands row 0, with mask 0."""
+        the B are rows [T, L]. Beyond them the client's first row stands in, with mask 0."""
         own = np.zeros((len(lanes), steps * size), dtype=np.int32)
         for lane, order in enumerate(positions):
             own[lane, : len(order)] = order
@@ -112,8 +115,8 @@ class Stepper:
 
     def _prepared(
         self, phase: tuple[str, int], step: Step, example: tuple[Any, ...], size: int, idle: bool, steps: int
-    ) -> Step:
-        """The step as a function of tensors, as fast as is worth the preparation."""
+    ) -> Run:
+        """A function that carries out the steps of a segment, as fast as is worth the preparation."""
         values, structure = tree.flatten(example)
         whole = self._whole_step(step, size, idle)
 
@@ -121,10 +124,12 @@ class Stepper:
             return whole(*tree.unflatten(values, structure))
 
         if steps * self.job.task.local.epochs * self.job.rounds < TRACE_FROM:
-            return flat
+            return one_by_one(flat)
         key = (phase, size, idle, tuple(value.shape for value in values))
         if key not in self._ready:
-            self._ready[key] = self._traced(flat, values, example[0], size)
+            traced = self._traced(flat, values, example[0], size)
+            on_gpu = self.job.device.type == "cuda"
+            self._ready[key] = CudaSteps(traced) if on_gpu else one_by_one(traced)
         return self._ready[key]
 
     def _whole_step(self, step: Step, size: int, idle: bool) -> Step:
@@ -180,6 +185,17 @@ class Stepper:
                 self.notes.append(note)
             return False
         return True
+
+
+def one_by_one(step: Step) -> Run:
+    def run(
+        carry: list[Tensor], same: list[Tensor], batches: tuple[Tensor, Tensor, Tensor], rate: Tensor
+    ) -> list[Tensor]:
+        for rows, own, filled in zip(*batches, strict=True):
+            carry = step(*carry, *same, rows, own, filled, rate)
+        return carry
+
+    return run
 
 
 def segments(count: np.ndarray) -> list[tuple[int, int, int]]:

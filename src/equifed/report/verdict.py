@@ -1,0 +1,268 @@
+"""The verdict: what the numbers say, in sentences that claim no more than they do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.report import words
+from equifed.report.table import Arm, arms, check_results, chosen_disparity, moments
+
+if TYPE_CHECKING:
+    from equifed.simulate.result import Result
+
+ENOUGH_SEEDS = 3
+"""Fewer give no interval worth showing."""
+SMALL_GROUP = 50
+"""Test rows below which a group's rates are mostly noise."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The report's first lines."""
+
+    chosen: str | None
+    """The label of the method to look at first; None when no predictor is usable."""
+    sentences: list[str]
+    """One or two plain sentences."""
+    caveats: list[str]
+    """What is not certain, and what went wrong."""
+
+
+def verdict(results: Sequence[Result], *, disparity: str | None = None) -> Verdict:
+    """Which method does best on quality and on the chosen disparity, and how sure that is."""
+    task = check_results(results)
+    found = arms(results)
+    return verdict_of(found, results, task, chosen_disparity(found, task, disparity))
+
+
+def verdict_of(found: list[Arm], results: Sequence[Result], task: str, disparity: str | None) -> Verdict:
+    quality = "rmse" if task == "regression" else "accuracy"
+    caveats = _caveats(found, results, quality, disparity)
+    if len(found) == 1:
+        return Verdict(found[0].label, _single(found[0], quality, disparity), caveats)
+    chosen, sentences = _compare(found, quality, disparity, task)
+    return Verdict(chosen.label if chosen else None, sentences, caveats)
+
+
+def interval(a: Arm, b: Arm, metric: str) -> tuple[float, float] | None:
+    """95 % t-interval of the mean of a - b over the seeds they share; None when there are too few or other data."""
+    from scipy.stats import t
+
+    if a.data != b.data:
+        return None
+    both = a.values(metric).to_frame("a").join(b.values(metric).rename("b"), how="inner").dropna()
+    gaps = (both["a"] - both["b"]).to_numpy(dtype=np.float64)
+    if len(gaps) < ENOUGH_SEEDS or not np.isfinite(gaps).all():
+        return None
+    half = float(t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / np.sqrt(len(gaps)))
+    return float(gaps.mean()) - half, float(gaps.mean()) + half
+
+
+def told_apart(a: Arm, b: Arm, metric: str) -> bool:
+    """Whether the interval of their difference leaves out 0."""
+    bounds = interval(a, b, metric)
+    return bounds is not None and (bounds[0] > 1e-12 or bounds[1] < -1e-12)
+
+
+def ranked(found: list[Arm], metric: str, task: str) -> list[Arm]:
+    """Best mean first; arms that are degenerate in a seed, or where the metric is undefined, are left out."""
+    scored = [(words.badness(metric, moments(arm.values(metric))[0], task), arm) for arm in found]
+    usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and not arm.degenerate.any()]
+    return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
+
+
+def _value(arm: Arm, metric: str) -> str:
+    return words.spread(*moments(arm.values(metric)), arm.seeds)
+
+
+def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
+    seeds = "one seed" if arm.seeds == 1 else f"mean ± sample std over {arm.seeds} seeds"
+    gap = f" with a {words.title(disparity)} of {_value(arm, disparity)}" if disparity else ""
+    return [
+        f"{words.plain(arm.label)} reached {words.title(quality)} {_value(arm, quality)}{gap} "
+        f"after round {arm.last} ({seeds}). There is nothing else in this report to compare it with."
+    ]
+
+
+def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -> tuple[Arm | None, list[str]]:
+    by_quality = ranked(found, quality, task)
+    if not by_quality:
+        return None, [
+            f"None of these predictors is usable: in each, {words.title(quality)} is undefined or some group gets one "
+            "and the same prediction in at least one seed."
+        ]
+    best = by_quality[0]
+    quality_word = f"{'lowest' if quality == 'rmse' else 'highest'} mean {words.title(quality)}"
+    counts = sorted({arm.seeds for arm in found})
+    over = "one seed" if counts == [1] else f"mean ± sample std over {' or '.join(map(str, counts))} seeds"
+    # within noise: the paired interval includes 0. Without an interval only the best mean itself qualifies.
+    near = [arm for arm in by_quality[1:] if interval(best, arm, quality) and not told_apart(best, arm, quality)]
+    by_gap = ranked([best, *near], disparity, task) if disparity else []
+    pick = by_gap[0] if by_gap else best
+    fairest = ranked(found, disparity, task)[:1] if disparity else []
+    name, gap = words.plain(pick.label), words.title(disparity) if disparity else ""
+    if pick is best and disparity and fairest and fairest[0] is pick:
+        first = (
+            f"{name} has both the {quality_word}, {_value(pick, quality)}, and the fairest mean {gap}, "
+            f"{_value(pick, disparity)} ({over})."
+        )
+    elif pick is best:
+        first = f"{name} has the {quality_word}, {_value(pick, quality)}"
+        first += f", with a {gap} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
+    else:
+        first = (
+            f"{name} has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "
+            f"{words.title(quality)} cannot be told apart from the best: {_value(pick, quality)}, against "
+            f"{_value(best, quality)} of {words.plain(best.label)} ({over})."
+        )
+    second = ""
+    if fairest and fairest[0] is not pick and disparity:
+        low = fairest[0]
+        second = (
+            f"The fairest mean {gap} of all is that of {words.plain(low.label)}, {_value(low, disparity)}, "
+            f"at {words.title(quality)} {_value(low, quality)}."
+        )
+    return pick, [sentence for sentence in (first, second) if sentence]
+
+
+# -- caveats -----------------------------------------------------------------------------------------------------------
+
+
+def _caveats(found: list[Arm], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
+    return [
+        *_degenerate(found),
+        *_certainty(found, quality, disparity),
+        *_undefined(found, quality, disparity),
+        *_small_groups(found),
+        *_unlike(results, found),
+        *_incidents(results),
+    ]
+
+
+def _degenerate(found: list[Arm]) -> list[str]:
+    said = []
+    for arm in found:
+        bad = arm.degenerate
+        if not bad.any():
+            continue
+        flagged = arm.groups[(arm.groups["metric"] == "degenerate") & (arm.groups["value"] > 0)]
+        groups = list(dict.fromkeys(flagged["name"]))
+        where = f" (group {words.listing(groups)})" if groups else ""
+        left_out = " It is left out of the verdict." if len(found) > 1 else ""
+        said.append(
+            f"Degenerate: {words.plain(arm.label)} gives all rows of a group one and the same prediction{where} in "
+            f"{int(bad.sum())} of {arm.seeds} seeds. Such a predictor can look fair and be useless.{left_out}"
+        )
+    return said
+
+
+def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[str]:
+    said = []
+    fewest = min(arm.seeds for arm in found)
+    if fewest == 1:
+        said.append("One seed only: nothing here says how much another seed would change. Run at least 3, better 10.")
+    elif fewest < ENOUGH_SEEDS:
+        said.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
+    if len(found) == 1:
+        return said
+    task = "regression" if quality == "rmse" else "classification"
+    for metric in (quality, disparity):
+        order = ranked(found, metric, task) if metric else []
+        if metric is None or len(order) < 2:
+            continue
+        rest = [arm for arm in order[1:] if interval(order[0], arm, metric)]
+        close = [arm.label for arm in rest if not told_apart(order[0], arm, metric)]
+        if close:
+            said.append(
+                f"{words.heading(metric)}: {words.plain(order[0].label)} has the best mean, but cannot be "
+                f"told apart from {words.listing(close)} (95 % t-interval of the paired difference includes 0)."
+            )
+    if fewest >= ENOUGH_SEEDS:
+        many = ", and are not corrected for comparing several methods at once" if len(found) > 2 else ""
+        said.append(f"Intervals cover how runs differ from seed to seed, not the choice of test rows{many}.")
+    return said
+
+
+def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[str]:
+    said = []
+    for metric in (quality, disparity):
+        missing = [arm.label for arm in found if metric and moments(arm.values(metric))[2] < arm.seeds]
+        if missing and metric:
+            said.append(
+                f"{words.heading(metric)} is undefined in some or all seeds of {words.listing(missing)}; "
+                "means are over the seeds where it is defined."
+            )
+    return said
+
+
+def _small_groups(found: list[Arm]) -> list[str]:
+    smallest: dict[str, float] = {}
+    for arm in found:
+        counts = arm.groups[arm.groups["metric"] == "count"]
+        for name, value in counts.groupby("name", sort=False)["value"].min().items():
+            smallest[str(name)] = min(value, smallest.get(str(name), np.inf))
+    few = [f"{words.plain(name)} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]
+    if not few:
+        return []
+    return [
+        f"Fewer than {SMALL_GROUP} test rows in group {words.listing(few)}: these groups' rates, and every disparity "
+        "that rests on them, are mostly noise."
+    ]
+
+
+_ALIKE = ("data", "rounds", "clients_per_round", "dropout", "local", "model", "seeds")
+
+
+def _unlike(results: Sequence[Result], found: list[Arm]) -> list[str]:
+    said = []
+    differing = [name for name in _ALIKE if len({repr(_plain_value(result.info.get(name))) for result in results}) > 1]
+    if "data" not in differing and len({arm.data for arm in found}) > 1:
+        differing.insert(0, "partition")
+    if differing:
+        said.append(
+            f"The results differ in more than the method: {', '.join(differing).replace('_', ' ')}. "
+            "Part of what is seen may come from that."
+        )
+    if any(arm.split != "test" for arm in found):
+        said.append("No test set: the numbers are from the server's validation rows, which training may have used.")
+    return said
+
+
+def _plain_value(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | range) else value
+
+
+_REMARK = re.compile(r"rounds had no usable reply|replies were rejected")
+"""Remarks of the simulator that the log says again, with more."""
+
+
+def _incidents(results: Sequence[Result]) -> list[str]:
+    said = []
+    notes: dict[str, list[str]] = {}
+    for result in results:
+        method = str(result.info["method"])
+        name = words.plain(method)
+        if len(result.log):
+            lost = ~result.log["applied"].astype(bool)
+            if lost.any():
+                said.append(
+                    f"{name}: {int(lost.sum())} of {len(lost)} rounds had no usable reply and left the model as it was."
+                )
+        if len(result.rejections):
+            who = result.rejections["client"].astype(str).value_counts()
+            said.append(
+                f"{name}: {len(result.rejections)} rejected replies, from client "
+                f"{words.listing([str(client) for client in who.index])} "
+                f"(first reason: {words.plain(str(result.rejections['reason'].iloc[0]), 200)})."
+            )
+        for note in result.notes:
+            if not _REMARK.search(note):
+                notes.setdefault(note, []).append(method)
+    return said + [
+        f"{words.listing(list(dict.fromkeys(methods)))}: {words.plain(note, 400)}" for note, methods in notes.items()
+    ]

@@ -1,0 +1,74 @@
+"""Steps on a GPU: several of them captured in one CUDA graph, so that launching kernels costs next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+STEPS = 10
+"""Steps per graph; what remains of a segment is replayed from a graph of one step."""
+
+
+class CudaSteps:
+    """Carries out the steps of a segment by replaying CUDA graphs over fixed buffers."""
+
+    def __init__(self, step: Callable[..., list[Tensor]]) -> None:
+        self._step = step
+        self._graphs: dict[int, _Graph] = {}
+
+    def __call__(
+        self, carry: list[Tensor], same: list[Tensor], batches: tuple[Tensor, Tensor, Tensor], rate: Tensor
+    ) -> list[Tensor]:
+        total, done = len(batches[0]), 0
+        for size in (STEPS, 1):
+            while total - done >= size:
+                part = tuple(values[done : done + size] for values in batches)
+                if size not in self._graphs:
+                    self._graphs[size] = _Graph(self._step, size, carry, same, part, rate)
+                carry = self._graphs[size].replay(carry, same, part, rate)
+                done += size
+        return [leaf.clone() for leaf in carry]
+
+
+class _Graph:
+    """`size` steps captured over buffers of the shapes first seen."""
+
+    def __init__(
+        self,
+        step: Callable[..., list[Tensor]],
+        size: int,
+        carry: list[Tensor],
+        same: list[Tensor],
+        batches: tuple[Tensor, ...],
+        rate: Tensor,
+    ) -> None:
+        self._inputs = [torch.empty_like(value).copy_(value) for value in (*carry, *same, *batches, rate)]
+        here = len(carry)
+        mine, fixed = self._inputs[:here], self._inputs[here : here + len(same)]
+        rows, own, filled, pace = self._inputs[here + len(same) :]
+
+        def steps() -> list[Tensor]:
+            values = mine
+            for i in range(size):
+                values = step(*values, *fixed, rows[i], own[i], filled[i], pace)
+            return values
+
+        # libraries allocate their workspaces on first use, which must not happen while capturing
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            steps()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = steps()
+
+    def replay(
+        self, carry: list[Tensor], same: list[Tensor], batches: tuple[Tensor, ...], rate: Tensor
+    ) -> list[Tensor]:
+        for buffer, value in zip(self._inputs, (*carry, *same, *batches, rate), strict=True):
+            buffer.copy_(value)
+        self._graph.replay()
+        return self._outputs

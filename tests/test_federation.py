@@ -1,0 +1,297 @@
+"""Federations: every way of making one, what they say of themselves, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import equifed as ef
+from equifed.data import Schema
+from equifed.errors import ConfigError, DataError, EquifedWarning
+from equifed.federation import Federation
+
+
+def part(n: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)), np.arange(n) % 2, rng.integers(0, 2, n)
+
+
+def table(n: int = 200, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(18, 80, n),
+            "job": rng.choice(["clerk", "nurse", "pilot"], n),
+            "sex": rng.choice(["f", "m"], n),
+            "race": rng.choice(["a", "b"], n),
+            "hospital": rng.choice(["north", "south", "west"], n),
+        }
+    )
+    frame["ill"] = np.where(frame["age"] + rng.normal(0, 10, n) > 50, "yes", "no")
+    return frame
+
+
+# -- from arrays -------------------------------------------------------------------------------------------------------
+
+
+def test_from_arrays_holds_what_it_was_given() -> None:
+    clients = [part(5, 1), part(8, 2), (np.zeros((0, 3)), np.zeros(0), np.zeros(0))]
+    fed = Federation.from_arrays(
+        clients, validation=part(4, 3), test=part(6, 4), client_tests=[part(2, k) for k in range(3)], ids=list("abc")
+    )
+    for k, (x, y, s) in enumerate(clients):
+        rows = fed.train[k]
+        np.testing.assert_allclose(fed.rows.x[rows], x, rtol=1e-6)
+        np.testing.assert_array_equal(fed.rows.y[rows], y)
+        np.testing.assert_array_equal(fed.rows.s[rows], s)
+    np.testing.assert_allclose(fed.rows.x[fed.test], part(6, 4)[0], rtol=1e-6)
+    np.testing.assert_allclose(fed.rows.x[fed.validation], part(4, 3)[0], rtol=1e-6)
+    assert fed.client_test is not None
+    np.testing.assert_allclose(fed.rows.x[fed.client_test[2]], part(2, 2)[0], rtol=1e-6)
+    assert fed.train.sizes.tolist() == [5, 8, 0]
+    assert "3 clients with 0 to 8 rows" in repr(fed)
+
+
+def test_torch_names_and_intersections() -> None:
+    x, _, _ = part(4)
+    groups = [["f", "old"], ["m", "old"], ["f", "young"], ["f", "old"]]
+    fed = Federation.from_arrays([(torch.tensor(x), torch.tensor([1, 0, 1, 0]), np.array(groups))])
+    assert fed.groups == ("f & old", "f & young", "m & old")
+    assert fed.rows.s.tolist() == [0, 2, 1, 0]
+    named = Federation.from_arrays([(x, ["no", "yes", "no", "yes"], ["f", "m", "f", "m"])])
+    assert named.classes == ("no", "yes")
+    assert named.groups == ("f", "m")
+    assert named.rows.y.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "at least one client"),
+        ([part()[:2]], "triple"),
+        ([(np.zeros(3), np.zeros(3), np.zeros(3))], r"client '0': features must have shape \[rows, ...\], got \[3\]"),
+        ([(np.zeros((3, 2)), np.zeros(2), np.zeros(3))], r"3 rows of features but labels of shape \[2\]"),
+        ([(np.zeros((3, 2)), np.array([0, 1, np.nan]), np.zeros(3))], "labels have a missing value at row 2"),
+        ([(np.zeros((3, 2)), np.array([0, 1, 1]), ["a", None, "b"])], "groups have a missing value at row 1"),
+        ([(np.array([[0, 1], [np.inf, 1]]), [0, 1], [0, 1])], "client '0': feature 0 of row 1 is NaN or infinite"),
+        ([(np.array([["a"], ["b"]]), [0, 1], [0, 1])], "features must be numbers"),
+        ([(np.zeros((2, 2)), [1, 1], [0, 1])], "only one class"),
+        ([part(), (np.zeros((2, 4)), [0, 1], [0, 1])], r"client '0' has rows of shape \[3\] and client '1' of \[4\]"),
+    ],
+    ids=range(10),
+)
+def test_bad_arrays_are_refused(clients: list, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Federation.from_arrays(clients)
+
+
+def test_other_bad_arguments() -> None:
+    with pytest.raises(DataError, match="'x' occurs more than once"):
+        Federation.from_arrays([part(), part()], ids=["x", "x"])
+    with pytest.raises(DataError, match="client_tests has 1 entries for 2"):
+        Federation.from_arrays([part(), part()], client_tests=[part()])
+    with pytest.raises(DataError, match="client_groups has 3 entries"):
+        Federation.from_arrays([part(), part()], client_groups=[0, 1, 2])
+    with pytest.raises(DataError, match="labels of a regression"):
+        Federation.from_arrays([(np.zeros((2, 1)), ["a", "b"], [0, 1])], task="regression")
+    x, y, s = part()
+    with pytest.warns(EquifedWarning, match="Group '2' is in the test or validation rows"):
+        Federation.from_arrays([(x, y, s)], test=(x, y, s + 1))
+
+
+def test_description_counts_cells() -> None:
+    x, y, s = part(30)
+    fed = Federation.from_arrays([(x[:20], y[:20], s[:20]), (x[20:], y[20:], s[20:])], ids=["a", "b"])
+    description = fed.describe()
+    for client, rows in (("a", slice(0, 20)), ("b", slice(20, 30))):
+        for g in (0, 1):
+            for c in (0, 1):
+                expected = ((s[rows] == g) & (y[rows] == c)).sum()
+                assert description.table.loc[client, (str(g), str(c))] == expected
+        assert description.table.loc[client, ("total", "")] == len(y[rows])
+    figure = description.figure
+    assert [bar.name for bar in figure.data] == ["0, 0", "0, 1", "1, 0", "1, 1"]
+    assert figure.layout.barmode == "stack"
+    assert sum(sum(bar.x) for bar in figure.data) == 30
+    assert "client" in str(description)
+    assert "<table" in description._repr_html_()
+
+
+# -- from a frame ------------------------------------------------------------------------------------------------------
+
+
+def test_from_frame_splits_and_scales_on_training_rows() -> None:
+    frame = table()
+    fed = Federation.from_frame(
+        frame, label="ill", sensitive="sex", partition=ef.partition.Dirichlet(4, 0.5), positive="yes", seed=3
+    )
+    assert (len(fed.train.index), len(fed.validation), len(fed.test)) == (120, 40, 40)
+    everyone = np.concatenate([fed.train.index, fed.validation, fed.test])
+    assert sorted(everyone) == list(range(200))
+    assert fed.classes == ("no", "yes")
+    assert not any("sex" in name for name in fed.features)
+    assert fed.scaling is not None
+    shift, factor = fed.scaling
+    age = fed.features.index("age")
+    train = frame["age"].to_numpy()[fed.train.index]
+    assert shift[age] == pytest.approx(train.mean())
+    assert factor[age] == pytest.approx(1 / train.std())
+    assert shift[fed.features.index("job=nurse")] == 0
+    again = Federation.from_frame(
+        frame, label="ill", sensitive="sex", partition=ef.partition.Dirichlet(4, 0.5), positive="yes", seed=3
+    )
+    np.testing.assert_array_equal(again.train.index, fed.train.index)
+
+
+def test_natural_partition_intersections_and_client_tests() -> None:
+    frame = table(400)
+    fed = Federation.from_frame(
+        frame, label="ill", sensitive=["sex", "race"], partition=ef.partition.Natural("hospital"),
+        validation=0.0, test=0.0, client_test=0.25,
+    )  # fmt: skip
+    assert fed.ids == ("north", "south", "west")
+    assert len(fed.groups) == 4
+    assert not any("hospital" in name for name in fed.features)
+    assert fed.client_test is not None
+    for k, name in enumerate(fed.ids):
+        own = np.concatenate([fed.train[k], fed.client_test[k]])
+        assert set(frame["hospital"].iloc[own]) == {name}
+        assert sorted(own) == np.flatnonzero(frame["hospital"] == name).tolist()
+        # every (group, label) cell gives a quarter of its rows
+        cell = fed.rows.s * 2 + fed.rows.y
+        for c in np.unique(cell[own]):
+            assert (cell[fed.client_test[k]] == c).sum() == round(0.25 * (cell[own] == c).sum())
+
+
+def test_bad_frames_are_refused() -> None:
+    make = {"label": "ill", "sensitive": "sex", "partition": ef.partition.IID(3)}
+    frame = table()
+    frame.loc[7, "ill"] = None
+    with pytest.raises(DataError, match=r"Label 'ill', row 7: the value is missing"):
+        Federation.from_frame(frame, **make)
+    with pytest.raises(DataError, match="'age', row 9"):
+        Federation.from_frame(table().astype({"age": float}).replace({"age": {}}).assign(
+            age=lambda f: f["age"].where(f.index != 9)), **make)  # fmt: skip
+    with pytest.raises(DataError, match="Column 'gender' is missing"):
+        Federation.from_frame(table(), **{**make, "sensitive": "gender"})
+    with pytest.raises(DataError, match="only one class"):
+        Federation.from_frame(table().assign(ill="no"), **make)
+    with pytest.raises(ConfigError, match="split"):
+        Federation.from_frame(table(), validation=0.6, test=0.6, **make)
+
+
+# -- from files --------------------------------------------------------------------------------------------------------
+
+
+def write_silos(folder: Path) -> tuple[list[Path], Path]:
+    frame = table(300)
+    schema = Schema.infer(frame, label="ill", sensitive="sex", positive="yes", features=["age", "job"])
+    (folder / "schema.json").write_text(schema.to_json())
+    paths = []
+    for name, own in frame.groupby("hospital"):
+        path = folder / (f"{name}.parquet" if name == "west" else f"{name}.csv")
+        own.to_parquet(path) if name == "west" else own.to_csv(path, index=False)
+        paths.append(path)
+    return paths, folder / "schema.json"
+
+
+def test_from_files_by_a_shared_schema(tmp_path: Path) -> None:
+    paths, schema = write_silos(tmp_path)
+    fed = Federation.from_files(paths, schema=schema, test=0.3, validation=0.1, seed=1)
+    assert fed.ids == ("north", "south", "west")
+    assert fed.features == ("age", "job=clerk", "job=nurse", "job=pilot")
+    assert fed.client_test is not None
+    sizes = fed.train.sizes + fed.client_test.sizes
+    counts = table(300)["hospital"].value_counts().sort_index().to_numpy()
+    np.testing.assert_allclose(sizes, 0.9 * counts, atol=1)
+    assert len(fed.test) == fed.client_test.sizes.sum()
+    result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3)
+    assert result.final()["accuracy"].item() > 0.6
+    inferred = Federation.from_files(dict(zip("abc", paths, strict=True)), label="ill", sensitive="sex")
+    assert inferred.ids == ("a", "b", "c")
+
+
+def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -> None:
+    paths, schema = write_silos(tmp_path)
+    broken = pd.read_csv(paths[0])
+    broken.loc[2, "job"] = "astronaut"
+    broken.to_csv(paths[0], index=False)
+    with pytest.raises(DataError, match=r"north.csv: Column 'job', row 2: 'astronaut' is not a known category"):
+        Federation.from_files(paths, schema=schema)
+    broken.loc[2, ["job", "sex"]] = ["pilot", "x"]
+    broken.to_csv(paths[0], index=False)
+    with pytest.raises(DataError, match=r"north.csv: Sensitive column 'sex', row 2: 'x' is not a known group"):
+        Federation.from_files(paths, schema=schema)
+    with pytest.raises(DataError, match="There is no file"):
+        Federation.from_files([tmp_path / "east.csv"], schema=schema)
+    (tmp_path / "east.txt").write_text("")
+    with pytest.raises(DataError, match=r"must be \.csv, \.csv\.gz or \.parquet"):
+        Federation.from_files([tmp_path / "east.txt"], schema=schema)
+    with pytest.raises(ConfigError, match="needs a schema file"):
+        Federation.from_files(paths)
+    (tmp_path / "west.parquet").write_bytes(b"not a parquet file")
+    with pytest.raises(DataError, match=r"west.parquet cannot be read"):
+        Federation.from_files([tmp_path / "west.parquet"], schema=schema)
+
+
+# -- named data --------------------------------------------------------------------------------------------------------
+
+
+def test_load_by_preset_one_and_many_seeds() -> None:
+    partition = ef.partition.Dirichlet(num_partitions=10, alpha=0.5)
+    fed = ef.load("compas", preset="fair-fate", partition=partition, seed=4)
+    assert (len(fed.train.index), len(fed.validation), len(fed.test)) == (3701, 1233, 1233)
+    assert fed.num_clients == 10
+    assert fed.provenance["preset"] == "fair-fate"
+    assert fed.provenance["partition"]["alpha"] == 0.5
+    assert re.fullmatch("[0-9a-f]{64}", next(iter(fed.provenance["files"].values())))
+    feds = ef.load("compas", preset="fair-fate", partition=partition, seeds=[4, 5])
+    assert feds[0].rows.x is feds[1].rows.x
+    np.testing.assert_array_equal(feds[0].train.index, fed.train.index)
+    assert not np.array_equal(feds[0].test, feds[1].test)
+    assert [each.seed for each in feds] == [4, 5]
+
+
+def test_load_defaults_and_papers_splits() -> None:
+    assert ef.load("german").num_clients == 5
+    fedfair = ef.load("adult", preset="fedfair")
+    assert (fedfair.train.sizes.tolist(), len(fedfair.test)) == ([800] * 50, 5222)
+    regression = ef.load("communities", preset="kffl", partition=ef.partition.Dirichlet(4, 1.0))
+    assert regression.kind == "regression"
+    assert regression.cells().shape == (4, 2, 1)
+    with pytest.raises(ConfigError, match="Did you mean 'compas'"):
+        ef.load("compass")
+    with pytest.raises(ConfigError, match="Unknown preset of compas"):
+        ef.load("compas", preset="fairfate2")
+
+
+def test_sffl_partition_by_state_with_client_tests() -> None:
+    partition = ef.partition.DirichletPerClient(alpha=1000.0, num_partitions=5, size=1000, natural="STATE")
+    fed = ef.load("acs_income", preset="sffl", partition=partition)
+    assert fed.client_test is not None
+    np.testing.assert_allclose(fed.train.sizes, 600, atol=3)
+    np.testing.assert_allclose(fed.client_test.sizes, 400, atol=3)
+    # a large alpha means balanced cells
+    np.testing.assert_allclose(fed.cells().reshape(5, -1), 150, atol=25)
+
+
+def test_rotation_groups_turn_images_and_share_test_sets() -> None:
+    partition = ef.partition.RotationGroups(clients_per_group=(3, 1), rows_per_client=20)
+    fed = ef.load("mnist", partition=partition)
+    plain = ef.load("mnist", partition=ef.partition.IID(2))
+    assert fed.client_groups is not None
+    assert fed.client_groups.tolist() == [0, 0, 0, 1]
+    assert fed.groups == ("0 degrees", "180 degrees")
+    assert (len(fed.train.index), len(fed.test)) == (80, 20_000)
+    assert fed.client_test is not None
+    test = plain.rows.x[plain.test]
+    own = fed.rows.x[fed.client_test[3]]
+    np.testing.assert_allclose(own, test[:, :, ::-1, ::-1], atol=1e-4)  # half a turn
+    np.testing.assert_array_equal(fed.rows.x[fed.client_test[0]], test)
+    turned = {image.tobytes() for image in np.round(plain.rows.x[:, :, ::-1, ::-1], 3)}
+    assert all(np.round(image, 3).tobytes() in turned for image in fed.rows.x[fed.train[3]])
