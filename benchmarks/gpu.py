@@ -16,7 +16,7 @@ from equifed.federation import Federation
 from equifed.local import Local
 from equifed.methods import FedAvg, FedProx, LocalTraining
 from equifed.models import MLP
-from equifed.simulate import Simulation, make_job
+from equifed.simulator import Simulation, make_job
 
 
 def federation(sizes: list[int], features: int) -> Federation:
@@ -51,7 +51,10 @@ def main() -> None:
     for method in (FedAvg(), FedProx(mu=0.3), LocalTraining()):
         for local in (Local(epochs=3, batch_size=7, learning_rate=0.1, momentum=0.9), Local(3, 7, 0.01, "adam")):
             a, b = (final(simulation(uneven, d, 20, 3, method, local=local)) for d in ("cpu", "cuda"))
-            print(f"{method.name:8s} {local.optimizer:5s} largest CPU-GPU difference {(a - b).abs().max():.2e}", flush=True)
+            print(
+                f"{method.name:8s} {local.optimizer:5s} largest CPU-GPU difference {(a - b).abs().max():.2e}",
+                flush=True,
+            )
     for lanes in (50, 550, 5500):
         fed = federation([200] * (lanes // 5), 14)
         rounds = 6

@@ -1,13 +1,38 @@
-"""Fair federated learning that people can use."""
+"""Fair federated learning that people can use.
 
-from equifed import methods, metrics, models, partition
-from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
-from equifed.federation import Federation
-from equifed.loading import load
-from equifed.local import Local
-from equifed.simulate import Result, simulate, sweep
+    import equifed as ef
+
+    fed = ef.load("compas", preset="fair-fate", partition=ef.partition.Dirichlet(num_partitions=10, alpha=0.5))
+    res = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.MLP(hidden=(10,)), rounds=20, clients_per_round=3)
+    res.summary()
+
+Names are imported when they are first used, so that the command line starts without waiting for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from equifed import data, methods, metrics, models, partition, report
+    from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
+    from equifed.federation import Federation
+    from equifed.loading import load
+    from equifed.local import Local
+    from equifed.simulator import simulate, sweep
+    from equifed.simulator.result import Result
+
+_HOMES = {
+    **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
+    "Federation": "equifed.federation",
+    "Local": "equifed.local",
+    "Result": "equifed.simulator.result",
+    "load": "equifed.loading",
+    "simulate": "equifed.simulator",
+    "sweep": "equifed.simulator",
+}
+_MODULES = ("data", "methods", "metrics", "models", "partition", "report")
 
 __all__ = [
     "ConfigError",
@@ -19,11 +44,25 @@ __all__ = [
     "Result",
     "RunError",
     "__version__",
+    "data",
     "load",
     "methods",
     "metrics",
     "models",
     "partition",
+    "report",
     "simulate",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"equifed.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'equifed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -150,6 +150,8 @@ class Method:
     """The method it equals when its fairness weight is 0, if any."""
     needs_validation: ClassVar[bool] = False
     """The server needs a validation set of its own."""
+    needs_client_groups: ClassVar[bool] = False
+    """Each client must belong to a known group of clients."""
     personal: ClassVar[bool] = False
     """Clients end up with models of their own: predictions depend on the client's state."""
     sweepable: ClassVar[bool] = True

@@ -174,6 +174,7 @@ class GroupVote(Method):
     """Every client group has one vote, however many clients it has."""
 
     name: ClassVar[str] = "group-vote"
+    needs_client_groups: ClassVar[bool] = True
 
     @property
     def round(self) -> tuple[Phase, ...]:

@@ -17,7 +17,7 @@ import equifed as ef
 from equifed import methods, tree
 from equifed.federation import Federation, Rows, Sets
 from equifed.protocol import Method
-from equifed.simulate import Simulation, lanes, make_job, reference, steps
+from equifed.simulator import Simulation, lanes, make_job, reference, steps
 
 from .sketches import SKETCHES
 
@@ -232,4 +232,4 @@ def test_a_method_imports_neither_simulator_nor_flower(method: Method) -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not [n for n in names if n.startswith(("equifed.simulate", "flwr", "equifed.flower"))], file.name
+            assert not [n for n in names if n.startswith(("equifed.simulator", "flwr", "equifed.flower"))], file.name

@@ -12,7 +12,7 @@ from equifed.methods.hyper import check, check_value, documentation
 from equifed.methods.local import LocalTraining
 from equifed.protocol import Method
 
-__all__ = ["REGISTRY", "FedAvg", "FedProx", "LocalTraining", "check", "check_value", "documentation", "make"]
+__all__ = ["REGISTRY", "FedAvg", "FedProx", "LocalTraining", "Method", "check", "check_value", "documentation", "make"]
 
 REGISTRY: dict[str, type[Method]] = {
     "fedavg": FedAvg,

@@ -9,9 +9,9 @@ from torch import nn
 
 import equifed as ef
 from equifed.federation import Federation
-from equifed.simulate import plan
-from equifed.simulate.lanes import LanesEngine
-from equifed.simulate.reference import Reference
+from equifed.simulator import plan
+from equifed.simulator.lanes import LanesEngine
+from equifed.simulator.reference import Reference
 
 ENGINES = ("lanes", "reference")
 
@@ -181,6 +181,6 @@ def test_local_training_is_one_model_per_client(uneven: Federation) -> None:
 
 
 def test_engines_are_what_their_names_say() -> None:
-    from equifed.simulate import ENGINES as known
+    from equifed.simulator import ENGINES as known
 
     assert known == {"lanes": LanesEngine, "reference": Reference}

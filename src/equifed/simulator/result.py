@@ -13,10 +13,10 @@ import numpy as np
 from equifed import metrics as M
 from equifed import tree
 from equifed.errors import ConfigError, unknown_name
-from equifed.simulate.engine import Message, Rejection, State
-from equifed.simulate.evaluate import Scored
-from equifed.simulate.job import Job
-from equifed.simulate.loop import RoundLog, Step
+from equifed.simulator.engine import Message, Rejection, State
+from equifed.simulator.evaluate import Scored
+from equifed.simulator.job import Job
+from equifed.simulator.loop import RoundLog, Step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -350,7 +350,7 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     for r, run in enumerate(job.runs):
         server = tree.take(state.server, r)
         own = tree.map(lambda leaf, r=r: leaf[r], state.clients)
-        theta = getattr(server, "theta", None) or getattr(own, "theta", {})
+        theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
         key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
         result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
     return result

@@ -12,8 +12,8 @@ from torch import Tensor
 from equifed import tree
 from equifed.errors import EquifedError, RunError
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulate import plan
-from equifed.simulate.engine import (
+from equifed.simulator import plan
+from equifed.simulator.engine import (
     Exchange,
     Message,
     Rejection,
@@ -27,8 +27,8 @@ from equifed.simulate.engine import (
     record_message,
     validation_data,
 )
-from equifed.simulate.job import Job
-from equifed.simulate.tables import Tables
+from equifed.simulator.job import Job
+from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 

@@ -18,7 +18,7 @@ from equifed.federation import Federation
 from equifed.local import Local
 from equifed.methods.hyper import check, check_value
 from equifed.protocol import Method, Task
-from equifed.simulate import plan
+from equifed.simulator import plan
 from equifed.task import check_module
 from equifed.tree import Tree
 
@@ -132,6 +132,11 @@ def make_job(
             raise ConfigError(
                 f"{method.name} measures fairness on a validation set held by the server, but this federation has "
                 "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2)."
+            )
+        if method.needs_client_groups and fed.client_groups is None:
+            raise ConfigError(
+                f"{method.name} needs to know each client's group, but this federation has no client groups. "
+                "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups)."
             )
     for name, value, low in (("rounds", rounds, 1), ("eval_every", eval_every, 1)):
         if not isinstance(value, int) or value < low:

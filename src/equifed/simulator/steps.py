@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.simulate.cuda import CudaSteps
-from equifed.simulate.job import Job
-from equifed.simulate.plan import Batches
-from equifed.simulate.tables import Tables
+from equifed.simulator.cuda import CudaSteps
+from equifed.simulator.job import Job
+from equifed.simulator.plan import Batches
+from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
-    from equifed.simulate.lanes import Lanes
+    from equifed.simulator.lanes import Lanes
 
 TRACE_FROM = 100
 """Steps of one shape in the whole job from which tracing it (about 0.1 s) pays."""
 COMPILE_FROM = 40_000
-"""Steps in the whole job from which compiling (some 20 s the first time, 2 s later) pays."""
+"""Steps in the whole job from which compiling (some 10 s the first time, 1 s for each width later) pays."""
 COMPILE_WORK = 400_000
 """Multiplications per layer and step above which compiling no longer helps: the time is spent in them."""
 
@@ -80,10 +80,12 @@ class Stepper:
         rate: Tensor,
     ) -> list[Tensor]:
         own, rows, filled = self._batches(lanes, positions, size, int(count[0]))
-        for begin, end, width in segments(count):
-            idle = bool(count[width - 1] < end)
-            rest = tree.map(lambda leaf, width=width: leaf[:width], (fixed, per_row))
-            work = [leaf[:width] for leaf in carry]
+        # a compiled step is quick but each width takes seconds to compile: use fewer of them
+        shrink = 0.5 if self._worth_compiling(carry, size) else 0.7
+        idle = bool(count[-1] < count[0])
+        for begin, end, width in segments(count, shrink):
+            rest = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), (fixed, per_row))
+            work = [leaf[:width].contiguous() for leaf in carry]
             example = (work, *rest, rows[begin, :width], own[begin, :width], filled[begin, :width], rate)
             run = self._prepared(phase, step, example, size, idle, end - begin)
             batches = (rows[begin:end, :width], own[begin:end, :width], filled[begin:end, :width])
@@ -154,8 +156,8 @@ class Stepper:
             lane = torch.arange(width, device=rows.device)[:, None]
             extra = {name: values[lane, own] for name, values in per_row.items()}
             new = step(carry, fixed, (x, y, s), mask, extra, rate)
-            moved: list[Tensor] = tree.where(filled > 0, new, carry) if idle else new
-            return moved
+            moved = tree.where(filled > 0, new, carry) if idle else new
+            return [leaf.contiguous() for leaf in moved]  # the next step expects the layout it was prepared for
 
         return whole
 
@@ -166,7 +168,18 @@ class Stepper:
         graph = make_fx(flat)(*values)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        return torch.compile(graph, dynamic=False) if self._worth_compiling(carry, size) else graph
+        if not self._worth_compiling(carry, size):
+            return graph
+        try:
+            from torch import _inductor
+
+            # straight to the compiler: torch.compile would check its guards at every step, which costs as much again
+            compiled: Step = _inductor.compile(graph, [*values])
+            compiled(*values)
+        except Exception as error:  # a broken compiler must not cost the run
+            self._note(f"Compiling the training step failed ({type(error).__name__}); it runs uncompiled, and slower.")
+            return graph
+        return compiled
 
     def _worth_compiling(self, carry: list[Tensor], size: int) -> bool:
         if self.job.compile is not None:
@@ -180,11 +193,15 @@ class Stepper:
         if planned < COMPILE_FROM or effort > COMPILE_WORK:
             return False
         if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-            note = "A C++ compiler would let this long run be compiled and go several times faster; none was found."
-            if note not in self.notes:
-                self.notes.append(note)
+            self._note(
+                "A C++ compiler would let this long run be compiled and go several times faster; none was found."
+            )
             return False
         return True
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 def one_by_one(step: Step) -> Run:
@@ -198,14 +215,14 @@ def one_by_one(step: Step) -> Run:
     return run
 
 
-def segments(count: np.ndarray) -> list[tuple[int, int, int]]:
+def segments(count: np.ndarray, shrink: float) -> list[tuple[int, int, int]]:
     """Stretches (begin, end, width) of an epoch: `count` holds each lane's number of steps, most first.
 
-    As lanes finish, the width falls, but only to a few values, since every new width has to be traced.
+    As lanes finish, the width falls, but each time by the factor `shrink`, since every new width has to be traced.
     """
     widths = [len(count)]
     while widths[-1] > 4:
-        widths.append(math.ceil(widths[-1] * 0.7))
+        widths.append(math.ceil(widths[-1] * shrink))
     parts, begin = [], 0
     for width, smaller in zip(widths, [*widths[1:], 0], strict=True):
         # with this width until all lanes beyond the next smaller one have finished

@@ -9,14 +9,14 @@ from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.local import Local
 from equifed.protocol import Method
-from equifed.simulate.engine import Engine, State
-from equifed.simulate.evaluate import Evaluator
-from equifed.simulate.job import Job, make_job
-from equifed.simulate.lanes import LanesEngine
-from equifed.simulate.loop import Step, rounds
-from equifed.simulate.reference import Reference
-from equifed.simulate.result import Collector, Result
-from equifed.simulate.tables import make_tables
+from equifed.simulator.engine import Engine, State
+from equifed.simulator.evaluate import Evaluator
+from equifed.simulator.job import Job, make_job
+from equifed.simulator.lanes import LanesEngine
+from equifed.simulator.loop import Step, rounds
+from equifed.simulator.reference import Reference
+from equifed.simulator.result import Collector, Result
+from equifed.simulator.tables import make_tables
 
 __all__ = ["Collector", "Result", "Simulation", "Step", "make_job", "simulate", "sweep"]
 

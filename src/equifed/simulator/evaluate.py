@@ -14,9 +14,9 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.federation import Sets
-from equifed.simulate.engine import State
-from equifed.simulate.job import Job
-from equifed.simulate.tables import Tables
+from equifed.simulator.engine import State
+from equifed.simulator.job import Job
+from equifed.simulator.tables import Tables
 
 EVAL_ROWS = 200_000
 """Rows predicted at once."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equifed.federation import Federation, Rows
-from equifed.simulate.job import Job
+from equifed.simulator.job import Job
 
 
 @dataclass(frozen=True, eq=False)

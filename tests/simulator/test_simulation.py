@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import ClassVar
 
 import numpy as np
@@ -17,8 +18,8 @@ from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulate import plan
-from equifed.simulate.steps import grid_up, segments
+from equifed.simulator import plan, steps
+from equifed.simulator.steps import grid_up, segments
 from equifed.tree import Tree
 
 QUICK = {"model": ef.models.Logistic(), "rounds": 3, "local": ef.Local(batch_size=8, learning_rate=0.2)}
@@ -157,6 +158,31 @@ def test_one_federation_per_seed_equals_each_alone() -> None:
     np.testing.assert_allclose(apart.parameters[2]["0.bias"], together.parameters[2]["0.bias"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+def test_compiled_steps_equal_the_reference(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "TRACE_FROM", 1)
+    settings = {**QUICK, "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.05, momentum=0.5)}
+    compiled = ef.simulate(ef.methods.FedProx(mu=0.3), uneven, compile=True, seeds=[0, 1], **settings)  # type: ignore[arg-type]
+    assert not compiled.notes
+    plain = ef.simulate(ef.methods.FedProx(mu=0.3), uneven, engine="reference", seeds=[0, 1], **settings)  # type: ignore[arg-type]
+    for seed in (0, 1):
+        for name, value in plain.parameters[seed].items():
+            np.testing.assert_allclose(compiled.parameters[seed][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_broken_compiler_is_said_and_costs_nothing(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no such compiler")
+
+    monkeypatch.setattr(steps, "TRACE_FROM", 1)
+    monkeypatch.setattr("torch._inductor.compile", fail)
+    result = ef.simulate(FedAvg(), uneven, compile=True, **QUICK)  # type: ignore[arg-type]
+    assert result.notes == ["Compiling the training step failed (OSError); it runs uncompiled, and slower."]
+    expected = ef.simulate(FedAvg(), uneven, **QUICK)  # type: ignore[arg-type]
+    np.testing.assert_allclose(result.parameters[0]["0.weight"], expected.parameters[0]["0.weight"], atol=1e-6)
+
+
 def test_any_module_works(uneven: Federation) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -227,7 +253,7 @@ def test_segments_cover_every_step_of_every_lane() -> None:
         count = np.sort(rng.integers(0, 40, rng.integers(1, 60)))[::-1]
         done = np.zeros(len(count), dtype=int)
         last = 0
-        for begin, end, width in segments(count):
+        for begin, end, width in segments(count, rng.choice([0.5, 0.7])):
             assert begin == last
             last = end
             done[:width] += np.clip(np.minimum(count[:width], end) - begin, 0, None)
@@ -281,7 +307,7 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
         ef.simulate(FedAvg, uneven, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="fedprox: mu must be at least 0, got -1"):
         ef.simulate(ef.methods.FedProx(mu=-1), uneven, **QUICK)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="Unknown method 'fedavgg'. Did you mean 'fedavg'"):
+    with pytest.raises(ConfigError, match=r"Unknown method 'fedavgg'\. Did you mean 'fedavg'"):
         ef.methods.make("fedavgg")
     with pytest.raises(ConfigError, match="Unknown hyper-parameter of fedprox 'nu'"):
         ef.methods.make("fedprox", nu=1)
@@ -291,6 +317,24 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
         ef.sweep(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
         ef.sweep(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
+
+
+def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Needy(FedAvg):
+        name: ClassVar[str] = "needy"
+        needs_validation: ClassVar[bool] = True
+
+    @dataclasses.dataclass(frozen=True)
+    class Grouped(FedAvg):
+        name: ClassVar[str] = "grouped"
+        needs_client_groups: ClassVar[bool] = True
+
+    bare = Federation.from_arrays([tuple(part[uneven.train[k]] for part in uneven.rows) for k in (0, 1)])
+    with pytest.raises(ConfigError, match="needy measures fairness on a validation set"):
+        ef.simulate(Needy(), bare, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="grouped needs to know each client's group"):
+        ef.simulate(Grouped(), bare, **QUICK)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ from torch.func import grad, vmap
 
 from equifed import tree
 from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Start
-from equifed.simulate import plan
-from equifed.simulate.engine import (
+from equifed.simulator import plan
+from equifed.simulator.engine import (
     Exchange,
     Message,
     Rejection,
@@ -37,9 +37,9 @@ from equifed.simulate.engine import (
     record_message,
     validation_data,
 )
-from equifed.simulate.job import Job
-from equifed.simulate.steps import Stepper, grid_up
-from equifed.simulate.tables import Tables
+from equifed.simulator.job import Job
+from equifed.simulator.steps import Stepper, grid_up
+from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 CHUNK_BYTES = 256 * 2**20

@@ -12,8 +12,8 @@ from torch import Tensor
 from equifed import tree
 from equifed.errors import RunError
 from equifed.protocol import Data, Method, Phase, Record
-from equifed.simulate.job import Job
-from equifed.simulate.tables import Tables
+from equifed.simulator.job import Job
+from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 Stage = Literal["setup", "round", "final"]

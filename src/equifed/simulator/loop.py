@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from equifed import tree
-from equifed.simulate.engine import Engine, Exchange, Rejection, Stage, State, phases
-from equifed.simulate.evaluate import Evaluator, Scored
-from equifed.simulate.job import Job
+from equifed.simulator.engine import Engine, Exchange, Rejection, Stage, State, phases
+from equifed.simulator.evaluate import Evaluator, Scored
+from equifed.simulator.job import Job
 
 
 class RoundLog(NamedTuple):
