@@ -8,6 +8,7 @@ everything out, and running the resolved file repeats the run exactly.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.local import Local
 from equifed.protocol import Method
-from equifed.simulate import Simulation, make_job
+from equifed.simulator import Simulation, make_job
 
 if TYPE_CHECKING:
     from equifed.data import Preset
@@ -145,8 +146,6 @@ class Config:
 
     def fingerprint(self, folder: Path | None = None) -> str:
         """A hash of `resolved`: equal exactly when the runs are the same."""
-        import hashlib
-
         text = json.dumps(self.resolved(folder), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -299,8 +298,6 @@ def _model_of(data: DataSection, preset: Preset | None, folder: Path) -> dict[st
         return {"kind": "lenet"}
     if preset.task == "regression":
         return {"kind": "linear"}
-    if preset.name == "fair-fate":
-        return {"kind": "mlp", "hidden": [10], "activation": "tanh"}
     return {"kind": "logistic"}
 
 
@@ -348,14 +345,15 @@ class _Reader:
                 self.problem(".".join([name, *path]), what)
             return None
 
-    def checked(self, name: str, make: Callable[[], Any], fields: Sequence[str] = ()) -> Any:
+    def checked(self, name: str, make: Callable[[], Any], keys: Mapping[str, str] | None = None) -> Any:
         """What `make` returns; its ConfigError becomes a problem of the field it speaks of, or of the section."""
         try:
             return make()
         except ConfigError as error:
             text = str(error)
-            spoken = [field for field in fields if re.search(rf"\b{field.replace('_', '[ _-]')}\b", text)]
-            self.problem(".".join([name, *map(kebab, spoken[:1])]), text)
+            spoken = [field for field in keys or {} if re.search(rf"\b{field.replace('_', '[ _-]')}\b", text)]
+            key = [(keys or {})[max(spoken, key=len)]] if spoken else []
+            self.problem(".".join([name, *key]), text)
             return None
 
     def choice(self, name: str, selector: str, registry: Mapping[str, type], default: dict[str, Any] | None) -> Any:
@@ -389,10 +387,10 @@ class _Reader:
         if checked is None:
             return None
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
-        fields = [field.name for field in dataclasses.fields(kind)]
+        keys = {field: info.alias or field for field, info in type(checked).model_fields.items()}
         if issubclass(kind, Method):
-            return self.checked(name, lambda: methods.make(kind.name, **values), fields)
-        return self.checked(name, lambda: kind(**values), fields)
+            return self.checked(name, lambda: methods.make(kind.name, **values), keys)
+        return self.checked(name, lambda: kind(**values), keys)
 
     def sweep(self, method: Method | None) -> dict[str, list[float]]:
         if method is None:

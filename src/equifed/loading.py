@@ -12,7 +12,7 @@ import numpy as np
 from equifed import partition as parts
 from equifed.errors import ConfigError, DataError
 from equifed.federation import Federation, Rows, Sets
-from equifed.simulate import plan
+from equifed.simulator import plan
 
 if TYPE_CHECKING:
     import os

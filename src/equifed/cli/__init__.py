@@ -1,0 +1,17 @@
+"""The command line. Modules that need torch are imported inside the commands, so that help is quick."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """The entry point `equifed`."""
+    import sys
+
+    try:
+        from equifed.cli.app import app
+
+        app(prog_name="equifed")
+    except KeyboardInterrupt:  # outside of any command: while importing or reading the arguments
+        sys.exit(130)

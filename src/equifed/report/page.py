@@ -34,7 +34,7 @@ from equifed.report.table import (
 from equifed.report.verdict import ENOUGH_SEEDS, SMALL_GROUP, interval, ranked, told_apart, verdict_of
 
 if TYPE_CHECKING:
-    from equifed.simulate.result import Result
+    from equifed.simulator.result import Result
 
 MOST_POINTS = 120_000
 """Numbers embedded for the curves over rounds; beyond it rounds are thinned, so that the page stays small."""

@@ -15,7 +15,7 @@ from equifed.metrics import client_equality
 from equifed.report.words import is_disparity
 
 if TYPE_CHECKING:
-    from equifed.simulate.result import Result
+    from equifed.simulator.result import Result
 
 MAIN = {
     "classification": (

@@ -13,7 +13,7 @@ from equifed.report import words
 from equifed.report.table import Arm, arms, check_results, chosen_disparity, moments
 
 if TYPE_CHECKING:
-    from equifed.simulate.result import Result
+    from equifed.simulator.result import Result
 
 ENOUGH_SEEDS = 3
 """Fewer give no interval worth showing."""

@@ -1,0 +1,121 @@
+"""Runs on disk: a folder each, an index of them, and taking up a run where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+
+from equifed.config import Config, build
+from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
+from equifed.simulator import Simulation
+from equifed.store.environment import environment, fingerprint
+from equifed.store.folder import Entry, Recording, RunFolder
+from equifed.store.index import Index
+from equifed.store.results import load_result, save_result
+
+__all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_result"]
+
+
+class Store:
+    """The runs under one folder: `runs/` here, $EQUIFED_RUNS, or the folder given."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = Path(root or os.environ.get("EQUIFED_RUNS") or "runs")
+        self.index = Index(self.root)
+
+    def start(self, config: Config, simulation: Simulation | None = None) -> Recording:
+        """A new run in a folder of its own; `simulation` where it is built already."""
+        simulation = simulation or build(config)
+        folder = RunFolder.create(self._new_path(config), config, simulation)
+        self.index.put(folder.entry())
+        return _Listed(self.index, folder, config, simulation)
+
+    def resume(self, reference: str) -> Recording:
+        """The run from its last checkpoint on."""
+        folder = self.find(reference)
+        if folder.status()["status"] == "finished":
+            raise RunError(f"Run {folder.id} has already finished.")
+        if not folder.lock.take():
+            raise RunError(f"Run {folder.id} is being carried out by another process.")
+        try:
+            config = folder.config()
+            index = Index(folder.path.parent)  # not ours when the run was named by its path
+            recording = _Listed(index, folder, config, self._same(folder, config))
+            recording.restore()
+            folder.set_status("running")
+            index.put(folder.entry())
+        except BaseException:
+            folder.lock.release()
+            raise
+        return recording
+
+    def find(self, reference: str) -> RunFolder:
+        """By id, by a prefix that only one id has, by the run's own name, "latest", or its folder's path."""
+        path = Path(reference)
+        if (path / "status.json").is_file():
+            return RunFolder(path)
+        entries = self.index.entries()
+        if not entries:
+            raise ConfigError(f"There are no runs in {self.root}. Start one with `equifed run` or `equifed compare`.")
+        if reference == "latest":
+            return self._folder(entries[0])
+        exact = [entry for entry in entries if reference in (entry.id, entry.name)]
+        found = exact or [entry for entry in entries if reference and entry.id.startswith(reference)]
+        if len(found) == 1:
+            return self._folder(found[0])
+        shown = ", ".join(entry.id for entry in (found or entries)[:5])
+        if found:
+            raise ConfigError(f"{len(found)} runs are called {reference!r}: {shown}. Write more of the id.")
+        raise ConfigError(f"There is no run {reference!r} in {self.root}. The latest: {shown}.")
+
+    def entries(self) -> list[Entry]:
+        """All runs, newest first."""
+        return self.index.entries()
+
+    def _folder(self, entry: Entry) -> RunFolder:
+        return RunFolder(self.root / entry.folder)
+
+    def _new_path(self, config: Config) -> Path:
+        method = re.sub(r"[^a-z0-9-]", "-", config.method.name.lower())
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return self.root / f"{stamp}-{method}-{secrets.token_hex(2)}"
+
+    @staticmethod
+    def _same(folder: RunFolder, config: Config) -> Simulation:
+        """The run's simulation, refused when its data are others than they were."""
+        simulation = build(config)
+        feds = [run.federation for run in simulation.job.runs[: len(config.run.seed_list)]]
+        then = json.loads((folder.path / "data.json").read_text())
+        if fingerprint(feds) != then["fingerprint"]:
+            raise DataError(
+                f"The data of run {folder.id} have changed since it started (other rows, or other rows per client), "
+                "so it cannot be continued. Put the files back, or start again: "
+                f"equifed run {folder.path}/config.toml"
+            )
+        before, now = json.loads((folder.path / "environment.json").read_text()), environment(simulation.job.device)
+        changed = [name for name, value in now.items() if name != "commit" and before.get(name) != value]
+        if changed:
+            differences = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
+            warnings.warn(
+                f"Run {folder.id} started in another environment ({differences}): the last bits may differ.",
+                EquifedWarning,
+                stacklevel=3,
+            )
+        return simulation
+
+
+class _Listed(Recording):
+    """A recording that keeps the index up to date."""
+
+    def __init__(self, index: Index, folder: RunFolder, config: Config, simulation: Simulation) -> None:
+        super().__init__(folder, config, simulation)
+        self._index = index
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[arg-type]
+        self._index.put(self.folder.entry())

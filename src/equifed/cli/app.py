@@ -1,0 +1,300 @@
+"""The commands. Each is a few lines here; the work is in the modules they import when they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equifed.cli.options import FailIf, Output, Settings, expand
+from equifed.cli.talk import command, near, print_json, say, show
+
+EXITS = (
+    "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
+    "130 interrupted."
+)
+
+app = typer.Typer(
+    help="Fair federated learning: compare methods, train them, and see how fair, for whom and at what cost.",
+    epilog=EXITS,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: list them, look at one, fetch its files.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its own name, or "latest".')
+]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"equifed {version('equifed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@command
+@expand
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.")],
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Change a value of the file, e.g. --set run.rounds=20. May be repeated."
+        ),
+    ] = None,
+    fail_if: FailIf = None,
+    *,
+    output: Output,
+) -> None:
+    """Carry out the run that a configuration file describes.
+
+    A sweep when the file has a [sweep] section. The run is saved in a folder of its own, with a checkpoint after every
+    round; `equifed resume` takes it up where it stopped.
+    """
+    from equifed.cli.carry import new_run
+    from equifed.cli.checks import parse_checks
+    from equifed.config import load_config
+
+    new_run(load_config(file, set or ()), output, parse_checks(fail_if))
+
+
+@app.command()
+@command
+@expand
+def compare(
+    data: DatasetName,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...", help="Methods of `equifed methods`. (default: all that can run)", show_default=False
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The report to write. (default: in the runs' folder)", show_default=False),
+    ] = None,
+    fail_if: FailIf = None,
+    *,
+    settings: Settings,
+    output: Output,
+) -> None:
+    """Compare methods on a data set: a table with accuracy, fairness and cost, and a report.
+
+    All methods get the same clients, splits and initial models. Every method is a run of its own.
+    """
+    from equifed.cli.carry import compare as carry_out_comparison
+    from equifed.cli.checks import parse_checks
+
+    carry_out_comparison(data, methods, settings, report, output, parse_checks(fail_if))
+
+
+@app.command()
+@command
+@expand
+def sweep(
+    data: DatasetName,
+    method: Annotated[str, typer.Option(help="The method whose hyper-parameters are swept.")],
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=V1,V2,...", help="A hyper-parameter and its values; repeat it for all combinations."
+        ),
+    ],
+    *,
+    settings: Settings,
+    output: Output,
+) -> None:
+    """Train a method with many hyper-parameter values in one computation, and show the trade-off.
+
+    A setting is dominated when another has both better accuracy and better fairness.
+    """
+    from equifed.cli.carry import new_run
+    from equifed.config import parse_config
+
+    raw = settings.config(data, method) | {"sweep": dict(map(_swept, over))}
+    new_run(parse_config(raw, settings.set or (), source="sweep"), output, ())
+
+
+def _swept(text: str) -> tuple[str, list[float]]:
+    from equifed.errors import ConfigError
+
+    name, sign, values = text.partition("=")
+    try:
+        numbers = [float(value) for value in values.split(",")]
+    except ValueError:
+        numbers = []
+    if not name or not sign or not numbers:
+        raise ConfigError(f"--over {text!r} is not of the form NAME=V1,V2,... with numbers, e.g. --over mu=0,0.1,1.")
+    return name.strip(), numbers
+
+
+@app.command()
+@command
+@expand
+def resume(reference: RunName, *, output: Output) -> None:
+    """Take up a run that was interrupted or killed.
+
+    The result is bit by bit that of a run which was never stopped.
+    """
+    from equifed.cli.carry import resumed
+
+    resumed(reference, output)
+
+
+@app.command("list")
+@command
+@expand
+def list_runs(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show so many, newest first.")] = 20,
+    *,
+    output: Output,
+) -> None:
+    """List the runs, newest first."""
+    from equifed.cli.tables import runs_table
+    from equifed.store import Store
+
+    store = Store(output.runs)
+    entries = store.entries()
+    if output.json:
+        print_json([entry._asdict() for entry in entries[:limit]])
+    elif not entries:
+        say(f"There are no runs in {store.root}. Start one with `equifed run` or `equifed compare`.")
+    else:
+        show(runs_table(entries[:limit]))
+        if len(entries) > limit:
+            say(f"{len(entries) - limit} more; see them with -n {len(entries)}.")
+
+
+@app.command("show")
+@command
+@expand
+def show_run(
+    reference: RunName,
+    fail_if: FailIf = None,
+    *,
+    output: Output,
+) -> None:
+    """Show a run: its state, metrics, groups, messages and settings."""
+    from equifed.cli.carry import fail
+    from equifed.cli.checks import parse_checks
+    from equifed.cli.showing import show_folder
+    from equifed.store import Store
+
+    fail(show_folder(Store(output.runs).find(reference), output, parse_checks(fail_if)))
+
+
+@app.command()
+@command
+@expand
+def report(
+    references: Annotated[list[str], typer.Argument(metavar="RUN...", help='Finished runs, as for "show".')],
+    file: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path(
+        "equifed-report.html"
+    ),
+    *,
+    output: Output,
+) -> None:
+    """Write one self-contained HTML page about one run or several."""
+    from equifed.report import write_report
+    from equifed.store import Store
+
+    store = Store(output.runs)
+    page = Path(write_report([store.find(reference).result() for reference in references], file))
+    if output.json:
+        print_json({"report": str(page)})
+    else:
+        show(near(page))
+
+
+@app.command()
+@command
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One method, in full.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+) -> None:
+    """List the methods: what each needs and what it reveals. With a NAME: its equations and hyper-parameters."""
+    from equifed.cli.describe import describe_method, hyper_table, methods_table, phases_table
+    from equifed.methods import REGISTRY
+
+    found = [describe_method(each) for each in ([name] if name else REGISTRY)]
+    if json:
+        print_json(found[0] if name else found)
+    elif not name:
+        show(methods_table(found))
+    else:
+        about = found[0]
+        needs = ", ".join(about["needs"]) or "nothing besides the clients' rows"
+        parent = f"; with its fairness weight 0 it is {about['parent']}" if about["parent"] else ""
+        show(f"{about['name']}: {about['summary']}\n", about["equations"], f"\nNeeds: {needs}{parent}\n")
+        show(phases_table(about), "", hyper_table(about) if about["hyper_parameters"] else "No hyper-parameters.")
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+@data_app.command("list")
+@command
+def data_list(json: Json = False) -> None:
+    """List the data sets."""
+    from equifed.cli.tables import plain_table
+    from equifed.data import available, describe
+
+    found = [describe(name) for name in available()]
+    if json:
+        print_json(found)
+        return
+    table = plain_table("data set", "what", "presets", "files")
+    for each in found:
+        missing = [file for file, place in each["files"].items() if place == "not here"]
+        table.add_row(each["name"], each["title"], ", ".join(each["presets"]), "to fetch" if missing else "here")
+    show(table)
+
+
+@data_app.command("describe")
+@command
+def data_describe(name: DatasetName, json: Json = False) -> None:
+    """Describe a data set: where it comes from, its presets, its files."""
+    from equifed.cli.describe import presets_table
+    from equifed.data import describe
+
+    about = describe(name)
+    if json:
+        print_json(about)
+        return
+    show(f"{about['name']}: {about['title']}\n{about['description']}\n", presets_table(about))
+    show("", *(f"{file}: {place}" for file, place in about["files"].items()))
+    show(f"Citation: {about['citation']}", f"License: {about['license']}")
+
+
+@data_app.command("fetch")
+@command
+def data_fetch(name: DatasetName, json: Json = False) -> None:
+    """Bring a data set's files into the data home ($EQUIFED_DATA) and check them."""
+    from equifed.data import data_home, describe, get_dataset
+
+    get_dataset(name).fetch(None, None)
+    files = describe(name)["files"]
+    if json:
+        print_json({"name": name, "files": files})
+    else:
+        show(*(f"{file}: {place}" for file, place in files.items()))
+        say(f"Data home: {data_home()}")

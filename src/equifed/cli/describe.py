@@ -1,0 +1,128 @@
+"""What is known about methods and data sets, for `equifed methods` and `equifed data`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from typing import Any
+
+from rich.table import Table
+
+from equifed import methods
+from equifed.cli.tables import plain_table
+from equifed.errors import ConfigError, unknown_name
+from equifed.methods.hyper import type_names
+from equifed.protocol import Method
+
+
+def describe_method(name: str) -> dict[str, Any]:
+    """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
+    if name not in methods.REGISTRY:
+        raise ConfigError(unknown_name("method", name, methods.REGISTRY))
+    kind = methods.REGISTRY[name]
+    method = kind()
+    phases = [
+        {"stage": stage, "phase": phase.name, "down": phase.down, "up": phase.up, "gather": phase.gather}
+        for stage in ("setup", "round", "final")
+        for phase in getattr(method, stage)
+    ]
+    needs = [
+        label
+        for label, wanted in (
+            ("validation set", kind.needs_validation),
+            ("client memory", kind.init_client is not Method.init_client),
+            ("client groups", kind.needs_client_groups),
+        )
+        if wanted
+    ]
+    return {
+        "name": name,
+        "summary": inspect.getdoc(kind) or "",
+        "equations": inspect.cleandoc(sys.modules[kind.__module__].__doc__ or ""),
+        "parent": kind.parent or None,
+        "needs": needs,
+        "personal": kind.personal,
+        "sweepable": kind.sweepable,
+        "gather": "stack" if any(phase["gather"] == "stack" for phase in phases) else "sum",
+        "exchanges_per_round": len(method.round),
+        "phases": phases,
+        "leaves_a_client": list(dict.fromkeys(field for phase in phases for field in phase["up"])),
+        "hyper_parameters": _hyper_parameters(kind),
+    }
+
+
+def _hyper_parameters(kind: Any) -> list[dict[str, Any]]:
+    docs, types = methods.documentation(kind), type_names(kind)
+    return [
+        {
+            "name": field.name.replace("_", "-"),
+            "type": types[field.name],
+            "default": None if field.default is dataclasses.MISSING else field.default,
+            "range": _range(field.metadata),
+            "description": docs[field.name],
+        }
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def _range(metadata: Any) -> str:
+    low, high, choices = (metadata.get(key) for key in ("low", "high", "choices"))
+    if choices is not None:
+        return ", ".join(map(str, choices))
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
+
+
+def methods_table(described: list[dict[str, Any]]) -> Table:
+    table = plain_table(
+        "method", "what it does", "needs", "server sees", "exchanges", "leaves a client", "parent", numbers=[4]
+    )
+    for each in described:
+        table.add_row(
+            each["name"],
+            each["summary"].split("\n\n")[0].replace("\n", " "),
+            ", ".join(each["needs"]) or "-",
+            "only sums" if each["gather"] == "sum" else "each reply",
+            str(each["exchanges_per_round"]),
+            ", ".join(each["leaves_a_client"]) or "nothing",
+            each["parent"] or "-",
+        )
+    return table
+
+
+def hyper_table(described: dict[str, Any]) -> Table:
+    table = plain_table("hyper-parameter", "type", "default", "allowed", "meaning")
+    for each in described["hyper_parameters"]:
+        table.add_row(each["name"], each["type"], str(each["default"]), each["range"] or "-", each["description"])
+    return table
+
+
+def phases_table(described: dict[str, Any]) -> Table:
+    table = plain_table("when", "exchange", "to the client", "from the client", "server sees")
+    when = {"setup": "once before", "round": "every round", "final": "once after"}
+    for each in described["phases"]:
+        table.add_row(
+            when[each["stage"]],
+            each["phase"],
+            ", ".join(each["down"]) or "nothing",
+            ", ".join(each["up"]) or "nothing",
+            "only the sum" if each["gather"] == "sum" else "each reply",
+        )
+    return table
+
+
+def presets_table(described: dict[str, Any]) -> Table:
+    table = plain_table("preset", "rows", "inputs", "groups", "clients", "per round", "what", numbers=[1, 2, 4, 5])
+    for name, preset in described["presets"].items():
+        table.add_row(
+            name,
+            f"{preset['rows']:,}",
+            str(preset["inputs"]),
+            ", ".join(preset["groups"]),
+            str(preset["clients"]),
+            str(preset["clients_per_round"]),
+            preset["description"],
+        )
+    return table

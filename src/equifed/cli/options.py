@@ -1,0 +1,139 @@
+"""Options that several commands share, each written once as the field of a dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where runs lie and how to print."""
+
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the runs. (default: $EQUIFED_RUNS, else runs)", show_default=False),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of `compare` and `sweep`: a configuration without a file."""
+
+    preset: Annotated[str | None, typer.Option(help="How to read the data: a preset of `equifed data describe`.")] = (
+        None
+    )
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 40
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds 0 to N-1, each with its own split and partition.")] = 5
+    num_partitions: Annotated[
+        int | None, typer.Option(metavar="N", help="Clients. (default: the preset's)", show_default=False)
+    ] = None
+    clients_per_round: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Sampled in each round. (default: the preset's)", show_default=False),
+    ] = None
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Who holds which rows: iid, dirichlet, skewed, natural, ... (default: dirichlet)",
+            show_default=False,
+        ),
+    ] = None
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="Dirichlet concentration; small is heterogeneous. (default: 0.5)", show_default=False),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="logistic, linear, mlp or lenet. (default: by the data)", show_default=False),
+    ] = None
+    local_epochs: Annotated[int, typer.Option(metavar="N", help="Passes over a client's rows per round.")] = 2
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Rows per step of local training.")] = 32
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Step size of local training. (default: 0.1, for regression 0.005)", show_default=False),
+    ] = None
+    eval_every: Annotated[int, typer.Option(metavar="N", help="Evaluate every N rounds.")] = 1
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Any other setting, e.g. --set run.dropout=0.1 --set model.init=torch."),
+    ] = None
+
+    def config(self, data: str, method: str) -> dict[str, Any]:
+        """The raw configuration for one method; what was not given is left to the preset."""
+        from equifed.data import get_dataset
+
+        steep = get_dataset(data).preset(self.preset).task == "regression"  # squared error has no bounded gradient
+        sections: dict[str, dict[str, Any]] = {
+            "run": {
+                "rounds": self.rounds,
+                "seeds": self.seeds,
+                "clients-per-round": self.clients_per_round,
+                "eval-every": self.eval_every,
+            },
+            "data": {"name": data, "preset": self.preset},
+            "partition": {"kind": self.partition, "num-partitions": self.num_partitions, "alpha": self.alpha},
+            "model": {"kind": self.model},
+            "local": {
+                "local-epochs": self.local_epochs,
+                "batch-size": self.batch_size,
+                "learning-rate": self.learning_rate or (0.005 if steep else 0.1),
+            },
+            "method": {"name": method},
+        }
+        return {
+            name: {key: value for key, value in section.items() if value is not None}
+            for name, section in sections.items()
+        }
+
+
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        metavar="'METRIC OP NUMBER'",
+        help="Exit with 1 if it holds for the mean over seeds of the final test metric, "
+        "e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
+    ),
+]
+
+
+def expand(function: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see every field of a dataclass parameter as an option of its own."""
+    signature = inspect.signature(function, eval_str=True)
+    bundles: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if not dataclasses.is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        bundles[name] = parameter.annotation
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            )
+            for field in dataclasses.fields(parameter.annotation)
+        ]
+
+    @functools.wraps(function)
+    def call(**values: Any) -> None:
+        made = {
+            name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in bundles.items()
+        }
+        function(**values, **made)
+
+    del call.__wrapped__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call

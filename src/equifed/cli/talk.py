@@ -1,0 +1,135 @@
+"""How the command line speaks: data to stdout, everything else to stderr, mistakes without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console, RenderableType
+
+from equifed.errors import EquifedError, EquifedWarning
+
+T = TypeVar("T")
+WIDE = 160
+"""Width of tables that go to a file or a pipe, where no terminal says how wide it is."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the process; who prints decides what it means
+
+
+def out() -> Console:
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print for people, to stdout."""
+    console = out()
+    for part in parts:
+        console.print(part)
+
+
+def say(text: str) -> None:
+    """A word beside the data, to stderr; that nobody listens any more must not end a run."""
+    with contextlib.suppress(BrokenPipeError):
+        err().print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """The only thing on stdout with --json. NaN and infinities, which JSON lacks, become null."""
+    sys.stdout.write(json.dumps(_strict(value), indent=2) + "\n")
+
+
+def _strict(value: Any) -> Any:
+    from equifed.store.files import plain
+
+    def nulls(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {str(key): nulls(inner) for key, inner in each.items()}
+        if isinstance(each, list | tuple):
+            return [nulls(inner) for inner in each]
+        return None if isinstance(each, float) and not math.isfinite(each) else plain(each)
+
+    return nulls(value)
+
+
+def near(path: Path) -> str:
+    """The path as one would type it from here."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:
+        return str(path)
+    return relative if not relative.startswith("..") else str(path)
+
+
+def name_of(run: Path) -> str:
+    """What to call a run's folder in a command: its id where that is enough."""
+    from equifed.store import Store
+
+    return run.name if run.parent == Store().root else near(run)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn a command's exceptions into a line on stderr and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **values: Any) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                function(*args, **values)
+            sys.stdout.flush()
+        except typer.Exit:
+            raise
+        except BrokenPipeError:  # the reader has seen enough (`| head`)
+            _to_nowhere()
+            raise typer.Exit(0) from None
+        except EquifedError as error:
+            traceback_if_wanted()
+            say(f"Error: {error}")
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            say("Interrupted.")
+            raise typer.Exit(130) from None
+        except Exception as error:
+            traceback_if_wanted()
+            say(f"Error: {type(error).__name__}: {error} (run with EQUIFED_DEBUG=1 for the traceback)")
+            raise typer.Exit(4) from None
+
+    return guarded
+
+
+def traceback_if_wanted() -> None:
+    if os.environ.get("EQUIFED_DEBUG"):
+        traceback.print_exc()
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    if issubclass(category, EquifedWarning) or os.environ.get("EQUIFED_DEBUG"):
+        say(f"Warning: {message}")
+
+
+def _to_nowhere() -> None:
+    """Let what is still buffered for a closed pipe go to nobody, instead of failing when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

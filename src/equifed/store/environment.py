@@ -1,0 +1,82 @@
+"""What a run depended on besides its configuration: versions and data. Nothing that names a person or a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import equifed
+from equifed.config import Config
+from equifed.federation import Federation
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, platform, device, threads, and the commit of equifed where it runs from a checkout."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return {
+        "equifed": equifed.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "threads": int(threads) if threads.isdigit() else 1,
+    }
+
+
+def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, Any]:
+    """Which data a run used: names, file hashes, and a fingerprint of the rows as each seed's clients hold them."""
+    first = federations[0]
+    return {
+        "name": config.data.title,
+        "preset": config.data.preset,
+        "seeds": config.run.seed_list,
+        "provenance": dict(first.provenance),
+        "files": {name: file_hash(path) for name, path in config.paths().items()},
+        "fingerprint": fingerprint(federations),
+    }
+
+
+def fingerprint(federations: Sequence[Federation]) -> str:
+    """A hash of all rows and of who holds them; rows that federations share are read once."""
+    digest = hashlib.blake2b(digest_size=16)
+    seen: set[int] = set()
+    for fed in federations:
+        arrays = [fed.train.index, fed.train.start, fed.train.stop, fed.validation, fed.test]
+        if id(fed.rows.x) not in seen:
+            seen.add(id(fed.rows.x))
+            arrays += [*fed.rows]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update("\0".join(fed.ids).encode())
+    return digest.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _commit() -> str | None:
+    """The last commit that touched the package, or None where it is not under git."""
+    try:
+        found = subprocess.run(
+            ["git", "log", "-1", "--format=%H", "--", "."],
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,355 @@
+"""One run's folder, while it runs and after.
+
+    config.toml             resolved: `equifed run` on it repeats the run
+    environment.json        versions; data.json: names, hashes, fingerprint
+    status.json             running | finished | interrupted | failed
+    rounds.jsonl            a line per round: logs, rejections, seconds, new messages and notes
+    scores/00012.safetensors  what evaluation counted in round 12
+    checkpoint.safetensors  all state after the last committed round
+
+A round counts once the checkpoint has replaced the one before; its scores and its line are written first. So whatever
+moment the process dies at, the folder holds a consistent prefix of the run, and perhaps a tail that resuming discards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tomli_w
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save
+
+from equifed import tree
+from equifed.config import Config, load_config
+from equifed.errors import RunError
+from equifed.simulator import Result, Simulation, Step
+from equifed.simulator.engine import Message, Rejection, State
+from equifed.simulator.evaluate import Scored
+from equifed.simulator.loop import RoundLog
+from equifed.store.environment import data_record, environment
+from equifed.store.files import Lock, plain, sync, write_atomic, write_json
+from equifed.store.results import load_result, save_result
+
+FORMAT = "equifed-checkpoint-1"
+Status = Literal["running", "finished", "interrupted", "failed"]
+
+
+class Entry(NamedTuple):
+    """A run in the list of runs."""
+
+    id: str
+    created: str
+    name: str
+    method: str
+    data: str
+    status: str
+    rounds: int
+    seeds: int
+    metrics: dict[str, Any]
+    """Headline metrics, means over seeds; empty until it has finished."""
+    folder: str
+    """The folder's name under the store's root."""
+
+
+class RunFolder:
+    """A run's folder: reads what is there, writes what is added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = Lock(path / "lock")
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """status.json; a run that says "running" without a living process was killed, which is an interruption."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "status.json").read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(f"Run {self.id}: status.json cannot be read ({error}); it is not a usable run.") from None
+        if found.get("status") == "running" and not self.lock.held_elsewhere():
+            found |= {"status": "interrupted", "reason": "the process was killed"}
+        return found
+
+    def config(self) -> Config:
+        return load_config(self.path / "config.toml")
+
+    def rounds_done(self) -> int:
+        """The last committed round; 0 before the first."""
+        return 0 if not self._checkpoint.exists() else int(self._metadata()["round"])
+
+    def entry(self) -> Entry:
+        """What the index says about it, read from the files."""
+        config = tomllib.loads((self.path / "config.toml").read_text())
+        status = self.status()
+        about: dict[str, Any] = {}
+        if status["status"] == "finished":
+            about = json.loads((self.path / "result.json").read_text())["headline"]
+        return Entry(
+            self.id,
+            status["created"],
+            config["run"]["name"],
+            config["method"]["name"],
+            config["data"].get("name", "files"),
+            status["status"],
+            config["run"]["rounds"],
+            len(config["run"]["seeds"]),
+            about,
+            self.path.name,
+        )
+
+    def result(self) -> Result:
+        status = self.status()["status"]
+        if status != "finished":
+            where = f"after round {self.rounds_done()}" if status != "failed" else "with an error"
+            todo = "Wait for it" if status == "running" else f"Continue it with `equifed resume {self.path}`"
+            state = "is still running" if status == "running" else f"stopped {where}"
+            raise RunError(f"Run {self.id} has no result: it {state}. {todo}.")
+        try:
+            return load_result(self.path)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise RunError(
+                f"The files of run {self.id} are damaged ({error}). Run it again: equifed run {self.path}/config.toml"
+            ) from error
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    def _metadata(self) -> dict[str, str]:
+        try:
+            with safe_open(self._checkpoint, framework="np") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise self.damaged(f"its header cannot be read: {error}") from None
+        if metadata.get("format") != FORMAT:
+            raise RunError(
+                f"The checkpoint of run {self.id} has format {metadata.get('format')!r}, but this version of equifed "
+                f"writes {FORMAT!r}. Use the version that made it, or start again: equifed run {self.path}/config.toml"
+            )
+        return metadata
+
+    def damaged(self, what: str) -> RunError:
+        return RunError(
+            f"The checkpoint of run {self.id} is damaged ({what}), so the run cannot go on from it. "
+            f"Start it again: equifed run {self.path}/config.toml"
+        )
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: Path, config: Config, simulation: Simulation) -> RunFolder:
+        """A new folder for the run; status.json is written last and makes it one."""
+        path.mkdir(parents=True)
+        (path / "scores").mkdir()
+        write_atomic(path / "config.toml", tomli_w.dumps(config.resolved(path)).encode())
+        write_json(path / "environment.json", environment(simulation.job.device))
+        feds = [run.federation for run in simulation.job.runs[: len(config.run.seed_list)]]
+        write_json(path / "data.json", data_record(config, feds))
+        folder = cls(path)
+        folder.lock.take()
+        folder.set_status("running", created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        return folder
+
+    def set_status(self, status: Status, reason: str = "", **more: str) -> None:
+        path = self.path / "status.json"
+        before = json.loads(path.read_text()) if path.exists() else {}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(path, before | {"status": status, "reason": reason, "changed": now} | more)
+
+    def write_scores(self, number: int, scores: list[dict[str, Scored]]) -> Path:
+        path = self._scores(number)
+        arrays = {
+            f"run={run}/{split}/{name}": np.asarray(values, order="C")
+            for run, scored in enumerate(scores)
+            for split, each in scored.items()
+            for name, values in each._asdict().items()
+        }
+        path.write_bytes(save(arrays))
+        return path
+
+    def read_scores(self, number: int, runs: int) -> list[dict[str, Scored]]:
+        try:
+            arrays = load_file(self._scores(number))
+        except (OSError, SafetensorError) as error:
+            raise self.damaged(f"the scores of round {number} cannot be read: {error}") from None
+        found: list[dict[str, Scored]] = [{} for _ in range(runs)]
+        splits = dict.fromkeys(tuple(name.split("/")[:2]) for name in arrays)
+        for run, split in splits:
+            parts = {field: arrays[f"{run}/{split}/{field}"] for field in Scored._fields}
+            found[int(run.removeprefix("run="))][split] = Scored(**parts)
+        return found
+
+    def _scores(self, number: int) -> Path:
+        return self.path / "scores" / f"{number:05d}.safetensors"
+
+    def write_checkpoint(self, number: int, state: State, config: str) -> None:
+        """Atomic; this is what commits the round."""
+        arrays = {name: np.asarray(leaf.detach().cpu().numpy(), order="C") for name, leaf in tree.named(state).items()}
+        metadata = {"format": FORMAT, "round": str(number), "config": config, "digest": _digest(arrays)}
+        write_atomic(self._checkpoint, save(arrays, metadata=metadata))
+
+    def read_checkpoint(self, like: State, config: str) -> tuple[int, State]:
+        """(round, state) with the structure of `like`."""
+        metadata = self._metadata()
+        if metadata["config"] != config:
+            raise RunError(
+                f"The configuration of run {self.id} is not the one its checkpoint was made with: config.toml was "
+                "changed. Put it back to continue, or use it for a new run: "
+                f"equifed run {self.path}/config.toml"
+            )
+        try:
+            arrays = load_file(self._checkpoint)
+        except (OSError, SafetensorError) as error:
+            raise self.damaged(str(error)) from None
+        if _digest(arrays) != metadata["digest"]:
+            raise self.damaged("its content does not fit its checksum")
+        wanted = tree.named(like)
+        for name, leaf in wanted.items():
+            if name not in arrays or tuple(arrays[name].shape) != tuple(leaf.shape):
+                raise self.damaged(f"{name} is missing or has another shape than the method's state")
+        values = {name: torch.from_numpy(arrays[name]).to(leaf.device) for name, leaf in wanted.items()}
+        return int(metadata["round"]), tree.from_named(like, values)
+
+    # -- the line per round --------------------------------------------------------------------------------------------
+
+    def write_line(self, line: dict[str, Any]) -> Path:
+        path = self.path / "rounds.jsonl"
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(plain(line)) + "\n")
+        return path
+
+    def read_lines(self, last: int) -> list[dict[str, Any]]:
+        """The lines of rounds 1 to `last`; what comes after them, perhaps torn, is cut off the file."""
+        path = self.path / "rounds.jsonl"
+        raw = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        lines: list[dict[str, Any]] = []
+        for number, text in enumerate(raw[:last], 1):
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                raise self.damaged(f"line {number} of rounds.jsonl is not JSON") from None
+        if [line.get("round") for line in lines] != list(range(1, last + 1)):
+            raise self.damaged(f"rounds.jsonl lacks some of the rounds 1 to {last}")
+        write_atomic(path, "".join(f"{text}\n" for text in raw[:last]).encode())
+        return lines
+
+
+class Recording:
+    """A run being carried out and written down: iterate over `rounds`, then `finish`. Use it in a `with`."""
+
+    def __init__(self, folder: RunFolder, config: Config, simulation: Simulation) -> None:
+        self.folder, self.config, self.simulation = folder, config, simulation
+        self._fingerprint = config.fingerprint(folder.path)
+        self._resume: tuple[int, State] | None = None
+        self._pending: list[Path] = []
+        """Files to flush to the disk before the next checkpoint."""
+
+    @property
+    def done(self) -> int:
+        """Rounds that were there already."""
+        return self._resume[0] if self._resume else 0
+
+    def restore(self) -> None:
+        """Take up the last checkpoint, if there is one, and all that was recorded up to it."""
+        if not self.folder.rounds_done():
+            self.folder.read_lines(0)
+            return
+        state = self.folder.read_checkpoint(self.simulation.engine.start(), self._fingerprint)
+        runs = len(self.simulation.job.runs)
+        engine, collector = self.simulation.engine, self.simulation.collector
+        for line in self.folder.read_lines(state[0]):
+            scores = self.folder.read_scores(line["round"], runs) if line["evaluated"] else None
+            collector.add(_step(line, state[1], scores))
+            for key, message in _messages(line):
+                engine.messages.setdefault(key, message)
+            engine.notes.extend(note for note in line["notes"] if note not in engine.notes)
+        self._resume = state
+
+    def rounds(self) -> Iterator[Step]:
+        """Every round, written down before it is handed out."""
+        engine = self.simulation.engine
+        messages, notes = set(engine.messages), len(engine.notes)
+        for step in self.simulation.rounds(self._resume):
+            new = {key: message for key, message in engine.messages.items() if key not in messages}
+            self._write(step, new, engine.notes[notes:])
+            messages, notes = set(engine.messages), len(engine.notes)
+            yield step
+
+    def _write(self, step: Step, messages: Mapping[tuple[str, int], Message], notes: list[str]) -> None:
+        if step.scores is not None:
+            self._pending.append(self.folder.write_scores(step.round, step.scores))
+        self._pending.append(
+            self.folder.write_line(
+                {
+                    "round": step.round,
+                    "seconds": step.seconds,
+                    "evaluated": step.scores is not None,
+                    "logs": [log._asdict() for log in step.logs],
+                    "rejections": [[number, *rejection] for number, rejection in step.rejections],
+                    "messages": [[position, message._asdict()] for (_, position), message in messages.items()],
+                    "notes": notes,
+                }
+            )
+        )
+        rounds, every = self.config.run.rounds, self.config.run.checkpoint_every
+        if step.round % every == 0 or step.round == rounds:
+            for path in dict.fromkeys(self._pending):
+                sync(path)
+            self._pending.clear()
+            self.folder.write_checkpoint(step.round, step.state, self._fingerprint)
+
+    def finish(self) -> Result:
+        result = self.simulation.result()
+        save_result(self.folder.path, result)
+        self.folder.set_status("finished")
+        return result
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self.folder.set_status("failed", f"{type(error).__name__}: {error}")
+        elif error is not None:
+            self.folder.set_status("interrupted", "stopped by the user")
+        self.folder.lock.release()
+
+
+def _step(line: dict[str, Any], state: State, scores: list[dict[str, Scored]] | None) -> Step:
+    logs = [
+        RoundLog(**{**log, "observed": {name: float(value) for name, value in log["observed"].items()}})
+        for log in line["logs"]
+    ]
+    rejections = [(number, Rejection(*rest)) for number, *rest in line["rejections"]]
+    return Step(line["round"], state, logs, rejections, scores, line["seconds"])
+
+
+def _messages(line: dict[str, Any]) -> Iterator[tuple[tuple[str, int], Message]]:
+    for position, fields in line["messages"]:
+        yield (
+            (fields["stage"], position),
+            Message(**fields | {"down": tuple(fields["down"]), "up": tuple(fields["up"])}),
+        )
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

@@ -1,0 +1,95 @@
+"""The list of runs as an sqlite file. The folders are the truth; the index can be made from them at any time."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from equifed.errors import EquifedWarning, RunError
+from equifed.store.files import locked
+from equifed.store.folder import Entry, RunFolder
+
+T = TypeVar("T")
+
+TABLE = """create table if not exists runs (
+    id text primary key, created text, name text, method text, data text, status text,
+    rounds integer, seeds integer, metrics text, folder text)"""
+
+
+class Index:
+    """Every access holds a lock file, so that processes take turns, also while one of them rebuilds the index."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.path = root / "index.sqlite"
+
+    def put(self, entry: Entry) -> None:
+        self._with(lambda db: _put(db, [entry]), own=entry.id)
+
+    def entries(self) -> list[Entry]:
+        """All runs, newest first; folders that came or went behind the index's back are noticed."""
+
+        def read(db: sqlite3.Connection) -> list[Entry]:
+            known = {row[0] for row in db.execute("select id from runs")}
+            here = {folder.id: folder for folder in self._folders()}
+            _put(db, _readable(here[name] for name in here.keys() - known))
+            db.executemany("delete from runs where id = ?", [(name,) for name in known - here.keys()])
+            rows = db.execute("select * from runs order by created desc, id desc").fetchall()
+            found = [entry._replace(metrics=json.loads(str(entry.metrics))) for entry in map(Entry._make, rows)]
+            # a run that was killed could not say so
+            return [
+                entry._replace(status=here[entry.id].status()["status"]) if entry.status == "running" else entry
+                for entry in found
+            ]
+
+        return self._with(read)
+
+    def _folders(self) -> list[RunFolder]:
+        return [RunFolder(path.parent) for path in sorted(self.root.glob("*/status.json"))]
+
+    def _with(self, action: Callable[[sqlite3.Connection], T], own: str = "") -> T:
+        """Do it, on a new index where the old one is missing or damaged; `own` is the caller's new folder."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with locked(self.root / "index.lock"):
+            folders = self._folders()
+            wrong = "missing" if not self.path.exists() and any(folder.id != own for folder in folders) else ""
+            try:
+                if not wrong:
+                    return self._transaction(action)
+            except sqlite3.DatabaseError as error:
+                wrong = f"damaged ({error})"
+            for name in ("index.sqlite", "index.sqlite-journal"):
+                (self.root / name).unlink(missing_ok=True)
+            self._transaction(lambda db: _put(db, _readable(folders)))
+            warnings.warn(
+                f"The index of {self.root} was {wrong}; it was rebuilt from {len(folders)} run folders.",
+                EquifedWarning,
+                stacklevel=2,
+            )
+            return self._transaction(action)
+
+    def _transaction(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        with closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+            db.execute(TABLE)
+            return action(db)
+
+
+def _put(db: sqlite3.Connection, entries: Iterable[Entry]) -> None:
+    rows = [tuple(json.dumps(value) if isinstance(value, dict) else value for value in entry) for entry in entries]
+    db.executemany("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def _readable(folders: Iterable[RunFolder]) -> list[Entry]:
+    """The entries of the folders that can be read; one that cannot must not hide the others."""
+    entries = []
+    for folder in folders:
+        try:
+            entries.append(folder.entry())
+        except (OSError, ValueError, KeyError, RunError) as error:
+            warnings.warn(f"Run folder {folder.id} cannot be read ({error}).", EquifedWarning, stacklevel=2)
+    return entries

@@ -1,0 +1,73 @@
+"""A result as files and back: Parquet and JSON for the frames, safetensors for the parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file, save
+
+from equifed.simulator.result import HEADLINE, HEADLINE_REGRESSION, Result
+from equifed.store.files import plain, write_atomic, write_json
+
+MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up"]
+REJECTIONS = ["seed", "round", "phase", "client", "reason"]
+
+
+def save_result(folder: Path, result: Result) -> None:
+    """Write everything; result.json comes last, so that its presence means that all is there."""
+    for name, frame in (("metrics", result.metrics), ("log", result.log)):
+        write_atomic(folder / f"{name}.parquet", frame.to_parquet(index=False))
+    write_json(folder / "messages.json", result.messages.to_dict("records"))
+    write_json(folder / "rejections.json", result.rejections.to_dict("records"))
+    write_json(folder / "timings.json", result.timings)
+    tensors = {
+        f"{_label(result, key)}/{name}": np.asarray(value, order="C")
+        for key, parameters in result.parameters.items()
+        for name, value in parameters.items()
+    }
+    write_atomic(folder / "final.safetensors", save(tensors))
+    keys = [list(key) if isinstance(key, tuple) else key for key in result.parameters]
+    write_json(
+        folder / "result.json",
+        {"info": result.info, "notes": result.notes, "headline": headline(result), "runs": keys},
+    )
+
+
+def load_result(folder: str | Path) -> Result:
+    """The result of a finished run, with frames equal to those it was saved with."""
+    folder = Path(folder)
+    about = json.loads((folder / "result.json").read_text())
+    keys = [tuple(key) if isinstance(key, list) else key for key in about["runs"]]
+    result = Result(
+        metrics=pd.read_parquet(folder / "metrics.parquet"),
+        messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
+        log=pd.read_parquet(folder / "log.parquet"),
+        rejections=pd.DataFrame(json.loads((folder / "rejections.json").read_text()), columns=REJECTIONS),
+        parameters={key: {} for key in keys},
+        info=about["info"],
+        timings=json.loads((folder / "timings.json").read_text()),
+        notes=about["notes"],
+    )
+    labels = {_label(result, key): key for key in keys}
+    for name, value in load_file(folder / "final.safetensors").items():
+        label, _, parameter = name.partition("/")
+        result.parameters[labels[label]][parameter] = value
+    return result
+
+
+def headline(result: Result) -> dict[str, Any]:
+    """Means over all runs of the last round's main metrics."""
+    final = result.final()
+    wanted = [name for name in (*HEADLINE, *HEADLINE_REGRESSION) if name in final]
+    values: dict[str, Any] = plain({name: float(final[name].mean()) for name in wanted})
+    return values
+
+
+def _label(result: Result, key: Any) -> str:
+    """ "seed=0", or "mu=0.1,seed=0" after a sweep."""
+    values = key if isinstance(key, tuple) else (key,)
+    return ",".join(f"{name}={value}" for name, value in zip([*result.swept, "seed"], values, strict=True))

@@ -1,0 +1,276 @@
+"""Every command: what it prints where, its JSON, its exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from store.silos import write_config
+
+from equifed import methods
+from equifed.methods import REGISTRY, FedAvg
+
+SMALL = ["--rounds", "2", "--seeds", "2"]
+
+
+def data(outcome) -> object:
+    """The JSON on stdout, which must be all of it."""
+    assert outcome.exit_code == 0, outcome.stderr
+    return json.loads(outcome.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_run_saves_and_tells(place, invoke):
+    outcome = invoke("run", str(write_config(place)), "--set", "run.rounds=3", "--set", "run.name=mine")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "accuracy" in outcome.stdout
+    assert "±" in outcome.stdout
+    assert "round 3/3" in outcome.stderr
+    assert "round" not in outcome.stdout.replace("per client and round", "")
+    assert re.search(r"equifed show \S+-fedavg-\w{4}", outcome.stderr)
+    assert len(list((place / "runs").glob("*/result.json"))) == 1
+
+
+def test_run_json(place, invoke):
+    found = data(invoke("run", str(write_config(place)), "--json"))
+    assert found["status"] == "finished"
+    assert found["method"] == "fedavg"
+    assert found["seeds"] == [0, 3]
+    assert 0 <= found["metrics"]["accuracy"]["mean"] <= 1
+    assert found["bytes_up"] > 0
+    one = data(invoke("run", str(write_config(place)), "--json", "--set", "run.seeds=1"))
+    assert one["metrics"]["accuracy"]["std"] is None
+
+
+def test_a_long_run_prints_some_twenty_lines(place, invoke):
+    outcome = invoke("run", str(write_config(place, run={"rounds": 100, "seeds": 1}, local={"batch-size": "all"})))
+    lines = [line for line in outcome.stderr.splitlines() if "round" in line]
+    assert 15 <= len(lines) <= 22
+    assert "round 100/100" in lines[-1]
+
+
+def test_run_with_a_sweep_section(place, invoke):
+    path = write_config(place, method={"name": "fedprox"}, sweep={"mu": [0.0, 1.0]})
+    outcome = invoke("run", str(path))
+    assert "dominated" in outcome.stdout
+    shown = data(invoke("show", "latest", "--json"))
+    assert shown["runs"] == 4
+    assert "dominated" in invoke("show", "latest").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("accuracy < 0", 0),
+        ("accuracy<=1", 1),
+        ("demographic_parity_difference > 0.99", 0),
+        ("loss>=1e-9", 1),
+    ],
+)
+def test_fail_if(place, invoke, text, code):
+    outcome = invoke("run", str(write_config(place)), "--fail-if", "accuracy < 0", "--fail-if", text)
+    assert outcome.exit_code == code
+    assert ("Check failed" in outcome.stderr) == bool(code)
+    assert invoke("show", "latest", "--fail-if", text).exit_code == code
+
+
+def test_fail_if_is_read_before_the_run(place, invoke):
+    path = str(write_config(place))
+    for text, said in (("acuracy > 1", "Did you mean 'accuracy'"), ("accuracy", "METRIC OP NUMBER"), ("a > b", "OP")):
+        outcome = invoke("run", path, "--fail-if", text)
+        assert outcome.exit_code == 2
+        assert said in outcome.stderr
+    assert not list(place.glob("runs/*/status.json"))
+
+
+def test_an_undefined_metric_fails_the_check(place, invoke):
+    for path in place.glob("silo-*.csv"):
+        path.write_text(path.read_text().replace(",m,", ",f,"))
+    outcome = invoke("run", str(write_config(place)), "--fail-if", "demographic_parity_difference > 0.5")
+    assert outcome.exit_code == 1
+    assert "is nan" in outcome.stderr
+
+
+def test_compare(place, invoke, tiny):
+    outcome = invoke("compare", tiny, "--methods", "fedavg,local", *SMALL, "--report", "page.html")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.stdout.startswith("tiny (default): 4 clients, 2 per round, 2 rounds, 2 seeds, logistic")
+    rows = [line.split()[0] for line in outcome.stdout.splitlines() if "±" in line and "Mean" not in line]
+    assert [row.rstrip("*") for row in rows] == ["fedavg", "local"]
+    assert "Report: page.html" in outcome.stderr
+    assert "<html" in (place / "page.html").read_text()
+    assert len(data(invoke("list", "--json"))) == 2
+
+
+def test_compare_json_and_checks(place, invoke, tiny):
+    found = data(invoke("compare", tiny, *SMALL, "--json", "--alpha", "5", "--num-partitions", "3"))
+    assert {each["method"] for each in found["methods"]} | set(found["left_out"]) == set(REGISTRY)
+    assert found["settings"]["partition"]["alpha"] == 5
+    assert (place / found["report"]).exists()
+    outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL, "--json", "--fail-if", "accuracy <= 1")
+    assert outcome.exit_code == 1
+    assert json.loads(outcome.stdout)["failed_checks"]
+
+
+def test_compare_leaves_out_what_cannot_run(place, invoke, tiny, monkeypatch):
+    class Picky(FedAvg):
+        name = "picky"
+        needs_validation = True
+
+    monkeypatch.setitem(methods.REGISTRY, "picky", Picky)
+    found = invoke("compare", tiny, "--preset", "bare", *SMALL, "--json")
+    assert "picky is left out: it needs a validation set" in found.stderr
+    assert json.loads(found.stdout)["left_out"] == ["picky"]
+    asked = invoke("compare", tiny, "--preset", "bare", *SMALL, "--methods", "picky")
+    assert asked.exit_code == 2
+    assert "validation set" in asked.stderr
+
+
+def test_one_method_that_fails_does_not_cost_the_others(place, invoke, tiny, monkeypatch):
+    class Broken(FedAvg):
+        name = "broken"
+
+        def init(self, task, parameters):
+            raise ZeroDivisionError("oh")
+
+    monkeypatch.setitem(methods.REGISTRY, "broken", Broken)
+    outcome = invoke("compare", tiny, "--methods", "broken,fedavg", *SMALL, "--json")
+    assert outcome.exit_code == 4
+    assert "broken failed: ZeroDivisionError: oh" in outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert [each["method"] for each in found["methods"]] == ["fedavg"]
+    assert found["failed_methods"] == ["broken"]
+    assert {entry["status"] for entry in data(invoke("list", "--json"))} == {"finished", "failed"}
+    assert "ZeroDivisionError: oh" in invoke("show", data(invoke("list", "--json"))[-1]["id"]).stdout
+
+
+def test_degenerate_predictors_are_flagged(place, invoke, tiny):
+    outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL, "--learning-rate", "1e-9")
+    assert "fedavg*" in outcome.stdout
+    assert "Degenerate" in outcome.stdout
+
+
+def test_sweep(place, invoke, tiny):
+    options = [tiny, "--method", "fedprox", "--over", "mu=0,0.5", *SMALL]
+    outcome = invoke("sweep", *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "dominated" in outcome.stdout
+    found = data(invoke("sweep", *options, "--json"))
+    assert [point["mu"] for point in found["pareto"]] == [0, 0.5]
+    for wrong, said in (
+        ("mu=a", "NAME=V1,V2"),
+        ("mu", "NAME=V1,V2"),
+        ("nu=1", "Did you mean 'mu'"),
+        ("mu=-1", "at least 0"),
+    ):
+        outcome = invoke("sweep", tiny, "--method", "fedprox", "--over", wrong)
+        assert outcome.exit_code == 2
+        assert said in outcome.stderr
+
+
+def test_list_and_show(place, invoke):
+    empty = invoke("list")
+    assert empty.exit_code == 0
+    assert "no runs" in empty.stderr
+    assert data(invoke("list", "--json")) == []
+    invoke("run", str(write_config(place, run={"name": "mine"})))
+    listed = invoke("list")
+    assert "finished" in listed.stdout
+    (entry,) = data(invoke("list", "--json"))
+    outcome = invoke("show", "mine")
+    for part in ("fedavg on 4 files", "accuracy", "true_positive_rate", "update, rows"):
+        assert part in outcome.stdout
+    found = data(invoke("show", entry["id"][:-2], "--json"))
+    assert found["status"] == "finished"
+    assert found["config"]["run"]["name"] == "mine"
+    assert found["messages"][0]["phase"] == "train"
+    assert set(found["data_record"]["files"]) == {f"silo-{k}" for k in range(4)}
+
+
+def test_report(place, invoke):
+    invoke("run", str(write_config(place)))
+    outcome = invoke("report", "latest", "-o", "one.html")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.stdout.strip() == "one.html"
+    assert "<html" in (place / "one.html").read_text()
+    assert data(invoke("report", "latest", "latest", "--json"))["report"] == "equifed-report.html"
+
+
+def test_methods(invoke):
+    outcome = invoke("methods")
+    for name in REGISTRY:
+        assert name in outcome.stdout
+    assert {each["name"] for each in data(invoke("methods", "--json"))} == set(REGISTRY)
+    one = invoke("methods", "fedprox")
+    for part in ("MLSys 2020", "(mu/2) ||theta_k - theta||^2", "at least 0", "0.01", "update, rows", "fedavg"):
+        assert part in one.stdout
+    found = data(invoke("methods", "local", "--json"))
+    assert found["needs"] == ["client memory"]
+    assert found["leaves_a_client"] == []
+
+
+def test_data(invoke, tiny):
+    assert "compas" in invoke("data", "list").stdout
+    assert "tiny" in {each["name"] for each in data(invoke("data", "list", "--json"))}
+    assert "made up" in invoke("data", "describe", tiny).stdout
+    assert data(invoke("data", "describe", tiny, "--json"))["presets"]["default"]["clients"] == 4
+    assert data(invoke("data", "fetch", tiny, "--json")) == {"name": tiny, "files": {}}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["run", "none.toml"], 2, "none.toml: no such file"),
+        (["run", "experiment.toml", "--set", "run.rounds=0"], 2, "experiment.toml: run.rounds = 0: must be at least 1"),
+        (["run", "experiment.toml", "--set", "data.label=lable"], 3, "label"),
+        (["compare", "compass"], 2, "Did you mean 'compas'"),
+        (["compare", "compas", "--methods", "fedavgg"], 2, "Did you mean 'fedavg'"),
+        (["compare", "compas", "--preset", "x"], 2, "fair-fate"),
+        (["compare", "compas", "--partition", "dirichle"], 2, "Did you mean 'dirichlet'"),
+        (["compare", "compas", "--model", "mpl"], 2, "Did you mean 'mlp'"),
+        (["methods", "fedpro"], 2, "Did you mean 'fedprox'"),
+        (["data", "describe", "adlut"], 2, "Did you mean 'adult'"),
+        (["show", "latest"], 2, "no runs"),
+        (["resume", "20"], 2, "no runs"),
+        (["report", "x"], 2, "no runs"),
+        (["run"], 2, "FILE.toml"),
+        (["nonsense"], 2, "nonsense"),
+        (["compare", "compas", "--rounds", "few"], 2, "--rounds"),
+    ],
+)
+def test_mistakes_have_their_code_and_no_traceback(place, invoke, args, code, said):
+    write_config(place)
+    outcome = invoke(*args)
+    assert outcome.exit_code == code
+    assert outcome.stdout == ""
+    assert said in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):
+    def broken(*args, **values):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("equifed.store.Store.entries", broken)
+    outcome = invoke("list")
+    assert outcome.exit_code == 4
+    assert outcome.stderr.startswith("Error: ZeroDivisionError: oh")
+    assert "EQUIFED_DEBUG=1" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    monkeypatch.setenv("EQUIFED_DEBUG", "1")
+    assert "Traceback" in invoke("list").stderr
+
+
+def test_version_and_help(invoke):
+    assert re.fullmatch(r"equifed \d+\.\d+\.\d+\n", invoke("--version").stdout)
+    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "methods", "data"):
+        outcome = invoke(command, "--help")
+        assert outcome.exit_code == 0
+        assert "--json" in outcome.stdout or command == "data"
+
+
+def test_no_color_is_kept(place, invoke):
+    write_config(place)
+    for args in (["methods"], ["run", "experiment.toml"], ["run", "--help"]):
+        outcome = invoke(*args)
+        assert "\x1b[" not in outcome.stdout + outcome.stderr

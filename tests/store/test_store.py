@@ -1,0 +1,301 @@
+"""Run folders: what they hold, that they can be read back, and that a resumed run has the bits of a whole one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.numpy import save
+
+from equifed.config import load_config
+from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
+from equifed.simulator import Result
+from equifed.store import RunFolder, Store, load_result
+from store.silos import write_config, write_silos
+
+FRAMES = ("metrics", "messages", "log", "rejections")
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    write_silos(tmp_path)
+    return tmp_path
+
+
+def whole(store: Store, config) -> tuple[RunFolder, Result]:
+    with store.start(config) as recording:
+        for _ in recording.rounds():
+            pass
+        return recording.folder, recording.finish()
+
+
+def stopped(store: Store, config, after: int) -> RunFolder:
+    """A run that is interrupted when this round has been written."""
+    recording = store.start(config)
+    with contextlib.suppress(KeyboardInterrupt), recording:
+        for step in recording.rounds():
+            if step.round == after:
+                raise KeyboardInterrupt
+    return recording.folder
+
+
+def resumed(store: Store, folder: RunFolder) -> Result:
+    with store.resume(folder.id) as recording:
+        for _ in recording.rounds():
+            pass
+        return recording.finish()
+
+
+def assert_same(a: RunFolder, b: RunFolder) -> None:
+    """Bit by bit, but for the time it took."""
+    assert (a.path / "final.safetensors").read_bytes() == (b.path / "final.safetensors").read_bytes()
+    one, other = load_result(a.path), load_result(b.path)
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name), check_exact=True)
+    assert one.info == other.info
+    assert one.notes == other.notes
+
+
+def test_a_finished_folder_holds_everything_and_reads_back_equal(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"name": "first", "eval-every": 4}))
+    folder, result = whole(store, config)
+    assert {path.name for path in folder.path.iterdir()} >= {
+        *("config.toml", "environment.json", "data.json", "status.json", "rounds.jsonl", "checkpoint.safetensors"),
+        *("metrics.parquet", "messages.json", "log.parquet", "rejections.json", "final.safetensors"),
+        *("timings.json", "result.json"),
+    }
+    assert sorted(path.name for path in (folder.path / "scores").iterdir()) == [
+        "00004.safetensors",
+        "00006.safetensors",
+    ]
+    again = folder.result()
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(result, name), check_exact=True)
+    assert again.parameters.keys() == result.parameters.keys() == {0, 3}
+    for seed, parameters in result.parameters.items():
+        for name, value in parameters.items():
+            assert (again.parameters[seed][name] == value).all()
+    assert again.timings == result.timings
+    pd.testing.assert_frame_equal(again.summary(), result.summary())
+    assert set(json.loads((folder.path / "data.json").read_text())["files"]) == {f"silo-{k}" for k in range(4)}
+    environment = json.loads((folder.path / "environment.json").read_text())
+    assert {"equifed", "python", "torch", "numpy", "platform", "device", "threads", "commit"} == environment.keys()
+    (entry,) = store.entries()
+    assert (entry.id, entry.name, entry.status, entry.rounds, entry.seeds) == (folder.id, "first", "finished", 6, 2)
+    assert entry.metrics["accuracy"] == pytest.approx(result.final()["accuracy"].mean())
+    assert not any(b"pickle" in path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
+
+
+def test_running_the_resolved_file_repeats_the_run(place):
+    store = Store(place / "runs")
+    first, _ = whole(store, load_config(write_config(place)))
+    second, _ = whole(store, load_config(first.path / "config.toml"))
+    assert_same(first, second)
+    assert (first.path / "config.toml").read_text() == (second.path / "config.toml").read_text()
+
+
+CASES = {
+    "plain": {},
+    "memory": {"method": {"name": "local"}},
+    "adam, dropout": {"run": {"dropout": 0.4}, "local": {"optimizer": "adam"}, "method": {"name": "fedprox"}},
+    "seldom": {"run": {"checkpoint-every": 4, "eval-every": 5, "rounds": 9}},
+    "reference": {"run": {"engine": "reference", "rounds": 4}},
+    "sweep": {"method": {"name": "fedprox"}, "sweep": {"mu": [0.0, 0.5]}},
+    "rejections": {"local": {"learning-rate": 1e30}, "model": {"kind": "mlp", "hidden": [4]}},
+}
+
+
+@pytest.mark.parametrize("sections", CASES.values(), ids=CASES.keys())
+def test_a_resumed_run_has_the_bits_of_a_whole_one(place, sections):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, **sections))
+    complete, result = whole(store, config)
+    folder = stopped(store, config, after=2 if config.run.rounds < 9 else 7)
+    assert folder.status()["status"] == "interrupted"
+    with pytest.raises(RunError, match="equifed resume"):
+        folder.result()
+    again = resumed(store, folder)
+    assert_same(complete, folder)
+    assert len(again.rejections) == len(result.rejections)
+    assert bool(len(result.rejections)) == (config.local.learning_rate > 1)
+    assert store.index.entries()[0].status == "finished"
+
+
+def test_killed_before_the_first_checkpoint(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place))
+    complete, _ = whole(store, config)
+    folder = stopped(store, config, after=1)
+    (folder.path / "checkpoint.safetensors").unlink()
+    resumed(store, folder)
+    assert_same(complete, folder)
+
+
+def test_killed_between_the_line_and_the_checkpoint(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place))
+    complete, _ = whole(store, config)
+    folder = stopped(store, config, after=3)
+    # the next round's scores and line were written, the line only in part, the checkpoint not
+    shutil.copy(complete.path / "scores" / "00004.safetensors", folder.path / "scores")
+    lines = (complete.path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    with open(folder.path / "rounds.jsonl", "a") as file:
+        file.write(lines[3])
+        file.write(lines[4][:40])
+    assert folder.rounds_done() == 3
+    resumed(store, folder)
+    assert_same(complete, folder)
+    assert len((folder.path / "rounds.jsonl").read_text().splitlines()) == 6
+
+
+def test_killed_after_the_last_round_before_the_result(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place))
+    complete, _ = whole(store, config)
+    folder = stopped(store, config, after=6)
+    assert not (folder.path / "result.json").exists()
+    resumed(store, folder)
+    assert_same(complete, folder)
+
+
+def test_a_finished_run_is_not_resumed(place):
+    store = Store(place / "runs")
+    folder, _ = whole(store, load_config(write_config(place)))
+    with pytest.raises(RunError, match="already finished"):
+        store.resume(folder.id)
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda path: _flip(path / "checkpoint.safetensors"), "checksum"),
+        (lambda path: (path / "checkpoint.safetensors").write_bytes(b"xx"), "header"),
+        (lambda path: (path / "checkpoint.safetensors").write_bytes(save({}, {"format": "x"})), "has format 'x'"),
+        (lambda path: (path / "rounds.jsonl").write_text("{}\n"), "rounds.jsonl"),
+        (lambda path: (path / "scores" / "00001.safetensors").unlink(), "scores of round 1"),
+    ],
+)
+def test_damage_is_refused_with_what_to_do(place, harm, said):
+    store = Store(place / "runs")
+    folder = stopped(store, load_config(write_config(place)), after=2)
+    harm(folder.path)
+    with pytest.raises(RunError, match=said) as error:
+        store.resume(folder.id)
+    assert f"equifed run {folder.path}/config.toml" in str(error.value)
+
+
+def test_another_configuration_or_other_data_are_refused(place):
+    store = Store(place / "runs")
+    folder = stopped(store, load_config(write_config(place)), after=2)
+    before = (folder.path / "config.toml").read_text()
+    (folder.path / "config.toml").write_text(before.replace("learning-rate = 0.1", "learning-rate = 0.2"))
+    with pytest.raises(RunError, match=r"config\.toml was changed"):
+        store.resume(folder.id)
+    (folder.path / "config.toml").write_text(before)
+    write_silos(place, seed=1)
+    with pytest.raises(DataError, match="have changed"):
+        store.resume(folder.id)
+    write_silos(place)
+    resumed(store, folder)
+
+
+def test_another_environment_is_mentioned(place):
+    store = Store(place / "runs")
+    folder = stopped(store, load_config(write_config(place)), after=2)
+    path = folder.path / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": "1.0"}))
+    with pytest.warns(EquifedWarning, match=r"torch 1\.0 ->"), store.resume(folder.id):
+        pass
+
+
+def test_one_run_is_carried_out_once(place):
+    store = Store(place / "runs")
+    recording = store.start(load_config(write_config(place)))
+    assert recording.folder.status()["status"] == "running"
+    with pytest.raises(RunError, match="another process"):
+        store.resume(recording.folder.id)
+    recording.folder.lock.release()
+    assert RunFolder(recording.folder.path).status()["status"] == "interrupted"
+
+
+def test_a_failure_is_recorded(place):
+    store = Store(place / "runs")
+    recording = store.start(load_config(write_config(place)))
+    with pytest.raises(ZeroDivisionError), recording:
+        raise ZeroDivisionError("why")
+    assert recording.folder.status() | {"status": "failed", "reason": "ZeroDivisionError: why"} == (
+        recording.folder.status()
+    )
+
+
+def test_runs_are_found_by_prefix_name_latest_and_path(place):
+    store = Store(place / "runs")
+    with pytest.raises(ConfigError, match="no runs"):
+        store.find("latest")
+    one, _ = whole(store, load_config(write_config(place, run={"rounds": 1, "name": "mine"})))
+    two, _ = whole(store, load_config(write_config(place, run={"rounds": 1}, method={"name": "local"})))
+    assert store.find("latest").id == two.id
+    assert store.find("mine").id == store.find(one.id).id == store.find(str(one.path)).id == one.id
+    assert store.find(two.id[:-1]).id == two.id
+    with pytest.raises(ConfigError, match="2 runs are called '20"):
+        store.find("20")
+    with pytest.raises(ConfigError, match=f"no run 'x'.*{two.id}"):
+        store.find("x")
+
+
+def test_a_run_named_by_its_path_stays_in_its_own_index(place):
+    store = Store(place / "runs")
+    folder = stopped(store, load_config(write_config(place)), after=2)
+    with Store(place / "other").resume(str(folder.path)) as recording:
+        for _ in recording.rounds():
+            pass
+        recording.finish()
+    assert store.entries()[0].status == "finished"
+    assert Store(place / "other").entries() == []
+
+
+def test_the_index_is_rebuilt_from_the_folders(place):
+    store = Store(place / "runs")
+    folders = [whole(store, load_config(write_config(place, run={"rounds": 1})))[0] for _ in range(2)]
+    before = store.entries()
+    path = place / "runs" / "index.sqlite"
+    path.unlink()
+    with pytest.warns(EquifedWarning, match="was missing; it was rebuilt from 2"):
+        assert store.entries() == before
+    path.write_bytes(b"not a database" * 100)
+    with pytest.warns(EquifedWarning, match="was damaged.*rebuilt from 2"):
+        assert store.entries() == before
+    with sqlite3.connect(path) as db:
+        db.execute("drop table runs")
+        db.execute("create table runs (id text)")
+    db.close()
+    with pytest.warns(EquifedWarning, match="rebuilt"):
+        assert store.entries() == before
+    shutil.rmtree(folders[0].path)
+    assert [entry.id for entry in store.entries()] == [folders[1].id]
+    (folders[1].path / "config.toml").unlink()
+    path.unlink()
+    with pytest.warns(EquifedWarning) as warned:
+        assert store.entries() == []
+    assert any("cannot be read" in str(each.message) for each in warned)
+
+
+def test_the_place_of_the_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIFED_RUNS", raising=False)
+    assert Store().root == Path("runs")
+    monkeypatch.setenv("EQUIFED_RUNS", str(tmp_path / "there"))
+    assert Store().root == tmp_path / "there"
+    assert Store("given").root == Path("given")

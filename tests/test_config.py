@@ -1,0 +1,195 @@
+"""Configurations: what is filled in, what survives a round trip, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+import tomli_w
+from store.silos import config, write_config, write_silos
+
+from equifed import models, partition
+from equifed.config import RunSection, build, load_config, parse_config
+from equifed.errors import ConfigError, DataError
+
+COMPAS = {"data": {"name": "compas", "preset": "fair-fate"}, "method": {"name": "fedprox", "mu": 0.3}}
+
+
+def test_defaults_come_from_the_preset():
+    made = parse_config(COMPAS)
+    assert made.run.clients_per_round == 3
+    assert made.partition == partition.Dirichlet(num_partitions=10, alpha=0.5)
+    assert made.model == models.Logistic()
+    assert made.method.mu == 0.3
+    assert parse_config(COMPAS | {"data": {"name": "compas"}}).data.preset == "default"
+
+
+def test_defaults_by_data():
+    def of(name, preset=None):
+        data = {"name": name} | ({"preset": preset} if preset else {})
+        return parse_config({"data": data, "method": {"name": "fedavg"}})
+
+    assert of("communities").model == models.Linear()
+    assert of("mnist").model == models.LeNet()
+    assert isinstance(of("mnist", "e2fl").partition, partition.RotationGroups)
+    assert of("acs_income", "sffl").partition == partition.Natural("STATE")
+
+
+def test_another_kind_of_partition_keeps_the_number_of_clients():
+    made = parse_config(COMPAS | {"partition": {"kind": "iid"}})
+    assert made.partition == partition.IID(10)
+    fewer = parse_config(COMPAS | {"partition": {"num-partitions": 2}})
+    assert fewer.partition == partition.Dirichlet(num_partitions=2, alpha=0.5)
+    assert fewer.run.clients_per_round == 2
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        COMPAS,
+        COMPAS | {"sweep": {"mu": [0, 0.1, 1e-7]}},
+        COMPAS | {"local": {"batch-size": "all", "optimizer": "adam"}, "run": {"seeds": 3, "compile": False}},
+        COMPAS | {"model": {"kind": "mlp", "hidden": [4, 4], "init": 0.1}, "run": {"clients-per-round": "all"}},
+    ],
+)
+def test_the_resolved_configuration_is_a_fixed_point(sections):
+    once = parse_config(sections)
+    text = tomli_w.dumps(once.resolved())
+    again = parse_config(tomllib.loads(text))
+    assert again.resolved() == once.resolved()
+    assert again.fingerprint() == once.fingerprint()
+    assert (again.method, again.model, again.local, again.partition) == (
+        once.method,
+        once.model,
+        once.local,
+        once.partition,
+    )
+
+
+def test_files_are_found_from_the_config_wherever_it_is_copied(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    write_silos(tmp_path / "here")
+    made = load_config(write_config(tmp_path / "here"))
+    elsewhere = tmp_path / "runs" / "one"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "config.toml").write_text(tomli_w.dumps(made.resolved(elsewhere)))
+    assert str(tmp_path) not in (elsewhere / "config.toml").read_text()
+    monkeypatch.chdir("/")
+    copied = load_config(elsewhere / "config.toml")
+    assert copied.fingerprint(elsewhere) == made.fingerprint(elsewhere)
+    simulation = build(copied)
+    feds = [run.federation for run in simulation.job.runs]
+    assert [fed.seed for fed in feds] == [0, 3]
+    assert feds[0].rows.x is feds[1].rows.x
+    assert feds[0].ids == tuple(f"silo-{k}" for k in range(4))
+
+
+def test_overrides_are_toml_values_or_text(tmp_path):
+    made = load_config(
+        write_config(tmp_path), ["run.rounds=9", "run.seeds=[5, 6]", "run.name=my run", "local.optimizer=adam"]
+    )
+    assert (made.run.rounds, made.run.seeds, made.run.name) == (9, [5, 6], "my run")
+    assert made.local.optimizer == "adam"
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"run": {"rounds": 0}}, ["run.rounds = 0", "at least 1"]),
+        ({"run": {"rounds": 2.5}}, ["run.rounds = 2.5", "whole number"]),
+        ({"run": {"rounds": "many"}}, ['run.rounds = "many"', "whole number"]),
+        ({"run": {"ronds": 3}}, ["run.ronds", "Did you mean 'rounds'", "eval-every"]),
+        ({"run": {"clients-per-round": 0}}, ["run.clients-per-round = 0", "at least 1 or 'all'"]),
+        ({"run": {"seeds": []}}, ["run.seeds = []", "at least 1"]),
+        ({"run": {"seeds": [1, -1]}}, ["run.seeds[1] = -1", "at least 0"]),
+        ({"run": {"dropout": 1}}, ["run.dropout = 1", "below 1"]),
+        ({"run": {"engine": "lane"}}, ['run.engine = "lane"', "'lanes' or 'reference'"]),
+        ({"run": {"compile": 3}}, ["run.compile = 3", "true or false or 'auto'"]),
+        ({"methd": {"name": "fedavg"}}, ["methd", "Did you mean 'method'"]),
+        ({"method": {"name": "fedavgg"}}, ["method.name", "Did you mean 'fedavg'", "fedprox"]),
+        ({"method": {"name": "fedprox", "mu": -1}}, ["method.mu = -1", "at least 0"]),
+        ({"method": {"name": "fedprox", "nu": 1}}, ["method.nu", "Did you mean 'mu'"]),
+        ({"local": {"learning-rate": 0}}, ["local.learning-rate", "above 0", "got 0"]),
+        ({"local": {"local-epochs": 0}}, ["local.local-epochs", "at least 1"]),
+        ({"local": {"learning-rate-decay": 0}}, ["local.learning-rate-decay", "above 0"]),
+        ({"local": {"epochs": 1}}, ["local.epochs", "Did you mean 'local-epochs'"]),
+        ({"local": {"optimizer": "sdg"}}, ['local.optimizer = "sdg"', "'sgd' or 'adam'"]),
+        ({"model": {"kind": "mpl"}}, ["model.kind", "Did you mean 'mlp'"]),
+        ({"model": {"kind": "mlp", "hidden": 3}}, ["model.hidden = 3", "list"]),
+        ({"model": {"kind": "mlp", "activation": "relo"}}, ["model.activation", "Did you mean 'relu'"]),
+        ({"partition": {"kind": "dirichlet"}}, ["partition", "files already say"]),
+        ({"data": {"name": "compas"}}, ["data", "both a name and files"]),
+        ({"data": {"files": 3}}, ["data.files = 3", "list or a table"]),
+        ({"sweep": {"mu": [1]}}, ["sweep.mu", "hyper-parameter of fedavg"]),
+        ({"method": {"name": "fedprox"}, "sweep": {"mu": ["a"]}}, ["sweep.mu", "list of numbers", '"a"']),
+        ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, -1]}}, ["sweep.mu", "at least 0", "-1"]),
+    ],
+)
+def test_mistakes_name_file_key_value_and_what_is_allowed(tmp_path, sections, said):
+    path = write_config(tmp_path, **sections)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    for part in ["experiment.toml", *said]:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({}, "data: needs a name"),
+        ({"data": {"name": "compass"}, "method": {"name": "fedavg"}}, "Did you mean 'compas'"),
+        ({"data": {"name": "compas", "preset": "x"}, "method": {"name": "fedavg"}}, "Unknown preset of compas 'x'"),
+        ({"data": {"name": "compas"}}, "method.name: is required"),
+        ({"data": {"files": ["a.csv"]}, "method": {"name": "fedavg"}}, "need a schema, or a label"),
+        ({"data": 3}, "data: must be a section"),
+        ({**COMPAS, "partition": {"kind": "dirichlet", "alpha": -1}}, "partition.alpha: alpha must be above 0"),
+        ({**COMPAS, "partition": {"alpha": "x"}}, 'partition.alpha = "x": must be a number'),
+    ],
+)
+def test_what_is_missing_or_unknown(raw, said):
+    with pytest.raises(ConfigError, match="configuration") as error:
+        parse_config(raw)
+    assert said in str(error.value)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        parse_config(config(local={"learning-rate": "fast"}, model={"kind": "cnn"}, method={"name": "x"}))
+    assert "3 problems" in str(error.value)
+    for key in ("local.learning-rate", "model.kind", "method.name"):
+        assert f"\n  {key}" in str(error.value)
+
+
+def test_syntax_errors_show_the_line(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[run]\nrounds = 3\nseeds = [1,, 2]\n")
+    with pytest.raises(ConfigError, match=r"broken\.toml, line 3.*\n  seeds = \[1,, 2\]"):
+        load_config(path)
+    path.write_text('[run]\nname = "open')
+    with pytest.raises(ConfigError, match=r"broken\.toml, line 2"):
+        load_config(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("text", ["rounds=3", "run.rounds", "=3", "run.=3"])
+def test_an_override_must_have_its_form(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        load_config(write_config(tmp_path), [text])
+
+
+def test_what_only_the_data_can_tell_is_said_with_the_file(tmp_path):
+    write_silos(tmp_path)
+    with pytest.raises(ConfigError, match=r"experiment\.toml.*clients_per_round.*\(4\), got 9"):
+        build(load_config(write_config(tmp_path, run={"clients-per-round": 9})))
+    (tmp_path / "silo-2.csv").unlink()
+    with pytest.raises(DataError, match=r"silo-2\.csv"):
+        build(load_config(write_config(tmp_path)))
+
+
+def test_every_key_is_described():
+    for name, field in RunSection.model_fields.items():
+        assert field.description, name

@@ -1,0 +1,89 @@
+"""The README keeps its word: its Python runs, its commands run, its table is the registry's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equifed import methods
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+def test_the_python_quickstart_runs(tmp_path: Path) -> None:
+    (quickstart,) = blocks("python")
+    code = [line for line in quickstart.splitlines() if line.strip() and not line.strip().startswith("#")]
+    assert len(code) <= 20
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", quickstart], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert (tmp_path / "fedprox.html").stat().st_size > 10_000
+
+
+def commands() -> list[str]:
+    lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("equifed ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.mark.xdist_group("readme")
+@pytest.mark.parametrize("command", commands())
+def test_commands_run(command: str, folder: Path) -> None:
+    """In order, in one folder: the comparison's runs are there for `list`."""
+    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1"}
+    program = [sys.executable, "-m", "equifed", *shlex.split(command)[1:]]
+    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", README):
+        assert re.search(rf"^{target}:", makefile, flags=re.M), target
+
+
+def test_the_table_of_methods_is_the_registry() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in README.splitlines()
+        if re.match(r"\| `[a-z0-9+-]+` \|", line)
+    ]
+    assert [row[0].strip("`") for row in rows] == list(methods.REGISTRY)
+    for name, _, needs, seen, leaves in rows:
+        kind = methods.REGISTRY[name.strip("`")]
+        phases = [phase for stage in ("setup", "round", "final") for phase in getattr(kind(), stage)]
+        fields = list(dict.fromkeys(field for phase in phases for field in phase.up))
+        assert leaves == (", ".join(fields) or "nothing")
+        assert seen == ("sums only" if all(phase.gather == "sum" for phase in phases) else "each reply")
+        assert ("validation set" in needs) == kind.needs_validation
+        assert ("client groups" in needs) == kind.needs_client_groups
+        assert ("client memory" in needs) == (kind.init_client is not methods.Method.init_client)
+
+
+def test_every_method_has_its_page() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == set(methods.REGISTRY)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
