@@ -25,9 +25,24 @@ METHODS: tuple[Method, ...] = (
     methods.FedAvg(),
     methods.FedProx(mu=0.3),
     methods.LocalTraining(),
+    methods.FedMom(beta=0.8),
+    methods.FedDemon(beta0=0.8),
+    methods.FedAvgLR(),
+    methods.FedAvgGR(),
+    methods.FedVal(),
+    methods.FairFate(lambda0=0.4, rho=0.2),
 )
 
-every_method = pytest.mark.parametrize("method", [*METHODS, *SKETCHES], ids=lambda method: method.name)
+VARIANTS: tuple[Method, ...] = (
+    methods.FedAvgGR(scope="round"),
+    methods.FedVal(fairness=("demographic_parity_ratio", "average_odds_ratio"), as_published=True),
+    methods.FairFate(fairness="average_odds_ratio", lambda0=0.4, rho=0.2, as_published=True),
+)
+"""Methods whose options change their phases or their server step."""
+
+every_method = pytest.mark.parametrize(
+    "method", [*METHODS, *VARIANTS, *SKETCHES], ids=lambda method: repr(method).replace("Method", "")
+)
 
 SETTINGS = {
     "model": ef.models.MLP(hidden=(3,), activation="tanh"),

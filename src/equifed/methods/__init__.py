@@ -6,18 +6,45 @@ import dataclasses
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods.fair_fate import FairFate
 from equifed.methods.fedavg import FedAvg
+from equifed.methods.feddemon import FedDemon
+from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
+from equifed.methods.fedval import FedVal
 from equifed.methods.hyper import check, check_value, documentation
 from equifed.methods.local import LocalTraining
+from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.protocol import Method
 
-__all__ = ["REGISTRY", "FedAvg", "FedProx", "LocalTraining", "Method", "check", "check_value", "documentation", "make"]
+__all__ = [
+    "REGISTRY",
+    "FairFate",
+    "FedAvg",
+    "FedAvgGR",
+    "FedAvgLR",
+    "FedDemon",
+    "FedMom",
+    "FedProx",
+    "FedVal",
+    "LocalTraining",
+    "Method",
+    "check",
+    "check_value",
+    "documentation",
+    "make",
+]
 
 REGISTRY: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "local": LocalTraining,
+    "fedmom": FedMom,
+    "feddemon": FedDemon,
+    "fedavg-lr": FedAvgLR,
+    "fedavg-gr": FedAvgGR,
+    "fedval": FedVal,
+    "fair-fate": FairFate,
 }
 
 
@@ -26,7 +53,10 @@ def make(name: str, **hyper_parameters: Any) -> Method:
     if name not in REGISTRY:
         raise ConfigError(unknown_name("method", name, REGISTRY))
     kind = REGISTRY[name]
-    values = {key.replace("-", "_"): value for key, value in hyper_parameters.items()}
+    values = {
+        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+        for key, value in hyper_parameters.items()
+    }
     known = {field.name for field in dataclasses.fields(kind)}
     for key in values:
         if key not in known:

@@ -19,14 +19,15 @@ def hyper(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[Any, ...] | None = None,
+    several: bool = False,
     vanishes: bool = False,
 ) -> Any:
     """A hyper-parameter with its allowed values.
 
-    Checked before a run, not inside the method, where it may be a whole sweep of values. `vanishes` marks the weight
-    that, at 0, turns the method into its parent.
+    Checked before a run, not inside the method, where it may be a whole sweep of values. `several` allows a tuple of
+    choices. `vanishes` marks the weight that, at 0, turns the method into its parent.
     """
-    metadata = {"low": low, "high": high, "choices": choices, "vanishes": vanishes}
+    metadata = {"low": low, "high": high, "choices": choices, "several": several, "vanishes": vanishes}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -40,9 +41,13 @@ def check_value(kind: type[Method], name: str, value: Any) -> None:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if name not in fields:
         raise ConfigError(unknown_name(f"hyper-parameter of {kind.name}", name, fields))
-    low, high, choices = (fields[name].metadata.get(key) for key in ("low", "high", "choices"))
-    if choices is not None and value not in choices:
-        raise ConfigError(f"{kind.name}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    metadata = fields[name].metadata
+    low, high, choices = (metadata.get(key) for key in ("low", "high", "choices"))
+    chosen = value if metadata.get("several") and isinstance(value, tuple) and value else (value,)
+    if choices is not None and any(each not in choices for each in chosen):
+        or_several = ", or several of them" if metadata.get("several") else ""
+        known = ", ".join(map(repr, choices))
+        raise ConfigError(f"{kind.name}: {name} must be one of {known}{or_several}, got {value!r}.")
     if low is None and high is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,0 +1,133 @@
+"""FAIR-FATE: Salazar, Fernandes, Araujo and Abreu, Fair Federated Learning with Momentum, ICCS 2023.
+
+F_0 = F(theta), F_k = F(theta_k)                          on the server's validation set
+alpha_N = sum_k n_k Delta_k / sum_k n_k,                  Delta_k = theta_k - theta
+alpha_F = sum_fair F_k Delta_k / sum_fair F_k,            fair = {k : F_k >= F_0}
+beta_t  = beta0 (1 - t/T) / ((1 - beta0) + beta0 (1 - t/T))
+v      <- beta_t v + (1 - beta_t) alpha_F
+lambda_t = min(lambda0 (1 + rho)^t, lambda_max)
+theta  <- theta + lambda_t v + (1 - lambda_t) alpha_N
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equifed import tree
+from equifed.methods.feddemon import decayed
+from equifed.methods.fedval import own_model
+from equifed.methods.hyper import hyper
+from equifed.methods.validation import RATIOS, fairness
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    v: Tree
+    """v, the fair momentum."""
+    t: Tensor
+    """t, rounds applied so far."""
+    T: Tensor
+    """T, rounds planned."""
+    beta: Tensor
+    """beta_t of the last round."""
+    amount: Tensor
+    """lambda_t of the last round."""
+    fair: Tensor
+    """Clients in the fair set of the last round."""
+    undefined: Tensor
+    """Clients of the last round whose F_k was undefined, and who were left out of the fair set for that."""
+
+
+@dataclass(frozen=True)
+class FairFate(Method):
+    """Move along the updates of the clients that are fairer than the global model, with momentum, more and more."""
+
+    name: ClassVar[str] = "fair-fate"
+    parent: ClassVar[str] = "fedavg"
+    needs_validation: ClassVar[bool] = True
+
+    fairness: str | tuple[str, ...] = hyper("demographic_parity_ratio", choices=RATIOS, several=True)
+    """F: the fairness metric, or several whose mean is taken."""
+    beta0: float = hyper(0.9, low=0, high=0.999)
+    """Momentum of the first rounds."""
+    rho: float = hyper(0.05, low=0)
+    """Growth of lambda_t per round."""
+    lambda0: float = hyper(0.1, low=0, high=1)
+    """lambda at the start: the weight of the fair update against the plain one."""
+    lambda_max: float = hyper(1.0, low=0, high=1, vanishes=True)
+    """MAX, the largest lambda: the trade-off between fairness and accuracy; 0 gives FedAvg."""
+    as_published: bool = False
+    """The variant behind the paper's tables, as in its authors' code, instead of its Algorithm 1: F with the defects of
+    their metrics and scaled to 0..1 over the round's models, F_k > F_0 strictly, v divided by 1 - beta_t^t."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return (Phase("train", ("theta",), ("theta", "rows"), LocalTraining(own_model), self.step),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        zero = tree.leaves(parameters)[0].new_zeros(())
+        return Server(parameters, tree.zeros_like(parameters), zero, zero + task.rounds, zero, zero, zero, zero)
+
+    def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        present = replies["present"]
+        update = tree.map(lambda own, theta: own - theta, replies["theta"], server.theta)  # Delta_k
+        t = server.t + 1
+
+        # alpha_N = sum_k n_k Delta_k / sum_k n_k
+        n = replies["rows"] * present
+        alpha_n = tree.weighted_sum(update, n / n.sum().clamp_min(1))
+
+        # alpha_F = sum_fair F_k Delta_k / sum_fair F_k; 0 when nobody is fairer
+        fair, weight, undefined = self.fair_set(server.theta, replies["theta"], present, validation)
+        total = weight.sum()
+        alpha_f = tree.weighted_sum(update, torch.where(total > 0, weight / total, torch.zeros_like(weight)))
+
+        # v <- beta_t v + (1 - beta_t) alpha_F
+        beta = decayed(self.beta0, t, server.T)
+        v = tree.map(lambda old, new: beta * old + (1 - beta) * new, server.v, alpha_f)
+
+        # lambda_t = min(lambda0 (1 + rho)^t, MAX);  theta <- theta + lambda_t v + (1 - lambda_t) alpha_N
+        amount = torch.clamp(self.lambda0 * (1 + self.rho) ** t, max=self.lambda_max)
+        scale = amount / (1 - beta**t) if self.as_published else amount
+        theta = tree.map(lambda p, f, a: p + scale * f + (1 - amount) * a, server.theta, v, alpha_n)
+        return Server(theta, v, t, server.T, beta, amount, fair.sum(), undefined)
+
+    def fair_set(
+        self, theta: Tree, own: Tree, present: Tensor, validation: Data | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Who is at least as fair as the global model [K], their weights F_k [K], and how many had no defined F_k."""
+        assert validation is not None
+
+        def F(model: Tree) -> Tensor:
+            return fairness(model, validation, self.fairness, self.as_published)
+
+        f0, fk = F(theta), vmap(F)(own)
+        defined = (present > 0) & ~fk.isnan()
+        undefined = ((present > 0) & fk.isnan()).sum().to(present.dtype)
+        f0 = torch.nan_to_num(f0, nan=0.0)  # against an undefined global model everybody defined is fair
+        fk = torch.where(defined, fk, torch.zeros_like(fk))
+        if self.as_published:
+            low = torch.minimum(f0, torch.where(defined, fk, torch.inf).min())
+            high = torch.maximum(f0, torch.where(defined, fk, -torch.inf).max())
+            width = torch.where(high > low, high - low, torch.inf)  # all equal: all 0
+            f0, fk = (f0 - low) / width, torch.where(defined, (fk - low) / width, torch.zeros_like(fk))
+            fair = defined & (fk > f0)
+        else:
+            fair = defined & (fk >= f0)
+        return fair, torch.where(fair, fk, torch.zeros_like(fk)), undefined
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {
+            "lambda": server.amount,
+            "beta": server.beta,
+            "fair_clients": server.fair,
+            "undefined_clients": server.undefined,
+        }

@@ -1,0 +1,102 @@
+"""FedAvg+LR and FedAvg+GR: Abay et al., Mitigating Bias in Federated Learning, arXiv:2012.02447.
+
+Kamiran and Calders' reweighing in front of FedAvg: in the weighted rows, group and label are independent.
+
+    W(s, y) = P(s) P(y) / P(s, y),  1 where a factor is 0
+    client k minimises  (1/B) sum_i W(s_i, y_i) loss_i
+
+LR takes the probabilities from the client's own rows; GR from all clients, for which summed counts suffice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
+from equifed.tree import Tree, leaves
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    counts: Tensor
+    """n(s, y), rows by group and label."""
+
+
+def cell_counts(data: Data) -> Tensor:
+    """Rows by group and label [G, C]."""
+    groups, classes = data.task.num_groups, data.task.num_classes
+    s = (data.s[:, None] == torch.arange(groups, device=data.s.device)).to(data.mask.dtype)
+    y = (data.y[:, None] == torch.arange(classes, device=data.y.device)).to(data.mask.dtype)
+    return data.sum(s[:, :, None] * y[:, None, :])
+
+
+def cell_weights(counts: Tensor) -> Tensor:
+    """W(s, y) = P(s) P(y) / P(s, y) from counts [G, C]; 1 where a factor is 0."""
+    expected = counts.sum(1, keepdim=True) * counts.sum(0, keepdim=True)
+    observed = counts * counts.sum()
+    return torch.where((expected > 0) & (observed > 0), expected / observed.clamp_min(1), torch.ones_like(counts))
+
+
+def weighted_loss(parameters: Tree, context: Tree, batch: Data) -> Tensor:
+    """(1/B) sum_i W_i loss_i."""
+    return batch.mean(batch.per_row["weight"] * batch.task.row_loss(parameters, batch.x, batch.y))
+
+
+def own_weights(down: Record, state: Tree, data: Data) -> Start:
+    return Start(down["theta"], per_row={"weight": cell_weights(cell_counts(data))[data.s, data.y]})
+
+
+def common_weights(down: Record, state: Tree, data: Data) -> Start:
+    return Start(down["theta"], per_row={"weight": cell_weights(down["counts"])[data.s, data.y]})
+
+
+@dataclass(frozen=True)
+class FedAvgLR(FedAvg):
+    """FedAvg on rows that each client reweighs by its own counts of group and label."""
+
+    name: ClassVar[str] = "fedavg-lr"
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(weighted_update, weighted_loss, own_weights)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, gather="sum"),)
+
+
+@dataclass(frozen=True)
+class FedAvgGR(FedAvg):
+    """FedAvg on rows reweighed by the counts of group and label over all clients."""
+
+    name: ClassVar[str] = "fedavg-gr"
+
+    scope: str = hyper("all", choices=("all", "round"))
+    """Whose counts: "all" clients, once before round 1, or those of the "round", as in FAIR-FATE's authors' code."""
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        return (self.count,) if self.scope == "all" else ()
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(weighted_update, weighted_loss, common_weights)
+        fit = Phase("train", ("theta", "counts"), ("update", "rows"), train, apply_mean_update, gather="sum")
+        return (fit,) if self.scope == "all" else (self.count, fit)
+
+    @property
+    def count(self) -> Phase:
+        def reply(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+            return {"counts": cell_counts(data)}, state
+
+        def keep(server: Server, replies: Record, validation: Data | None) -> Server:
+            return server._replace(counts=replies["counts"])
+
+        return Phase("count", (), ("counts",), reply, keep, gather="sum")
+
+    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+        return Server(parameters, leaves(parameters)[0].new_zeros(task.num_groups, task.num_classes))
