@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 from collections.abc import Iterable
 
 
@@ -40,3 +42,34 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}."
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    whole: bool = False,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+) -> None:
+    """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`."""
+    kind = numbers.Integral if whole else numbers.Real
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if fits:
+        number = float(value)  # type: ignore[arg-type]
+        fits = (
+            math.isfinite(number)
+            and (low is None or number >= low)
+            and (high is None or number <= high)
+            and (above is None or number > above)
+        )
+    if not fits:
+        limits = [
+            f"{word} {bound:g}"
+            for word, bound in (("at least", low), ("above", above), ("at most", high))
+            if bound is not None
+        ]
+        what = "a whole number" if whole else "a number"
+        link = "" if not limits else " " if limits[0].startswith("above") else " of "
+        raise ConfigError(f"{name} must be {what}{link}{' and '.join(limits)}, got {value!r}.")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad
 
 from equifed import tree
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
@@ -38,21 +38,19 @@ class Local:
     """The step size is multiplied by this after every round."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError(f"local epochs must be at least 1, got {self.epochs}.")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch size must be at least 1, or None for all rows, got {self.batch_size}.")
+        check_number("local epochs", self.epochs, whole=True, low=1)
+        if self.batch_size is not None:
+            check_number("batch size (None takes all rows)", self.batch_size, whole=True, low=1)
         if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(f"Unknown optimizer {self.optimizer!r}. Known: adam, sgd.")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}.")
+            raise ConfigError(unknown_name("optimizer", self.optimizer, ("adam", "sgd")))
+        check_number("momentum", self.momentum, low=0)
+        if self.momentum >= 1:
+            raise ConfigError(f"momentum must lie below 1, got {self.momentum}.")
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError("momentum belongs to SGD; Adam has its own. Leave it at 0 with optimizer='adam'.")
-        for name in ("learning_rate", "learning_rate_decay"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name.replace('_', ' ')} must be above 0, got {getattr(self, name)}.")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight decay must not be negative, got {self.weight_decay}.")
+        check_number("learning rate", self.learning_rate, above=0)
+        check_number("learning rate decay", self.learning_rate_decay, above=0)
+        check_number("weight decay", self.weight_decay, low=0)
 
     def rate(self, round: int) -> float:
         """The step size of round 1, 2, ..."""

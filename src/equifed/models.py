@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, check_number, unknown_name
 
 Parameters = dict[str, Tensor]
 Init = Literal["torch", "zeros"] | float
@@ -29,6 +29,14 @@ class Model(Protocol):
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+
+
+def _check_init(init: Init) -> None:
+    if isinstance(init, str):
+        if init not in ("torch", "zeros"):
+            raise ConfigError(f'init must be "torch", "zeros" or a standard deviation, got {init!r}.')
+    else:
+        check_number("init, a standard deviation,", init, above=0)
 
 
 def _initialise(module: nn.Module, rng: np.random.Generator, init: Init) -> Parameters:
@@ -69,11 +77,14 @@ class MLP:
     """"torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with zero biases."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.hidden, list | tuple):
+            raise ConfigError(f"hidden lists the width of each hidden layer, e.g. (10,), got {self.hidden!r}.")
         object.__setattr__(self, "hidden", tuple(self.hidden))
+        for width in self.hidden:
+            check_number("the width of a hidden layer", width, whole=True, low=1)
         if self.activation not in ACTIVATIONS:
             raise ConfigError(unknown_name("activation", self.activation, ACTIVATIONS))
-        if any(not isinstance(width, int) or width < 1 for width in self.hidden):
-            raise ConfigError(f"hidden layers need whole widths of at least 1, got {self.hidden}.")
+        _check_init(self.init)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
@@ -92,6 +103,9 @@ class Logistic:
 
     init: Init = "zeros"
     """As for MLP; zero is the usual start of a convex problem."""
+
+    def __post_init__(self) -> None:
+        _check_init(self.init)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)

@@ -89,14 +89,25 @@ def check_module(module: nn.Module) -> None:
     if buffers:
         raise ConfigError(
             f"The model {type(module).__name__} has buffers ({', '.join(buffers[:3])}), which are state outside its "
-            "parameters: averaging them is not defined. Replace BatchNorm by GroupNorm or LayerNorm (or set "
-            "track_running_stats=False), and make constant buffers plain attributes."
+            "parameters: averaging them is not defined. Replace BatchNorm by GroupNorm or LayerNorm, and make constant "
+            "buffers plain attributes."
         )
     for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ConfigError(
+                f"The model has a batch normalisation layer ({name or type(part).__name__}): a row's output would "
+                "depend on the rows beside it, also on padding. Use GroupNorm or LayerNorm."
+            )
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise ConfigError(
                 f"The model has a dropout layer ({name or type(part).__name__}), which draws random numbers of its "
                 "own: a run could not be repeated exactly. Remove it, or set p=0; weight decay in Local regularises."
             )
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise ConfigError(
+            f"The model has frozen parameters ({', '.join(frozen[:3])}), but methods train and average all of them. "
+            "Apply the frozen part to the data beforehand, and give the rest as the model."
+        )
     if not any(True for _ in module.parameters()):
         raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")

@@ -17,7 +17,7 @@ import equifed as ef
 from equifed import methods, tree
 from equifed.federation import Federation, Rows, Sets
 from equifed.protocol import Method
-from equifed.simulator import Simulation, lanes, make_job, reference, steps
+from equifed.simulator import Simulation, make_job, reference, steps
 
 from .sketches import SKETCHES
 
@@ -158,8 +158,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
         rows=Rows(np.concatenate([x, far]), np.r_[y, np.ones(200, y.dtype)], np.r_[s, np.zeros(200, s.dtype)]),
         train=dataclasses.replace(spread, stop=spread.stop - 200),
     )
-    for module in (lanes, steps):
-        monkeypatch.setattr(module, "grid_up", lambda n: n + 37)
+    monkeypatch.setattr(steps, "grid_up", lambda n: n + 37)
     assert_same(plain, run(method, poisoned, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1)))
 
 

@@ -286,7 +286,9 @@ def test_bad_hyper_parameters() -> None:
         ef.methods.make("fair-fate", fairness="sp")
     with pytest.raises(ef.ConfigError, match=r"fair-fate: fairness must be one of"):
         ef.methods.make("fair-fate", fairness=["demographic_parity_ratio", "eo"])
-    with pytest.raises(ef.ConfigError, match=r"fair-fate: beta0 must be at least 0 and at most 0\.999, got 1"):
+    with pytest.raises(
+        ef.ConfigError, match=r"fair-fate: beta0 must be a number of at least 0 and at most 0\.999, got 1"
+    ):
         ef.methods.make("fair-fate", beta0=1)
     with pytest.raises(ef.ConfigError, match="fedavg-gr: scope must be one of 'all', 'round'"):
         ef.methods.make("fedavg-gr", scope="some")

@@ -114,6 +114,7 @@ def test_optimisers_are_torch_s(uneven: Federation, engine: str, local: ef.Local
     """One client, one round, against torch.optim and autograd."""
     x, y = held(uneven, 0)
     alone = ef.Federation.from_arrays([(x, y, np.arange(len(y)) % 2)], ids=["only"])
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     result = ef.simulate(ef.methods.FedAvg(), alone, model=net, rounds=1, local=local, seeds=[0], engine=engine)  # type: ignore[arg-type]
     optimizer = make(net.parameters())  # type: ignore[operator]
@@ -127,7 +128,7 @@ def test_optimisers_are_torch_s(uneven: Federation, engine: str, local: ef.Local
             nn.functional.cross_entropy(out, torch.tensor(y[some], dtype=torch.long)).backward()
             optimizer.step()
     for name, parameter in net.named_parameters():
-        np.testing.assert_allclose(result.parameters[0][name], parameter.detach(), rtol=2e-4, atol=2e-6)
+        np.testing.assert_allclose(result.parameters[0][name], parameter.detach(), rtol=2e-4, atol=1e-5)
 
 
 def test_regression_finds_the_least_squares_solution() -> None:

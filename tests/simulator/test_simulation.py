@@ -14,12 +14,13 @@ from fairlearn import metrics as fairlearn
 from torch import nn
 
 import equifed as ef
+from equifed import tree
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
-from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import FedAvg, Server, apply_mean_update, weighted_update
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulator import plan, steps
-from equifed.simulator.steps import grid_up, segments
+from equifed.simulator import make_job, plan, steps
+from equifed.simulator.steps import grid_up, portions, segments
 from equifed.tree import Tree
 
 QUICK = {"model": ef.models.Logistic(), "rounds": 3, "local": ef.Local(batch_size=8, learning_rate=0.2)}
@@ -260,6 +261,105 @@ def test_segments_cover_every_step_of_every_lane() -> None:
         np.testing.assert_array_equal(done, count)
 
 
+def test_unequal_lanes_waste_little() -> None:
+    """One client of 100,000 rows beside 2,000 of 20 must not be padded to each other."""
+    n = np.array([100_000] + [20] * 2000)
+    assert sum(width * (end - begin) for begin, end, width in segments(-(-n // 32), 0.7)) * 32 < 5 * n.sum()
+    assert sum(width * (part.stop - part.start) for part, width in portions(n, 4)) < 1.5 * n.sum()
+    assert [part.stop - part.start for part, _ in portions(np.full(1000, 1000), 2**20)] == [1] * 1000  # memory
+
+
+def test_memory_of_a_row_counts_activations() -> None:
+    fed = Federation.from_arrays([(np.zeros((2, 1, 28, 28)), [0, 1], [0, 1])])
+    job = make_job(
+        FedAvg(), fed, model=ef.models.LeNet(), rounds=1, clients_per_round=None, local=ef.Local(), seeds=None,
+        initial_parameters=None, dropout=0.0, eval_every=1, device="cpu", compile=None,
+    )  # fmt: skip
+    convolutions = 2 * (32 + 64) * 28 * 28  # each with its ReLU
+    assert job.row_bytes > 4 * convolutions
+    assert job.row_bytes < 4 * 1.5 * convolutions
+
+
+def test_a_federation_brings_its_seed(uneven: Federation) -> None:
+    seeded = dataclasses.replace(uneven, seed=7)
+    assert list(ef.simulate(FedAvg(), seeded, **QUICK).parameters) == [7]  # type: ignore[arg-type]
+    assert list(ef.simulate(FedAvg(), [seeded], **QUICK).parameters) == [7]  # type: ignore[arg-type]
+    assert list(ef.simulate(FedAvg(), uneven, **QUICK).parameters) == [0]  # type: ignore[arg-type]
+
+
+def test_federations_that_do_not_belong_together(uneven: Federation) -> None:
+    assert uneven.client_groups is not None
+    others = {
+        "same client groups": dataclasses.replace(uneven, client_groups=uneven.client_groups[::-1].copy()),
+        "same clients, but 'silo-0' is 'x-0'": dataclasses.replace(
+            uneven, ids=tuple(name.replace("silo", "x") for name in uneven.ids)
+        ),
+        "agree in groups": dataclasses.replace(uneven, groups=("a", "b")),
+    }
+    for message, other in others.items():
+        with pytest.raises(ConfigError, match=message):
+            ef.simulate(FedAvg(), [uneven, other], seeds=[0, 1], **QUICK)  # type: ignore[arg-type]
+
+
+def test_without_test_rows_there_is_nothing_to_sum_up(uneven: Federation) -> None:
+    bare = dataclasses.replace(uneven, test=uneven.test[:0], validation=uneven.validation[:0], client_test=None)
+    result = ef.simulate(FedAvg(), bare, **QUICK)  # type: ignore[arg-type]
+    assert result.summary().empty
+    assert "no test rows" in result.notes[0]
+    assert "fedavg" in repr(result)
+    with pytest.raises(ConfigError, match="Unknown split 'train'"):
+        ef.simulate(FedAvg(), uneven, **QUICK).final("train")  # type: ignore[arg-type]
+
+
+def test_a_diverged_regression_is_measured_as_undefined() -> None:
+    rng = np.random.default_rng(0)
+    part = (rng.normal(size=(20, 2)), rng.normal(size=20), np.arange(20) % 2)
+    fed = Federation.from_arrays([part], test=part, task="regression")
+    huge = {"0.weight": np.full((1, 2), 1e38), "0.bias": np.zeros(1)}
+    with np.errstate(all="ignore"):
+        result = ef.simulate(
+            FedAvg(), fed, model=ef.models.Linear(), rounds=1, initial_parameters=huge,
+            local=ef.Local(learning_rate=1e-30),
+        )  # fmt: skip
+    assert np.isnan(result.final()["ks_distance"].item()) or np.isfinite(result.final()["ks_distance"].item())
+    assert not np.isfinite(result.final()["rmse"].item())
+
+
+@ENGINES
+def test_clients_know_the_step_size_of_the_round(uneven: Federation, engine: str) -> None:
+    def tell(theta: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        return {"update": down["theta"], "rows": torch.as_tensor(data.learning_rate)}, state
+
+    def keep(server: Server, replies: Record, validation: Data | None) -> Server:
+        mean = replies["rows"] / replies["present"]
+        return Server(tree.map(lambda leaf: torch.zeros_like(leaf) + mean, server.theta))
+
+    @dataclasses.dataclass(frozen=True)
+    class Told(FedAvg):
+        name: ClassVar[str] = "told"
+
+        @property
+        def round(self) -> tuple[Phase, ...]:
+            return (Phase("train", ("theta",), ("update", "rows"), LocalTraining(tell), keep, "sum"),)
+
+    local = ef.Local(learning_rate=0.4, learning_rate_decay=0.5)
+    result = ef.simulate(Told(), uneven, engine=engine, **{**QUICK, "local": local})  # type: ignore[arg-type]
+    np.testing.assert_allclose(result.parameters[0]["0.weight"], 0.1, rtol=1e-6)  # the third round
+
+
+def test_a_module_that_draws_random_numbers_is_explained(uneven: Federation) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + torch.randn(len(x), 1)
+
+    with pytest.raises(RunError, match="may not draw torch's random numbers"):
+        ef.simulate(FedAvg(), uneven, **{**QUICK, "model": Noisy()})  # type: ignore[arg-type]
+
+
 def test_grid_wastes_at_most_a_quarter() -> None:
     for n in range(1, 3000):
         assert n <= grid_up(n) <= max(n * 1.25, 8)
@@ -273,11 +373,23 @@ def test_grid_wastes_at_most_a_quarter() -> None:
     ("changes", "message"),
     [
         ({"rounds": 0}, "rounds must be a whole number of at least 1"),
-        ({"clients_per_round": 11}, r"between 1 and the number of clients \(10\), got 11"),
-        ({"dropout": 1.0}, r"probability in \[0, 1\)"),
+        ({"clients_per_round": 11}, "a whole number of at least 1 and at most 10, got 11"),
+        ({"clients_per_round": 2.5}, "clients_per_round must be a whole number"),
+        ({"local": {}}, "local must be equifed.Local"),
+        ({"device": "meta"}, "is not supported"),
+        ({"model": ef.models.MLP}, "model is the class MLP; give an instance"),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False))},
+            "batch normalisation",
+        ),
+        ({"model": nn.Linear(4, 1).requires_grad_(False)}, "frozen parameters"),
+        ({"initial_parameters": [1, 2]}, "must be {name: array}"),
+        ({"initial_parameters": {5: {}}}, "no entry for seed 0"),
+        ({"dropout": 1.0}, "probability below 1"),
+        ({"dropout": "x"}, "dropout must be a number"),
         ({"seeds": [1, 1]}, "seeds must differ"),
         ({"seeds": []}, "at least one seed"),
-        ({"seeds": [-1]}, "at least 0"),
+        ({"seeds": [-1]}, "a seed must be a whole number of at least 0"),
         ({"device": "cuda"}, "no CUDA device"),
         ({"device": "quantum"}, "Unknown device"),
         ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
@@ -305,16 +417,21 @@ def test_bad_arguments_are_refused(uneven: Federation, changes: dict, message: s
 def test_bad_methods_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="A class needs parentheses"):
         ef.simulate(FedAvg, uneven, **QUICK)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="fedprox: mu must be at least 0, got -1"):
+    with pytest.raises(ConfigError, match="fedprox: mu must be a number of at least 0, got -1"):
         ef.simulate(ef.methods.FedProx(mu=-1), uneven, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Unknown method 'fedavgg'\. Did you mean 'fedavg'"):
         ef.methods.make("fedavgg")
     with pytest.raises(ConfigError, match="Unknown hyper-parameter of fedprox 'nu'"):
         ef.methods.make("fedprox", nu=1)
-    with pytest.raises(ConfigError, match="fedprox: mu must be a number, got 'big'"):
+    with pytest.raises(ConfigError, match="fedprox: mu must be a number of at least 0, got 'big'"):
         ef.methods.make("fedprox", mu="big")
     with pytest.raises(ConfigError, match="has no values"):
         ef.sweep(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="names a value twice"):
+        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.1, 0.1]}, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs a list of values"):
+        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
+    ef.sweep(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
     with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
         ef.sweep(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
 
@@ -374,6 +491,10 @@ def test_the_reference_engine_names_the_client_in_an_error(uneven: Federation) -
     ("changes", "message"),
     [
         ({"epochs": 0}, "epochs"),
+        ({"epochs": 1.5}, "epochs must be a whole number"),
+        ({"learning_rate": "0.1"}, "learning rate must be a number above 0"),
+        ({"learning_rate": float("inf")}, "learning rate"),
+        ({"weight_decay": float("nan")}, "weight decay"),
         ({"batch_size": 0}, "batch size"),
         ({"optimizer": "lion"}, "Unknown optimizer 'lion'"),
         ({"momentum": 1.0}, "momentum"),

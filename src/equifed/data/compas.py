@@ -52,6 +52,7 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     ]
     frame = kept[[*FEATURES, *OTHER_COLUMNS, LABEL]].reset_index(drop=True)
     frame[LABEL] = frame[LABEL].map(OUTCOMES)
+    frame["caucasian"] = (frame["race"] == "Caucasian").map({True: "yes", False: "no"})
     return frame
 
 
@@ -75,7 +76,8 @@ COMPAS = Dataset(
         ),
         Preset(
             name="fair-fate",
-            description="Rows with a charge description, 10 columns as codes in 0..1; race is an input.",
+            description="Rows with a charge description, 10 columns as codes in 0..1; race, Caucasian or not, is an "
+            "input.",
             rows=6_167,
             inputs=10,
             groups=("Other", "Caucasian"),
@@ -83,10 +85,11 @@ COMPAS = Dataset(
             positive="did not recidivate",
             privileged="Caucasian",
             features=(
-                *("sex", "age", "race", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"),
+                *("sex", "age", "caucasian", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"),
                 *("c_charge_degree", "c_charge_desc", "decile_score"),
             ),
-            sensitive=CAUCASIAN_OR_OTHER,
+            # the authors make the sensitive column 1 for the privileged group and 0 for all others before encoding
+            sensitive=(Sensitive(column="caucasian", groups={"no": "Other", "yes": "Caucasian"}),),
             encoding="ordinal",
             scaling="minmax",
             num_partitions=10,

@@ -9,7 +9,7 @@ import textwrap
 from functools import cache
 from typing import Any, get_type_hints
 
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.protocol import Method
 
 
@@ -48,21 +48,8 @@ def check_value(kind: type[Method], name: str, value: Any) -> None:
         or_several = ", or several of them" if metadata.get("several") else ""
         known = ", ".join(map(repr, choices))
         raise ConfigError(f"{kind.name}: {name} must be one of {known}{or_several}, got {value!r}.")
-    if low is None and high is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{kind.name}: {name} must be a number, got {value!r}.")
-    # written so that NaN fails too
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        allowed = " and ".join(
-            part
-            for part in (
-                f"at least {low}" if low is not None else "",
-                f"at most {high}" if high is not None else "",
-            )
-            if part
-        )
-        raise ConfigError(f"{kind.name}: {name} must be {allowed}, got {value!r}.")
+    if low is not None or high is not None:
+        check_number(f"{kind.name}: {name}", value, low=low, high=high)
 
 
 @cache

@@ -65,6 +65,7 @@ def simulate(
     device: str = "auto",
     engine: EngineName = "lanes",
     compile: bool | None = None,
+    over: Mapping[str, Sequence[float]] | None = None,
 ) -> Result:
     """Train `method` on a federation (or one federation per seed) and measure it.
 
@@ -73,6 +74,7 @@ def simulate(
     seeds: one run each, all in one computation. initial_parameters: {name: array}, or {seed: {name: array}}.
     engine: "lanes" (vectorised) or "reference" (one client at a time, for checking and debugging).
     compile: compile the training step; None decides by the length of the run.
+    over: {hyper-parameter: values}: every combination, in the same computation.
     """
     job = make_job(
         method,
@@ -80,15 +82,19 @@ def simulate(
         model=model,
         rounds=rounds,
         clients_per_round=clients_per_round,
-        local=local or Local(),
+        local=Local() if local is None else local,
         seeds=seeds,
         initial_parameters=initial_parameters,
         dropout=dropout,
         eval_every=eval_every,
         device=device,
         compile=compile,
+        over=over,
     )
-    return _finish(Simulation(job, engine))
+    simulation = Simulation(job, engine)
+    for _ in simulation.rounds():
+        pass
+    return simulation.result()
 
 
 def sweep(
@@ -96,38 +102,10 @@ def sweep(
     federations: Federation | Sequence[Federation],
     *,
     over: Mapping[str, Sequence[float]],
-    model: Any,
-    rounds: int,
-    clients_per_round: int | None = None,
-    local: Local | None = None,
-    seeds: Sequence[int] | None = None,
-    initial_parameters: Any = None,
-    dropout: float = 0.0,
-    eval_every: int = 1,
-    device: str = "auto",
-    engine: EngineName = "lanes",
-    compile: bool | None = None,
+    **settings: Any,
 ) -> Result:
-    """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation."""
-    job = make_job(
-        method,
-        federations,
-        over=over,
-        model=model,
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        local=local or Local(),
-        seeds=seeds,
-        initial_parameters=initial_parameters,
-        dropout=dropout,
-        eval_every=eval_every,
-        device=device,
-        compile=compile,
-    )
-    return _finish(Simulation(job, engine))
+    """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation.
 
-
-def _finish(simulation: Simulation) -> Result:
-    for _ in simulation.rounds():
-        pass
-    return simulation.result()
+    settings: as for `simulate`.
+    """
+    return simulate(method, federations, over=over, **settings)

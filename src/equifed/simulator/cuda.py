@@ -18,16 +18,14 @@ class CudaSteps:
         self._step = step
         self._graphs: dict[int, _Graph] = {}
 
-    def __call__(
-        self, carry: list[Tensor], same: list[Tensor], batches: tuple[Tensor, Tensor, Tensor], rate: Tensor
-    ) -> list[Tensor]:
+    def __call__(self, carry: list[Tensor], same: list[Tensor], batches: list[Tensor]) -> list[Tensor]:
         total, done = len(batches[0]), 0
         for size in (STEPS, 1):
             while total - done >= size:
-                part = tuple(values[done : done + size] for values in batches)
+                part = [values[done : done + size] for values in batches]
                 if size not in self._graphs:
-                    self._graphs[size] = _Graph(self._step, size, carry, same, part, rate)
-                carry = self._graphs[size].replay(carry, same, part, rate)
+                    self._graphs[size] = _Graph(self._step, size, carry, same, part)
+                carry = self._graphs[size].replay(carry, same, part)
                 done += size
         return [leaf.clone() for leaf in carry]
 
@@ -41,18 +39,17 @@ class _Graph:
         size: int,
         carry: list[Tensor],
         same: list[Tensor],
-        batches: tuple[Tensor, ...],
-        rate: Tensor,
+        batches: list[Tensor],
     ) -> None:
-        self._inputs = [torch.empty_like(value).copy_(value) for value in (*carry, *same, *batches, rate)]
+        self._inputs = [torch.empty_like(value).copy_(value) for value in (*carry, *same, *batches)]
         here = len(carry)
         mine, fixed = self._inputs[:here], self._inputs[here : here + len(same)]
-        rows, own, filled, pace = self._inputs[here + len(same) :]
+        own = self._inputs[here + len(same) :]
 
         def steps() -> list[Tensor]:
             values = mine
             for i in range(size):
-                values = step(*values, *fixed, rows[i], own[i], filled[i], pace)
+                values = step(*values, *fixed, *(each[i] for each in own))
             return values
 
         # libraries allocate their workspaces on first use, which must not happen while capturing
@@ -65,10 +62,8 @@ class _Graph:
         with torch.cuda.graph(self._graph):
             self._outputs = steps()
 
-    def replay(
-        self, carry: list[Tensor], same: list[Tensor], batches: tuple[Tensor, ...], rate: Tensor
-    ) -> list[Tensor]:
-        for buffer, value in zip(self._inputs, (*carry, *same, *batches, rate), strict=True):
+    def replay(self, carry: list[Tensor], same: list[Tensor], batches: list[Tensor]) -> list[Tensor]:
+        for buffer, value in zip(self._inputs, (*carry, *same, *batches), strict=True):
             buffer.copy_(value)
         self._graph.replay()
         return self._outputs

@@ -18,8 +18,8 @@ from equifed.simulator.engine import State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
 
-EVAL_ROWS = 200_000
-"""Rows predicted at once."""
+EVAL_BYTES = 256 * 2**20
+"""Memory of the rows predicted at once."""
 
 
 class Scored(NamedTuple):
@@ -40,6 +40,7 @@ class Evaluator:
 
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
+        self._at_once = max(64, EVAL_BYTES // job.row_bytes)
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
         """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
@@ -64,7 +65,7 @@ class Evaluator:
         nobody = torch.zeros_like(rows)
         if not self.job.method.personal:
             return self._reduce(self._predict(server, clients, rows, run), rows, nobody, 1)
-        at_once = max(1, EVAL_ROWS // len(rows)) if self.job.task.kind == "classification" else 1
+        at_once = max(1, self._at_once // len(rows)) if self.job.task.kind == "classification" else 1
         parts = []
         for begin in range(0, self.job.task.num_clients, at_once):
             some = tree.map(lambda leaf, a=begin: leaf[a : a + at_once], clients)
@@ -95,12 +96,16 @@ class Evaluator:
     def _predict(self, server: Any, client: Any, rows: Tensor, run: int) -> Tensor:
         method, task = self.job.method_of(run), self.job.task
         return torch.cat(
-            [method.predict(task, server, client, self.tables.features(some, run)) for some in rows.split(EVAL_ROWS)]
+            [
+                method.predict(task, server, client, self.tables.features(some, run))
+                for some in rows.split(self._at_once)
+            ]
         )
 
     def _reduce(self, prediction: Tensor, rows: Tensor, owner: Tensor, owners: int) -> Scored:
         task = self.job.task
-        y, s = self.tables.y[rows], self.tables.s[rows]
+        # on the CPU: adding up on a GPU is quick but not the same twice
+        y, s, prediction, owner = (part.cpu() for part in (self.tables.y[rows], self.tables.s[rows], prediction, owner))
         groups = task.num_groups
         loss = task.loss_of_prediction(prediction, y).double()
         if task.kind == "regression":
@@ -111,16 +116,16 @@ class Evaluator:
             total = torch.bincount(cell, prediction.double(), minlength=size).reshape(owners, groups)
             number = counts.reshape(owners, groups)
             mean = torch.where(number > 0, total / number.clamp_min(1), torch.nan)
-            ks = _ks(prediction.cpu().numpy(), s.cpu().numpy(), owner.cpu().numpy(), owners)
-            return Scored(counts.cpu().numpy(), sums.cpu().numpy(), ks, mean.cpu().numpy())
+            ks = _ks(prediction.numpy(), s.numpy(), owner.numpy(), owners)
+            return Scored(counts.numpy(), sums.numpy(), ks, mean.numpy())
         classes = task.num_classes
         cell = (owner * groups + s) * classes + y
         flat = cell * classes + task.decide(prediction)
         counts = torch.bincount(flat, minlength=owners * groups * classes * classes)
         sums = torch.bincount(cell, loss, minlength=owners * groups * classes)
         return Scored(
-            counts.reshape(owners, groups, classes, classes).cpu().numpy(),
-            sums.reshape(owners, groups, classes).cpu().numpy(),
+            counts.reshape(owners, groups, classes, classes).numpy(),
+            sums.reshape(owners, groups, classes).numpy(),
             np.full(owners, np.nan),
             np.full((owners, groups), np.nan),
         )

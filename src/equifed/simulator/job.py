@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed import models, tree
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, check_number
 from equifed.federation import Federation
 from equifed.local import Local
 from equifed.methods.hyper import check, check_value
@@ -49,6 +50,24 @@ class Job:
     @property
     def rounds(self) -> int:
         return self.task.rounds
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Memory that one row takes in a forward pass, its features and all activations: what bounds how many are taken
+        at once."""
+        sizes = [math.prod(self.runs[0].federation.shape)]
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            sizes.extend(leaf.numel() for leaf in tree.leaves(output) if isinstance(leaf, Tensor))
+
+        hooks = [module.register_forward_hook(note) for module in self.task.module.modules()]
+        try:
+            with torch.no_grad():
+                self.task.module(torch.zeros(1, *self.runs[0].federation.shape))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return 4 * sum(sizes)
 
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""
@@ -138,16 +157,15 @@ def make_job(
                 f"{method.name} needs to know each client's group, but this federation has no client groups. "
                 "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups)."
             )
-    for name, value, low in (("rounds", rounds, 1), ("eval_every", eval_every, 1)):
-        if not isinstance(value, int) or value < low:
-            raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}.")
-    if clients_per_round is not None and not 1 <= clients_per_round <= first.num_clients:
-        raise ConfigError(
-            f"clients_per_round must lie between 1 and the number of clients ({first.num_clients}), "
-            f"got {clients_per_round}."
-        )
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"dropout is a probability in [0, 1), got {dropout}.")
+    check_number("rounds", rounds, whole=True, low=1)
+    check_number("eval_every", eval_every, whole=True, low=1)
+    if clients_per_round is not None:
+        check_number("clients_per_round", clients_per_round, whole=True, low=1, high=first.num_clients)
+    check_number("dropout", dropout, low=0)
+    if dropout >= 1:
+        raise ConfigError(f"dropout is a probability below 1, got {dropout}.")
+    if not isinstance(local, Local):
+        raise ConfigError(f"local must be equifed.Local(...), got {local!r}.")
     runs = tuple(
         Run(seed, fed, hyper) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
     )
@@ -167,13 +185,13 @@ def make_job(
 
 def _seeds(feds: list[Federation], seeds: Sequence[int] | None) -> list[int]:
     if seeds is None:
-        chosen = [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)] if len(feds) > 1 else [0]
+        chosen = [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)]
     else:
         chosen = [seeds] if isinstance(seeds, int) else list(seeds)
     if not chosen:
         raise ConfigError("seeds must name at least one seed.")
-    if any(not isinstance(seed, int | np.integer) or seed < 0 for seed in chosen):
-        raise ConfigError(f"seeds must be whole numbers of at least 0, got {chosen}.")
+    for seed in chosen:
+        check_number("a seed", seed, whole=True, low=0)
     if len(set(chosen)) != len(chosen):
         raise ConfigError(f"seeds must differ, got {chosen}.")
     if len(feds) not in (1, len(chosen)):
@@ -184,10 +202,18 @@ def _seeds(feds: list[Federation], seeds: Sequence[int] | None) -> list[int]:
 
 
 def _check_same(first: Federation, fed: Federation) -> None:
-    for what in ("kind", "classes", "groups", "shape", "num_clients", "ids"):
+    for what in ("kind", "classes", "groups", "shape", "num_clients"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
             raise ConfigError(f"Federations that run together must agree in {what}; one has {a}, another {b}.")
+    if fed.ids != first.ids:
+        other = next(pair for pair in zip(first.ids, fed.ids, strict=True) if pair[0] != pair[1])
+        raise ConfigError(
+            f"Federations that run together must have the same clients, but {other[0]!r} is {other[1]!r}."
+        )
+    groups = [[] if each.client_groups is None else each.client_groups.tolist() for each in (first, fed)]
+    if groups[0] != groups[1]:
+        raise ConfigError("Federations that run together must have the same client groups.")
 
 
 def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[dict[str, float]]:
@@ -195,13 +221,16 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
         return [{}]
     points: list[dict[str, float]] = [{}]
     for name, values in over.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"The sweep over {name} needs a list of values, got {values!r}.")
         if not len(values):
             raise ConfigError(f"The sweep over {name} has no values.")
         for value in values:
             check_value(type(method), name, value)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"Only numbers can be swept in one call; {name} has {value!r}.")
-        points = [{**point, name: float(value)} for point in points for value in values]
+            check_number(f"{name}, swept,", value)
+        if len(set(values)) != len(values):
+            raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.")
+        points = [{**point, name: value} for point in points for value in values]
     return points
 
 
@@ -257,9 +286,10 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
     try:
         with torch.no_grad():
             out = module(torch.from_numpy(fed.rows.x[:2].astype(np.float32)))
-    except RuntimeError as error:
+    except Exception as error:  # whatever the user's own module raises
         raise ConfigError(
-            f"The model does not take this data's rows of shape {list(fed.shape)}: {str(error).splitlines()[0]}"
+            f"The model does not take this data's rows of shape {list(fed.shape)}: "
+            f"{next(iter(str(error).splitlines()), type(error).__name__)}"
         ) from error
     width = 1 if out.dim() == 1 else out.shape[1] if out.dim() == 2 else -1
     allowed = {1} if fed.kind == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
@@ -275,6 +305,10 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
     """Initial parameters of one seed, with a leading axis where the method wants several models."""
     count = method.num_models
     if given is not None:
+        if not isinstance(given, Mapping):
+            raise ConfigError("initial_parameters must be {name: array}, or {seed: {name: array}}.")
+        if given and all(isinstance(key, int) for key in given) and seed not in given:
+            raise ConfigError(f"initial_parameters has no entry for seed {seed}.")
         values = {
             name: torch.as_tensor(np.asarray(value), dtype=torch.float32)
             for name, value in given.get(seed, given).items()
@@ -303,6 +337,8 @@ def _fit_given(values: dict[str, Tensor], module: nn.Module, count: int | None) 
         )
     for name, shape in expected.items():
         got = tuple(values[name].shape)
+        if not torch.isfinite(values[name]).all():
+            raise ConfigError(f"initial_parameters[{name!r}] has NaN or infinite values.")
         if got != shape and (count is None or got != (count, *shape)):
             raise ConfigError(f"initial_parameters[{name!r}] must have shape {list(shape)}, got {list(got)}.")
     if count is None:
@@ -320,6 +356,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"Unknown device {name!r}: use 'auto', 'cpu', 'cuda' or 'cuda:N'.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:N'.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r}, but torch sees no CUDA device here. Use device='auto' or 'cpu'.")
     return device

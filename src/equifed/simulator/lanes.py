@@ -9,7 +9,6 @@ without vmap's and autograd's Python, and compiled when the run is long enough t
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from equifed import tree
+from equifed.errors import RunError
 from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Start
 from equifed.simulator import plan
 from equifed.simulator.engine import (
@@ -38,12 +38,9 @@ from equifed.simulator.engine import (
     validation_data,
 )
 from equifed.simulator.job import Job
-from equifed.simulator.steps import Stepper, grid_up
+from equifed.simulator.steps import Stepper, portions
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
-
-CHUNK_BYTES = 256 * 2**20
-"""Lanes whose whole rows are needed at once are taken in portions of about this size."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,9 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.run)
 
+    def part(self, lanes: slice) -> Lanes:
+        return Lanes(*(values[lanes] for values in (self.run, self.slot, self.client, self.n, self.start)))
+
 
 class _LaneData(Data):
     """One lane's rows, gathered only if the method looks at them; built inside vmap."""
@@ -67,7 +67,7 @@ class _LaneData(Data):
         positions = torch.arange(width, device=tables.x.device)
         own = (positions < n).to(torch.float32)
         for name, value in {
-            "mask": own, "per_row": {}, "batches": (), "learning_rate": 0.0,
+            "mask": own, "per_row": {}, "batches": (),
             "_tables": tables, "_scaling": scaling,
             "_positions": (start + positions).clamp_max(len(tables.index) - 1), **rest,
         }.items():  # fmt: skip
@@ -116,23 +116,32 @@ class LanesEngine:
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
         phase = phases(self.job.method, stage)[position]
-        lanes = self._lanes(cohorts, present)
-        if not len(lanes):
+        if not present.any():
             return Exchange(state, present, [])
+        lanes = self._lanes(cohorts, present)
         run, client = self._index(lanes.run), self._index(lanes.client)
         down = tree.take(down_of(state.server, phase), run)
         own = tree.map(lambda leaf: leaf[run, client], state.clients)
         inputs = self._inputs(phase, lanes, round)
-        if isinstance(phase.client, LocalTraining):
-            reply, new = self._train(stage, position, phase, down, own, inputs, lanes, round)
-        else:
-            reply, new = self._map(stage, position, _call, (down, own), inputs, lanes)
+        try:
+            if isinstance(phase.client, LocalTraining):
+                reply, new = self._train(stage, position, phase, down, own, inputs, lanes, round)
+            else:
+                reply, new = self._map(stage, position, _call, (down, own), inputs, lanes)
+        except RuntimeError as error:  # vmap's own words are about vmap
+            raise RunError(
+                f"{self.job.method.name}, phase {phase.name!r}: {error}\nModels and methods may not draw torch's "
+                "random numbers or branch on a tensor's value. engine='reference' goes client by client, to find where."
+            ) from error
         check_reply(self.job.method, phase, reply)
         self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, len(lanes)))
 
         fine = _finite_lanes((reply, new), len(lanes), self.job.device)
+        here = torch.from_numpy(present[lanes.run, lanes.slot]).to(self.job.device)
+        use = fine & here
         for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
-            leaf[run, client] = _where_lane(fine, value, leaf[run, client])
+            leaf[run, client] = _where_lane(use, value, leaf[run, client])
+        bad = (here & ~fine).cpu().numpy()
         rejections = [
             Rejection(
                 int(lanes.run[lane]),
@@ -140,20 +149,21 @@ class LanesEngine:
                 phase.name,
                 "NaN or Inf in its reply",
             )
-            for lane in np.flatnonzero(~fine.cpu().numpy())
+            for lane in np.flatnonzero(bad)
         ]
         present = present.copy()
-        bad = ~fine.cpu().numpy()
         present[lanes.run[bad], lanes.slot[bad]] = False
-        replies = self._gather(phase, reply, fine, lanes, cohorts, present)
+        replies = self._gather(phase, reply, use, lanes, cohorts, present)
         heard = np.asarray(present.any(axis=1))
         server = self._server(stage, position, state.server, replies, heard)
         return Exchange(State(server, state.clients), present, rejections)
 
     def _lanes(self, cohorts: np.ndarray, present: np.ndarray) -> Lanes:
-        run, slot = np.nonzero(present)
+        """A lane for everyone in the cohorts. Absent clients have one too, without rows, which does nothing: so widths,
+        and with them the prepared steps, stay the same whoever drops out."""
+        run, slot = (index.reshape(-1) for index in np.indices(cohorts.shape))
         client = cohorts[run, slot]
-        n = self.tables.sizes[run, client]
+        n = np.where(present[run, slot], self.tables.sizes[run, client], 0)
         order = np.argsort(-n, kind="stable")
         run, slot, client, n = run[order], slot[order], client[order], n[order]
         return Lanes(run, slot, client, n, self.tables.start[run, client])
@@ -179,6 +189,7 @@ class LanesEngine:
             "scaling": scaling,
             "start": self._index(lanes.start),
             "n": self._index(lanes.n),
+            "rate": torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
         }
 
     def _phase(self, hyper: dict[str, Tensor], stage: Stage, position: int) -> Phase:
@@ -197,7 +208,7 @@ class LanesEngine:
     ) -> Any:
         """part(the phase's work, *values, data) for every lane, in portions of similar size."""
         results = []
-        for rows, width in self._portions(lanes):
+        for rows, width in portions(lanes.n, self.job.row_bytes):
 
             def one(values: tuple[Tree, ...], inputs: dict[str, Tree], width: int = width) -> Any:
                 data = _LaneData(
@@ -209,25 +220,13 @@ class LanesEngine:
                     task=self.job.task,
                     draws=inputs["draws"],
                     client_group=_tensor_or_none(inputs["group"]),
+                    learning_rate=inputs["rate"],
                 )
                 return part(self._phase(inputs["hyper"], stage, position).client, *values, data)
 
             cut = tree.map(lambda leaf, rows=rows: leaf[rows], (values, inputs))
             results.append(vmap(one)(*cut))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
-
-    def _portions(self, lanes: Lanes) -> list[tuple[slice, int]]:
-        """Slices of lanes with a padded width each: at most half of it padding, and not too much memory at once."""
-        row = 4 * math.prod(self.tables.x.shape[1:])
-        portions, begin = [], 0
-        while begin < len(lanes):
-            width = grid_up(int(lanes.n[begin]))
-            most = max(1, CHUNK_BYTES // (width * row))
-            end = begin + int(np.searchsorted(-lanes.n[begin : begin + most], -(width // 2), side="right"))
-            end = max(end, begin + 1)
-            portions.append((slice(begin, end), width))
-            begin = end
-        return portions
 
     # -- local training ------------------------------------------------------------------------------------------------
 
@@ -255,24 +254,22 @@ class LanesEngine:
         begin: Start = self._map(stage, position, prepare, (down, own), inputs, lanes)
         optimizer = vmap(local.start)(begin.parameters) if tree.leaves(begin.parameters) else ()
         carry, structure = tree.flatten((begin.parameters, optimizer))
-        fixed = (begin.context, inputs["hyper"], inputs["draws"], inputs["group"], inputs["scaling"], begin.per_row)
+        fixed = (begin.context, inputs["rate"], inputs["hyper"], inputs["draws"], inputs["group"], inputs["scaling"])
 
         def loss(parameters: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tensor:
-            context, hyper, draws, group, scaling, _ = fixed
+            context, rate, hyper, draws, group, scaling = fixed
             work: Any = self._phase(hyper, stage, position).client
             if scaling:
                 x = (x - scaling[0]) * scaling[1]
-            batch = Data(x, y, s, mask, job.task, rows, draws, _tensor_or_none(group))
+            batch = Data(x, y, s, mask, job.task, rows, draws, _tensor_or_none(group), learning_rate=rate)
             value: Tensor = work.loss(parameters, context, batch)
             return value
 
-        def step(
-            carry: Tree, fixed: Tree, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree, rate: Tensor
-        ) -> Tree:
+        def step(carry: Tree, fixed: Tree, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree) -> Tree:
             def one(carry: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tree:
                 parameters, optimizer = tree.unflatten(carry, structure)
                 gradient = grad(loss)(parameters, fixed, x, y, s, mask, rows)
-                return tree.leaves(local.step(parameters, gradient, optimizer, rate))
+                return tree.leaves(local.step(parameters, gradient, optimizer, fixed[1]))
 
             return vmap(one)(carry, fixed, *batch, mask, rows)
 
@@ -280,7 +277,7 @@ class LanesEngine:
             plan.Batches(job.runs[r].seed, round, int(job.client_keys[r][k]), phase.name, int(n), local)
             for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
         ]
-        carry = self._stepper.train((stage, position), step, carry, fixed, begin.per_row, lanes, sources, round)
+        carry = self._stepper.train((stage, position), step, carry, fixed, begin.per_row, lanes, sources)
         parameters, _ = tree.unflatten(carry, structure)
         reply, new = self._map(stage, position, finish, (parameters, down, own, begin.context), inputs, lanes)
         return reply, new
@@ -288,7 +285,7 @@ class LanesEngine:
     # -- the server ----------------------------------------------------------------------------------------------------
 
     def _gather(
-        self, phase: Phase, reply: Record, fine: Tensor, lanes: Lanes, cohorts: np.ndarray, present: np.ndarray
+        self, phase: Phase, reply: Record, use: Tensor, lanes: Lanes, cohorts: np.ndarray, present: np.ndarray
     ) -> Record:
         """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero."""
         run, slot = self._index(lanes.run), self._index(lanes.slot)
@@ -296,7 +293,7 @@ class LanesEngine:
 
         def spread(leaf: Tensor) -> Tensor:
             out = torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
-            out[run, slot] = _where_lane(fine, leaf, torch.zeros_like(leaf))
+            out[run, slot] = _where_lane(use, leaf, torch.zeros_like(leaf))
             return out
 
         stacked: Record = tree.map(spread, reply)

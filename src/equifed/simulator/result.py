@@ -55,6 +55,9 @@ class Result:
     def final(self, split: str = "test") -> pd.DataFrame:
         """The last round's global metrics, a row per run and a column per metric."""
         frame = self.metrics
+        known = [str(name) for name in frame["split"].unique()]
+        if known and split not in known:
+            raise ConfigError(unknown_name("split", split, known))
         frame = frame[(frame["scope"] == "global") & (frame["split"] == split)]
         frame = frame[frame["round"] == frame["round"].max()]
         wide = frame.pivot_table(
@@ -71,6 +74,8 @@ class Result:
     def summary(self, split: str = "test") -> pd.DataFrame:
         """Mean and sample standard deviation over seeds of the last round's global metrics."""
         wide = self.final(split).drop(columns="seed")
+        if wide.empty:
+            return wide.set_index(["method", *self.swept])
         grouped = wide.groupby(["method", *self.swept], observed=True, sort=False)
         return grouped.agg(["mean", "std"])
 
@@ -279,7 +284,7 @@ def _regression(scored: Scored, groups: tuple[str, ...]) -> Iterable[tuple[str, 
 
 def _nan_min(values: np.ndarray) -> np.ndarray:
     low = np.where(np.isnan(values), np.inf, values).min(-1)
-    return np.where(np.isinf(low), np.nan, low)
+    return np.where(np.isnan(values).all(-1), np.nan, low)
 
 
 def _gap(values: np.ndarray) -> np.ndarray:
@@ -339,8 +344,11 @@ def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
 def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
     import pandas as pd
 
-    names = ["seed", "round", "phase", "client", "reason"]
-    rows = [[job.runs[each.run].seed, number, each.phase, each.client, each.reason] for number, each in rejections]
+    names = [*job.runs[0].hyper, "seed", "round", "phase", "client", "reason"]
+    rows = [
+        [*job.runs[each.run].hyper.values(), job.runs[each.run].seed, number, each.phase, each.client, each.reason]
+        for number, each in rejections
+    ]
     return pd.DataFrame(rows, columns=names)
 
 

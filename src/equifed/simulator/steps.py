@@ -32,10 +32,13 @@ COMPILE_FROM = 40_000
 COMPILE_WORK = 400_000
 """Multiplications per layer and step above which compiling no longer helps: the time is spent in them."""
 
+PORTION_BYTES = 256 * 2**20
+"""Lanes whose whole rows are needed at once are taken in portions of about this size."""
+
 Step = Callable[..., list[Tensor]]
 """One step of all lanes."""
-Run = Callable[[list[Tensor], list[Tensor], tuple[Tensor, Tensor, Tensor], Tensor], list[Tensor]]
-"""(carry, what stays the same, (rows, own, filled) of each step, rate) -> carry after all these steps."""
+Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
+"""(carry, what stays the same, what each step has of its own [T, ...]) -> carry after all these steps."""
 
 
 class Stepper:
@@ -52,18 +55,34 @@ class Stepper:
         per_row: dict[str, Tensor],
         lanes: Lanes,
         sources: Sequence[Batches],
-        round: int,
     ) -> list[Tensor]:
         """All epochs of all lanes: `carry` holds parameters and optimiser state, leaves [L, ...]."""
-        local = self.job.task.local
-        size = local.batch_size or grid_up(int(lanes.n[0]))
+        size = self.job.task.local.batch_size
+        if size is not None:
+            return self._epochs(phase, step, carry, fixed, per_row, lanes, sources, size)
+        # full batches: lanes of similar size together, so that padding stays small
+        done = []
+        for part, width in portions(lanes.n, self.job.row_bytes):
+            own, same, rows = tree.map(lambda leaf, part=part: leaf[part], (carry, fixed, per_row))
+            done.append(self._epochs(phase, step, own, same, rows, lanes.part(part), sources[part], width))
+        return [torch.cat(leaves) for leaves in zip(*done, strict=True)]
+
+    def _epochs(
+        self,
+        phase: tuple[str, int],
+        step: Step,
+        carry: list[Tensor],
+        fixed: Tree,
+        per_row: dict[str, Tensor],
+        lanes: Lanes,
+        sources: Sequence[Batches],
+        size: int,
+    ) -> list[Tensor]:
         count = -(-lanes.n // size)
-        if not count.any():
-            return carry
-        rate = torch.tensor(local.rate(max(round, 1)), dtype=torch.float32, device=self.job.device)
-        for _ in range(local.epochs):
-            positions = [source.epoch() for source in sources]
-            carry = self._epoch(phase, step, carry, fixed, per_row, lanes, positions, size, count, rate)
+        if count.any():
+            for _ in range(self.job.task.local.epochs):
+                positions = [source.epoch() for source in sources]
+                carry = self._epoch(phase, step, carry, fixed, per_row, lanes, positions, size, count)
         return carry
 
     def _epoch(
@@ -77,19 +96,17 @@ class Stepper:
         positions: list[np.ndarray],
         size: int,
         count: np.ndarray,
-        rate: Tensor,
     ) -> list[Tensor]:
-        own, rows, filled = self._batches(lanes, positions, size, int(count[0]))
         # a compiled step is quick but each width takes seconds to compile: use fewer of them
         shrink = 0.5 if self._worth_compiling(carry, size) else 0.7
         idle = bool(count[-1] < count[0])
         for begin, end, width in segments(count, shrink):
-            rest = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), (fixed, per_row))
+            same = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), fixed)
             work = [leaf[:width].contiguous() for leaf in carry]
-            example = (work, *rest, rows[begin, :width], own[begin, :width], filled[begin, :width], rate)
+            batches = self._batches(per_row, lanes, positions, size, begin, end, width)
+            example = (work, same, tree.take(batches, 0))
             run = self._prepared(phase, step, example, size, idle, end - begin)
-            batches = (rows[begin:end, :width], own[begin:end, :width], filled[begin:end, :width])
-            work = run(work, tree.leaves(rest), batches, rate)
+            work = run(work, tree.leaves(same), tree.leaves(batches))
             carry = [
                 new if width == len(leaf) else torch.cat([new, leaf[width:]])
                 for new, leaf in zip(work, carry, strict=True)
@@ -97,23 +114,30 @@ class Stepper:
         return carry
 
     def _batches(
-        self, lanes: Lanes, positions: list[np.ndarray], size: int, steps: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One epoch of all lanes: each row's position within its client and in the tables [T, L, B], and how many of
-        the B are rows [T, L]. Beyond them the client's first row stands in, with mask 0."""
-        own = np.zeros((len(lanes), steps * size), dtype=np.int32)
-        for lane, order in enumerate(positions):
-            own[lane, : len(order)] = order
-        begin = torch.from_numpy(lanes.start.astype(np.int32)).to(self.job.device)
-        places = torch.from_numpy(own).to(self.job.device)
-        rows = self.tables.index[(places + begin[:, None]).clamp_(max=len(self.tables.index) - 1)]
-        left = lanes.n[None, :] - np.arange(steps)[:, None] * size
-        filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(self.job.device)
-
-        def by_step(values: Tensor) -> Tensor:
-            return values.view(len(lanes), steps, size).transpose(0, 1).contiguous()
-
-        return by_step(places), by_step(rows), filled
+        self,
+        per_row: dict[str, Tensor],
+        lanes: Lanes,
+        positions: list[np.ndarray],
+        size: int,
+        begin: int,
+        end: int,
+        width: int,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Steps begin to end of an epoch for the first `width` lanes: the batches' rows in the tables [T, W, B], how
+        many of the B are rows [T, W], and the rows' own values. Beyond them the client's first row stands in, with
+        mask 0."""
+        steps, device = end - begin, self.job.device
+        own = np.zeros((width, steps * size), dtype=np.int32)
+        for line, order in zip(own, positions, strict=False):
+            part = order[begin * size : end * size]
+            line[: len(part)] = part
+        places = torch.from_numpy(own).to(device).view(width, steps, size).transpose(0, 1).contiguous()
+        start = torch.from_numpy(lanes.start[:width].astype(np.int32)).to(device)
+        rows = self.tables.index[(places + start[:, None]).clamp_(max=len(self.tables.index) - 1)]
+        left = lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
+        filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(device)
+        lane = torch.arange(width, device=device)[:, None]
+        return rows, filled, {name: values[lane, places] for name, values in per_row.items()}
 
     def _prepared(
         self, phase: tuple[str, int], step: Step, example: tuple[Any, ...], size: int, idle: bool, steps: int
@@ -130,32 +154,23 @@ class Stepper:
         key = (phase, size, idle, tuple(value.shape for value in values))
         if key not in self._ready:
             traced = self._traced(flat, values, example[0], size)
-            on_gpu = self.job.device.type == "cuda"
-            self._ready[key] = CudaSteps(traced) if on_gpu else one_by_one(traced)
+            make: Callable[[Step], Run] = CudaSteps if self.job.device.type == "cuda" else one_by_one
+            self._ready[key] = make(traced)
         return self._ready[key]
 
     def _whole_step(self, step: Step, size: int, idle: bool) -> Step:
         """A step from row positions to new parameters. `idle`: some lanes have finished and must not move."""
         tables = self.tables
 
-        def whole(
-            carry: list[Tensor],
-            fixed: Tree,
-            per_row: dict[str, Tensor],
-            rows: Tensor,
-            own: Tensor,
-            filled: Tensor,
-            rate: Tensor,
-        ) -> list[Tensor]:
+        def whole(carry: list[Tensor], fixed: Tree, batch: tuple[Tensor, Tensor, dict[str, Tensor]]) -> list[Tensor]:
+            rows, filled, extra = batch
             width = rows.shape[0]
             flat = rows.reshape(-1)
             x = tables.x.index_select(0, flat).view(width, size, *tables.x.shape[1:])
             y = tables.y.index_select(0, flat).view(width, size)
             s = tables.s.index_select(0, flat).view(width, size)
             mask = (torch.arange(size, device=rows.device) < filled[:, None]).to(torch.float32)
-            lane = torch.arange(width, device=rows.device)[:, None]
-            extra = {name: values[lane, own] for name, values in per_row.items()}
-            new = step(carry, fixed, (x, y, s), mask, extra, rate)
+            new = step(carry, fixed, (x, y, s), mask, extra)
             moved = tree.where(filled > 0, new, carry) if idle else new
             return [leaf.contiguous() for leaf in moved]  # the next step expects the layout it was prepared for
 
@@ -205,11 +220,9 @@ class Stepper:
 
 
 def one_by_one(step: Step) -> Run:
-    def run(
-        carry: list[Tensor], same: list[Tensor], batches: tuple[Tensor, Tensor, Tensor], rate: Tensor
-    ) -> list[Tensor]:
-        for rows, own, filled in zip(*batches, strict=True):
-            carry = step(*carry, *same, rows, own, filled, rate)
+    def run(carry: list[Tensor], same: list[Tensor], batches: list[Tensor]) -> list[Tensor]:
+        for batch in zip(*batches, strict=True):
+            carry = step(*carry, *same, *batch)
         return carry
 
     return run
@@ -230,6 +243,20 @@ def segments(count: np.ndarray, shrink: float) -> list[tuple[int, int, int]]:
         if end > begin:
             parts.append((begin, end, width))
             begin = end
+    return parts
+
+
+def portions(n: np.ndarray, row_bytes: int) -> list[tuple[slice, int]]:
+    """Slices of lanes (sorted by rows, most first) with a padded width each: at most half of it padding, and not too
+    much memory at once."""
+    parts, begin = [], 0
+    while begin < len(n):
+        width = grid_up(int(n[begin]))
+        most = max(1, PORTION_BYTES // (width * row_bytes))
+        end = begin + int(np.searchsorted(-n[begin : begin + most], -(width // 2), side="right"))
+        end = max(end, begin + 1)
+        parts.append((slice(begin, end), width))
+        begin = end
     return parts
 
 
