@@ -1,0 +1,168 @@
+"""FAIR-FATE's Table 1: the authors' splits, partitions and cohorts, the published figures, the rule for noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.model_selection import train_test_split
+
+import equifed as ef
+from equifed.experiments import fair_fate
+from equifed.methods import FairFate
+
+
+def test_the_split_is_scikit_learn_s() -> None:
+    rows = np.arange(6167)
+    for seed in (10, 70):
+        train, rest = train_test_split(rows, test_size=0.4, random_state=seed)
+        test, validation = train_test_split(rest, test_size=0.5, random_state=seed)
+        for ours, theirs in zip(fair_fate._split(6167, seed), (train, validation, test), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("dataset", "clients", "rows"), [("compas", 10, 3700), ("adult", 15, 29305)])
+def test_the_partition_is_drawn_as_the_authors_do(dataset: str, clients: int, rows: int) -> None:
+    (fed,) = fair_fate.federations(dataset, "0.5", [30])
+    assert fed.train.sizes.sum() == rows
+    np.random.seed(30)  # noqa: NPY002
+    shares = np.random.dirichlet(np.ones(clients) * 0.5, 4)  # noqa: NPY002
+    cells = fed.cells()  # [client, group, label]
+    for share, (label, group) in zip(shares, ((1, 1), (1, 0), (0, 1), (0, 0)), strict=True):
+        own = cells[:, group, label]
+        assert own[:-1].tolist() == [round(own.sum() * p) for p in share[:-1]]
+    (equal,) = fair_fate.federations(dataset, "RND", [30])
+    assert set(equal.train.sizes) == {rows // clients}
+
+
+def test_the_cohorts_are_the_authors() -> None:
+    random.seed(20)
+    for row in fair_fate._cohorts(20, 100, 10, 3):
+        chosen: list[int] = []
+        while len(chosen) < 3:
+            client = random.randint(0, 9)
+            if client not in chosen:
+                chosen.append(client)
+        assert sorted(chosen) == row.tolist()
+    sim = fair_fate.simulation(ef.methods.FedAvg(), fair_fate.federations("compas", "RND", [10, 20]), 2)
+    np.testing.assert_array_equal(sim.job.cohorts(2)[1], fair_fate._cohorts(20, 2, 10, 3)[1])
+
+
+def test_published_figures() -> None:
+    compas = fair_fate.published("compas", "0.5")
+    assert compas["fair-fate", "SP", "SP"] == (1.00, 0.01)
+    assert compas["feddemon", "", "EO"] == (0.46, 0.34)
+    assert fair_fate.published("adult", "RND")["fair-fate", "EQO", "ACC"] == (0.77, 0.01)
+    assert sum(len(fair_fate.published(d, s)) for d in ("compas", "adult") for s in fair_fate.SIGMAS) == 238
+    assert fair_fate.published("law", "0.5") == {}
+
+
+def test_the_rule_for_noise() -> None:
+    limit = 2 * np.sqrt((0.1**2 + 0.2**2) / 10)  # 0.141
+    assert fair_fate.within_noise((0.50, 0.1), (0.64, 0.2), 10)
+    assert not fair_fate.within_noise((0.50, 0.1), (0.65, 0.2), 10)
+    assert 0.14 < limit < 0.15
+
+
+def test_every_row_of_the_table_and_both_readings() -> None:
+    published, corrected = (fair_fate.arms("compas", "0.5", reading) for reading in fair_fate.READINGS)
+    assert [arm.label for arm in published] == [arm.label for arm in corrected]
+    assert len(published) == 11
+    fair = published[-1].method
+    assert isinstance(fair, FairFate)
+    assert (fair.fairness, fair.beta0, fair.rho, fair.lambda0, fair.lambda_max, fair.as_published) == (
+        "average_odds_ratio", 0.99, 0.04, 0.1, 0.9, True,
+    )  # fmt: skip
+    assert corrected[-1].method.as_published is False  # type: ignore[attr-defined]
+    assert published[4].method.scope == "round"  # type: ignore[attr-defined]
+
+
+def test_choosing_on_validation_follows_the_rule() -> None:
+    feds = fair_fate.federations("compas", "1.0", [10, 20])
+    told: list[str] = []
+
+    def watch(title: str, sim: object) -> object:
+        told.append(title)
+        return lambda step: None
+
+    method = FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5)
+    grid = {"lambda_max": [0.0, 0.5, 1.0]}
+    chosen = fair_fate.select_on_validation(method, feds, 6, 0.0, watch, grid)  # type: ignore[arg-type]
+    # by hand: each setting alone, fairness on validation counts, all accuracies allowed
+    scores = {}
+    for value in grid["lambda_max"]:
+        sim = fair_fate.simulation(
+            FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5, lambda_max=value), feds, 6
+        )
+        *_, last = sim.rounds()
+        assert last.scores is not None
+        counts = [scored["validation"].counts[0] for scored in last.scores]
+        ratios = [float(ef.metrics.disparities(c)["demographic_parity_ratio"]) for c in counts]
+        accuracy = np.mean([c[:, [0, 1], [0, 1]].sum() / c.sum() for c in counts])
+        scores[value] = (np.mean(np.nan_to_num(ratios)), accuracy)
+    assert chosen.lambda_max == max(scores, key=lambda value: scores[value][0])
+    strict = fair_fate.select_on_validation(method, feds, 6, 2.0, watch, grid)  # type: ignore[arg-type]
+    assert strict.lambda_max == max(scores, key=lambda value: scores[value][1])  # nothing keeps it: most accurate
+
+
+def reproduce(*arguments: str, folder: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "equifed", "reproduce", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_the_command_prints_ours_beside_the_published(tmp_path: Path) -> None:
+    done = reproduce(
+        "fair-fate/table1", "--quick", "--seeds", "2", "--sigma", "RND", "--methods", "fedavg,fair-fate (sp)",
+        "--pages", "pages", folder=tmp_path,
+    )  # fmt: skip
+    assert "(0.69±0.01)" in done.stdout  # FedAvg's published accuracy
+    assert "FAIR-FATE (SP)" in done.stdout
+    assert "cells within noise" in done.stdout
+    assert "repeat its RND column" in done.stdout
+    assert "a look, not a test" in done.stdout
+    assert {page.name for page in (tmp_path / "pages").iterdir()} == {
+        "compas-RND-as-published.html", "compas-RND-algorithm-1.html",
+    }  # fmt: skip
+    (table,) = (tmp_path / "runs").glob("fair-fate-table1-*.csv")
+    assert len(table.read_text().splitlines()) == 1 + 2 * 2 * 4
+
+
+def test_the_command_as_json(tmp_path: Path) -> None:
+    done = reproduce(
+        "fair-fate/table1", "--quick", "--seeds", "2", "--sigma", "RND", "--methods", "fedavg", "--reading",
+        "as-published", "--json", folder=tmp_path,
+    )  # fmt: skip
+    value = json.loads(done.stdout)
+    assert [cell["metric"] for cell in value["cells"]] == ["ACC", "SP", "EO", "EQO"]
+    assert value["summary"]["compared"] == 4
+    figure = json.loads(
+        reproduce("fair-fate/figure3", "--quick", "--seeds", "1", "--sigma", "RND", "--json", folder=tmp_path).stdout
+    )
+    assert {point["F"] for point in figure["points"]} == {"SP", "EO", "EQO"}
+    assert len(figure["points"]) == 3 * len(fair_fate.TRADE_OFF)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fair-fate/table9"], "Unknown experiment 'fair-fate/table9'. Did you mean 'fair-fate/table1'"),
+        (["fair-fate/table1", "--datasets", "compass"], "Did you mean 'compas'"),
+        (["fair-fate/table1", "--sigma", "2"], "Unknown sigma '2'. Known: 0.5, 1.0, RND"),
+        (["fair-fate/table1", "--reading", "theirs"], "Unknown reading 'theirs'"),
+        (["fair-fate/table1", "--methods", "kffl", "--quick"], "Unknown method of the table 'kffl'"),
+        (["fair-fate/table1", "--select", "test"], "--select takes only validation"),
+    ],
+)
+def test_wrong_requests(arguments: list[str], message: str, tmp_path: Path) -> None:
+    assert message in reproduce(*arguments, folder=tmp_path, expect=2).stderr
