@@ -8,11 +8,14 @@ import pytest
 import tomli_w
 from store.silos import config, write_config, write_silos
 
-from equifed import models, partition
-from equifed.config import RunSection, build, load_config, parse_config
+from equifed import methods, models, partition
+from equifed.config import RunSection, build, load_config, load_federations, parse_config
 from equifed.errors import ConfigError, DataError
 
 COMPAS = {"data": {"name": "compas", "preset": "fair-fate"}, "method": {"name": "fedprox", "mu": 0.3}}
+
+
+FAIRNESS = ["demographic_parity_ratio", "equal_opportunity_ratio"]
 
 
 def test_defaults_come_from_the_preset():
@@ -50,6 +53,8 @@ def test_another_kind_of_partition_keeps_the_number_of_clients():
         COMPAS | {"sweep": {"mu": [0, 0.1, 1e-7]}},
         COMPAS | {"local": {"batch-size": "all", "optimizer": "adam"}, "run": {"seeds": 3, "compile": False}},
         COMPAS | {"model": {"kind": "mlp", "hidden": [4, 4], "init": 0.1}, "run": {"clients-per-round": "all"}},
+        COMPAS | {"method": {"name": "fair-fate", "fairness": FAIRNESS, "as-published": True, "rho": 1}},
+        *(COMPAS | {"method": {"name": name}} for name in methods.REGISTRY),
     ],
 )
 def test_the_resolved_configuration_is_a_fixed_point(sections):
@@ -115,6 +120,13 @@ def test_overrides_are_toml_values_or_text(tmp_path):
         ({"local": {"epochs": 1}}, ["local.epochs", "Did you mean 'local-epochs'"]),
         ({"local": {"optimizer": "sdg"}}, ['local.optimizer = "sdg"', "'sgd' or 'adam'"]),
         ({"model": {"kind": "mpl"}}, ["model.kind", "Did you mean 'mlp'"]),
+        ({"model": {"kind": ["mlp"]}}, ['model.kind = ["mlp"]', "text in quotes"]),
+        ({"method": {"name": 3}}, ["method.name = 3", "text in quotes"]),
+        ({"model": {"kind": "mlp", "init": -1.0}}, ["model.init", "-1.0"]),
+        ({"method": {"name": "fair-fate", "fairness": []}}, ["method.fairness", "demographic_parity_ratio"]),
+        ({"method": {"name": "fair-fate", "fairness": ["x"]}}, ["method.fairness", "demographic_parity_ratio"]),
+        ({"method": {"name": "fair-fate", "as-published": 1}}, ["method.as-published = 1", "true or false"]),
+        ({"method": {"name": "fedavg", "mu": 1}}, ["method.mu", "nothing to set"]),
         ({"model": {"kind": "mlp", "hidden": 3}}, ["model.hidden = 3", "list"]),
         ({"model": {"kind": "mlp", "activation": "relo"}}, ["model.activation", "Did you mean 'relu'"]),
         ({"partition": {"kind": "dirichlet"}}, ["partition", "files already say"]),
@@ -123,6 +135,13 @@ def test_overrides_are_toml_values_or_text(tmp_path):
         ({"sweep": {"mu": [1]}}, ["sweep.mu", "hyper-parameter of fedavg"]),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": ["a"]}}, ["sweep.mu", "list of numbers", '"a"']),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, -1]}}, ["sweep.mu", "at least 0", "-1"]),
+        ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, 1.0]}}, ["sweep.mu = [1, 1.0]", "twice"]),
+        ({"method": {"name": "fair-fate"}, "sweep": {"rho": [0, float("inf")]}}, ["sweep.rho", "list of numbers"]),
+        ({"method": {"name": "fair-fate"}, "sweep": {"as-published": [0, 1]}}, ["sweep.as-published", "true or false"]),
+        (
+            {"method": {"name": "fair-fate"}, "sweep": {"lambda-max": [0, 1], "lambda_max": [0.5]}},
+            ["sweep.lambda_max", "twice"],
+        ),
     ],
 )
 def test_mistakes_name_file_key_value_and_what_is_allowed(tmp_path, sections, said):
@@ -142,7 +161,10 @@ def test_mistakes_name_file_key_value_and_what_is_allowed(tmp_path, sections, sa
         ({"data": {"name": "compas"}}, "method.name: is required"),
         ({"data": {"files": ["a.csv"]}, "method": {"name": "fedavg"}}, "need a schema, or a label"),
         ({"data": 3}, "data: must be a section"),
-        ({**COMPAS, "partition": {"kind": "dirichlet", "alpha": -1}}, "partition.alpha: alpha must be above 0"),
+        (
+            {**COMPAS, "partition": {"kind": "dirichlet", "alpha": -1}},
+            "partition.alpha: alpha must be a number above 0",
+        ),
         ({**COMPAS, "partition": {"alpha": "x"}}, 'partition.alpha = "x": must be a number'),
     ],
 )
@@ -183,11 +205,33 @@ def test_an_override_must_have_its_form(tmp_path, text):
 
 def test_what_only_the_data_can_tell_is_said_with_the_file(tmp_path):
     write_silos(tmp_path)
-    with pytest.raises(ConfigError, match=r"experiment\.toml.*clients_per_round.*\(4\), got 9"):
+    with pytest.raises(ConfigError, match=r"experiment\.toml: run\.clients-per-round: .*4, got 9"):
         build(load_config(write_config(tmp_path, run={"clients-per-round": 9})))
     (tmp_path / "silo-2.csv").unlink()
-    with pytest.raises(DataError, match=r"silo-2\.csv"):
+    with pytest.raises(DataError, match=r"experiment\.toml: data\.files: .*silo-2\.csv"):
         build(load_config(write_config(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ({"num-partitions": 100000}, "num-partitions: 100000 clients"),
+        ({"partition-by": ["label", "foo"]}, "partition-by: .*'foo'"),
+        ({"kind": "natural", "column": "foo"}, "column: .*'foo'"),
+    ],
+)
+def test_what_the_data_does_not_allow_names_file_and_key(tmp_path, partition, said):
+    path = tmp_path / "experiment.toml"
+    path.write_text(tomli_w.dumps(COMPAS | {"partition": partition}))
+    with pytest.raises(ConfigError, match=rf"experiment\.toml: partition\.{said}"):
+        load_federations(load_config(path))
+
+
+def test_a_schema_that_is_no_text_is_named(tmp_path):
+    write_silos(tmp_path)
+    (tmp_path / "schema.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=r"experiment\.toml: data\.schema: .*schema\.json"):
+        build(load_config(write_config(tmp_path, data={"schema": "schema.json"})))
 
 
 def test_every_key_is_described():

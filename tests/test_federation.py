@@ -82,8 +82,22 @@ def test_torch_names_and_intersections() -> None:
         ([(np.array([["a"], ["b"]]), [0, 1], [0, 1])], "features must be numbers"),
         ([(np.zeros((2, 2)), [1, 1], [0, 1])], "only one class"),
         ([part(), (np.zeros((2, 4)), [0, 1], [0, 1])], r"client '0' has rows of shape \[3\] and client '1' of \[4\]"),
+        ([(np.array([[0.0], [1e39]]), [0, 1], [0, 1])], "feature 0 of row 1 is .* too large"),
+        ([(np.zeros((2, 0)), [0, 1], [0, 1])], "no inputs"),
+        ([(np.zeros((2, 1), complex), [0, 1], [0, 1])], "features must be numbers"),
+        ([(np.zeros((3, 1)), [0.0, 0.5, 1.0], [0, 1, 1])], "label 0.5 of row 1 .* Did you mean task='regression'"),
+        ([(np.zeros((2, 1)), np.array([0.5, 1], object), [0, 1])], "Did you mean task='regression'"),
+        ([(np.zeros((2, 1)), [0, 1], np.array(["a", pd.NA], object))], "groups have a missing value at row 1"),
+        ([(np.zeros((2, 1)), [0, 1], np.array([["a", "b"], ["a", None]]))], "groups have a missing value at row 1"),
+        ([(np.zeros((2, 1)), np.array([0, "a"], object), [0, 1])], "Mixed labels: numbers in client '0' and text"),
+        ([part(), (np.zeros((2, 3)), ["0", "1"], [0, 1])], "numbers in client '0' and text in client '1'"),
+        (
+            [part(), (np.zeros((2, 3)), [0, 1], [[0, 1], [1, 0]])],
+            "client '0' has one array of them and client '1' a tab",
+        ),
+        ([(np.zeros((2, 1)), [0, 1], [[0, 1], [1]])], "must be arrays"),
     ],
-    ids=range(10),
+    ids=range(21),
 )
 def test_bad_arrays_are_refused(clients: list, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -97,6 +111,18 @@ def test_other_bad_arguments() -> None:
         Federation.from_arrays([part(), part()], client_tests=[part()])
     with pytest.raises(DataError, match="client_groups has 3 entries"):
         Federation.from_arrays([part(), part()], client_groups=[0, 1, 2])
+    for groups in ([1, None], [1, np.nan], ["a", pd.NA]):
+        with pytest.raises(DataError, match="client_groups needs one group for each client, but client '1' has none"):
+            Federation.from_arrays([part(), part()], client_groups=groups)
+    with pytest.raises(DataError, match="Mixed client_groups"):
+        Federation.from_arrays([part(), part()], client_groups=[1, "a"])
+    with pytest.raises(ConfigError, match=r"Unknown task 'clasification'. Did you mean 'classification'"):
+        Federation.from_arrays([part()], task="clasification")
+    with pytest.raises(DataError, match="the one of row 1 is not"):
+        Federation.from_arrays([(np.zeros((2, 1)), [0, 1e39], [0, 1])], task="regression")
+    for features in ("abc", ["a", "b"], []):
+        with pytest.raises(ConfigError, match="features must list the names of the 3 inputs"):
+            Federation.from_arrays([part()], features=features)
     with pytest.raises(DataError, match="labels of a regression"):
         Federation.from_arrays([(np.zeros((2, 1)), ["a", "b"], [0, 1])], task="regression")
     x, y, s = part()
@@ -183,6 +209,93 @@ def test_bad_frames_are_refused() -> None:
         Federation.from_frame(table().assign(ill="no"), **make)
     with pytest.raises(ConfigError, match="split"):
         Federation.from_frame(table(), validation=0.6, test=0.6, **make)
+    frame = table().set_index(np.arange(1000, 1200))
+    frame.loc[1003, "hospital"] = None
+    for partition in (ef.partition.Natural("hospital"), ef.partition.Dirichlet(2, 1.0, partition_by="hospital")):
+        for seed in range(4):
+            with pytest.raises(DataError, match="Column 'hospital', row 1003: the value is missing"):
+                Federation.from_frame(frame, **{**make, "partition": partition}, seed=seed)
+    with pytest.raises(DataError, match="Did you mean task='regression'"):
+        Federation.from_frame(table().assign(ill=np.linspace(0, 1, 200)), **make)
+    with pytest.raises(DataError, match="no input column"):
+        Federation.from_frame(table()[["ill", "sex"]], **make)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"partition": None}, r"partition must be one of equifed.partition .* got None"),
+        ({"partition": "dirichlet"}, r"partition must be .* got 'dirichlet'"),
+        ({"partition": ef.partition.IID}, "partition must be"),
+        ({"partition": ef.partition.Natural("hospitl")}, "'hospitl'. Did you mean 'hospital'"),
+        ({"sensitive": None}, "sensitive must be the name of a column, got None"),
+        ({"label": None}, "label must be the name of a column, got None"),
+        ({"features": "age"}, "features must be a list of column names"),
+        ({"features": []}, "features must be a list of column names with at least one"),
+        ({"seed": -1}, "seed must be a whole number .*at least 0, got -1"),
+        ({"task": "regresion"}, "Did you mean 'regression'"),
+        ({"test": "0.2"}, "test must be a number"),
+        ({"frame": [1, 2]}, "from_frame needs a pandas data frame, got list"),
+    ],
+)
+def test_wrong_options_of_from_frame_are_explained(change: dict, message: str) -> None:
+    options = {"frame": table(), "label": "ill", "sensitive": "sex", "partition": ef.partition.IID(3)}
+    with pytest.raises(ConfigError, match=message):
+        Federation.from_frame(**(options | change))
+
+
+def test_numbered_columns_are_columns() -> None:
+    frame = table()
+    options = {"positive": "yes", "seed": 2, "features": ["age", "job"]}
+    named = Federation.from_frame(
+        frame, label="ill", sensitive="sex", partition=ef.partition.Natural("hospital"), **options
+    )
+    numbered = frame.set_axis(range(6), axis=1)
+    fed = Federation.from_frame(
+        numbered, label=5, sensitive=[2], partition=ef.partition.Natural(4), **options | {"features": [0, 1]}
+    )
+    assert fed.features == ("0", "1=clerk", "1=nurse", "1=pilot")
+    assert list(numbered.columns) == list(range(6))
+    for a, b in zip(fed.rows, named.rows, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(fed.train.index, named.train.index)
+    whole = Federation.from_frame(numbered, label=5, sensitive=2, partition=ef.partition.IID(2))
+    assert {name.split("=")[0] for name in whole.features} == {"0", "1", "3", "4"}
+
+
+def test_columns_that_say_whose_row_it_is_are_no_inputs() -> None:
+    for partition in (
+        ef.partition.Natural("hospital"),
+        ef.partition.DirichletPerClient(alpha=1.0, size=20, natural="hospital"),
+    ):
+        fed = Federation.from_frame(table(), label="ill", sensitive="sex", partition=partition)
+        assert {name.split("=")[0] for name in fed.features} == {"age", "job", "race"}
+
+
+def test_every_seed_has_the_same_natural_clients() -> None:
+    frame = table()
+    frame.loc[[3, 4], "hospital"] = ["east", "island"]
+    for partition in (
+        ef.partition.Natural("hospital"),
+        ef.partition.DirichletPerClient(alpha=1.0, size=20, natural="hospital"),
+    ):
+        feds = [
+            Federation.from_frame(frame, label="ill", sensitive="sex", partition=partition, seed=seed)
+            for seed in range(8)
+        ]
+        assert {fed.ids for fed in feds} == {("east", "island", "north", "south", "west")}
+        assert min(fed.train.sizes.min() for fed in feds) == 0
+    result = ef.simulate(ef.methods.FedAvg(), feds, model=ef.models.Logistic(), rounds=2, seeds=range(8))
+    assert np.isfinite(result.final()["accuracy"].to_numpy()).all()
+
+
+def test_a_function_may_deal_the_rows() -> None:
+    def halves(rows: ef.partition.Rows, rng: np.random.Generator) -> ef.partition.Partition:
+        return ef.partition.Partition.from_owner(np.arange(len(rows.label)) % 2, ("a", "b"))
+
+    fed = Federation.from_frame(table(), label="ill", sensitive="sex", partition=halves)
+    assert fed.provenance["partition"] == {"kind": "halves"}
+    assert fed.ids == ("a", "b")
 
 
 # -- from files --------------------------------------------------------------------------------------------------------
@@ -237,6 +350,40 @@ def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -
     (tmp_path / "west.parquet").write_bytes(b"not a parquet file")
     with pytest.raises(DataError, match=r"west.parquet cannot be read"):
         Federation.from_files([tmp_path / "west.parquet"], schema=schema)
+
+
+def test_an_empty_silo_is_a_client_without_rows(tmp_path: Path) -> None:
+    paths, _ = write_silos(tmp_path)
+    full = Federation.from_files(paths, label="ill", sensitive="sex", seed=1)
+    (tmp_path / "empty.csv").write_text(",".join(table(1).columns) + "\n")
+    fed = Federation.from_files([tmp_path / "empty.csv", *paths], label="ill", sensitive="sex", seed=1)
+    assert fed.features == full.features
+    assert fed.ids == ("empty", *full.ids)
+    assert fed.train.sizes.tolist() == [0, *full.train.sizes]
+    for a, b in zip(fed.rows, full.rows, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(DataError, match=r"None of the files has a row: empty\.csv"):
+        Federation.from_files([tmp_path / "empty.csv"], label="ill", sensitive="sex")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("age", "oops", r"Column 'age', row 2 of south\.csv: 'oops' is not a number, but 299 of 300 values are"),
+        ("age", None, r"Column 'age', row 2 of south\.csv: the value is missing"),
+        ("sex", None, r"Sensitive column 'sex', row 2 of south\.csv: the value is missing"),
+        ("ill", None, r"south\.csv: Label 'ill', row 2: the value is missing"),
+    ],
+)
+def test_inference_over_files_names_the_file_and_its_row(
+    tmp_path: Path, column: str, value: object, message: str
+) -> None:
+    paths, _ = write_silos(tmp_path)
+    broken = pd.read_csv(paths[1]).astype({column: object})
+    broken.loc[2, column] = value
+    broken.to_csv(paths[1], index=False)
+    with pytest.raises(DataError, match=message):
+        Federation.from_files(paths, label="ill", sensitive="sex")
 
 
 # -- named data --------------------------------------------------------------------------------------------------------
@@ -295,3 +442,47 @@ def test_rotation_groups_turn_images_and_share_test_sets() -> None:
     np.testing.assert_array_equal(fed.rows.x[fed.client_test[0]], test)
     turned = {image.tobytes() for image in np.round(plain.rows.x[:, :, ::-1, ::-1], 3)}
     assert all(np.round(image, 3).tobytes() in turned for image in fed.rows.x[fed.train[3]])
+
+
+def test_rotation_groups_hold_their_rows_once_for_all_seeds() -> None:
+    partition = ef.partition.RotationGroups(clients_per_group=(3, 1), rows_per_client=20)
+    feds = ef.load("mnist", partition=partition, seeds=[0, 1, 2])
+    one = ef.load("mnist", partition=partition, seed=1)
+    assert all(fed.rows.x is feds[0].rows.x for fed in feds)
+    assert len(feds[0].rows.x) <= 20_000 + 3 * 80
+    assert not np.array_equal(feds[0].train.index, feds[2].train.index)
+    for part in ("x", "y", "s"):
+        shared, own = getattr(feds[1].rows, part), getattr(one.rows, part)
+        for k in range(4):
+            np.testing.assert_array_equal(shared[feds[1].train[k]], own[one.train[k]])
+        np.testing.assert_array_equal(shared[feds[1].client_test[3]], own[one.client_test[3]])
+        np.testing.assert_array_equal(shared[feds[1].test], own[one.test])
+    assert (one.rows.s[one.train[3]] == 1).all()
+
+
+def test_named_data_is_partitioned_by_any_of_its_columns() -> None:
+    fed = ef.load("compas", partition=ef.partition.Natural("sex"))
+    assert fed.ids == ("Female", "Male")
+    by = ef.load("compas", partition=ef.partition.Dirichlet(3, 1.0, partition_by=("age_cat", "label")), seeds=[0, 1])
+    assert [each.num_clients for each in by] == [3, 3]
+    own = ef.load("compas", partition=ef.partition.DirichletPerClient(alpha=1.0, size=50, natural="race"))
+    assert "Hispanic" in own.ids
+    with pytest.raises(ConfigError, match=r"Unknown column of compas 'sexx'. Did you mean 'sex'"):
+        ef.load("compas", partition=ef.partition.Natural("sexx"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 3}, r"seeds must be a list .* got 3. For 3 of them write seeds=range\(3\)"),
+        ({"seeds": "12"}, "seeds must be a list"),
+        ({"seeds": []}, "seeds has no seed"),
+        ({"seeds": [0, -1]}, "seed must be a whole number .*at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number .*at least 0, got -1"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"partition": "dirichlet"}, "partition must be one of equifed.partition .* got 'dirichlet'"),
+    ],
+)
+def test_wrong_options_of_load_are_explained(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ef.load("german", **options)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from equifed import methods, models, partition
 from equifed.data import get_dataset
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.local import Local
 from equifed.protocol import Method
 from equifed.simulator import Simulation, make_job
@@ -32,8 +33,11 @@ from equifed.simulator import Simulation, make_job
 if TYPE_CHECKING:
     from equifed.data import Preset
     from equifed.federation import Federation
+    from equifed.simulator.job import Job
 
-__all__ = ["Config", "DataSection", "RunSection", "build", "load_config", "load_federations", "parse_config"]
+__all__ = ["Config", "DataSection", "RunSection", "build", "job_of", "load_config", "load_federations", "parse_config"]
+
+SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep")
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -214,6 +218,15 @@ def parse_config(
 
 def load_federations(config: Config) -> list[Federation]:
     """One federation per seed: its own split and partition, the rows held once."""
+    try:
+        return _load_federations(config)
+    except UnicodeDecodeError:  # files with rows are read elsewhere
+        raise DataError(f"{config.source}: data.schema: {config.data.schema_} is not a text file in UTF-8.") from None
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{config.source}: {_place_of(config, error)}: {error}") from error
+
+
+def _load_federations(config: Config) -> list[Federation]:
     import equifed
 
     data, seeds = config.data, config.run.seed_list
@@ -235,14 +248,55 @@ def load_federations(config: Config) -> list[Federation]:
     return [dataclasses.replace(fed, rows=first.rows) for fed in made] if same else made
 
 
+def _place_of(config: Config, error: Exception) -> str:
+    """The section, and where it can be told the key, that an error of loading speaks of."""
+    text = str(error)
+    if isinstance(error, DataError) or config.partition is None:
+        given = {kebab(key): value for key, value in config.data.model_dump().items() if value is not None}
+        named = [key for key, value in given.items() if any(_quoted(each, text) for each in _parts(value))]
+        return ".".join(["data", *named[:1]])
+    options = _fields(config.partition)
+    named = [key for key in options if f"{key}=" in text]
+    named += [key for key, value in options.items() if any(_quoted(each, text) for each in _parts(value))]
+    named += _spoken(options, text)
+    numbers = {key: value for key, value in options.items() if type(value) is int}
+    named += [key for key, value in numbers.items() if re.search(rf"\b{value}\b", text)]
+    return ".".join(["partition", *map(kebab, named[:1])])
+
+
+def _parts(value: Any) -> list[Any]:
+    return [*value.values()] if isinstance(value, dict) else [*value] if isinstance(value, list | tuple) else [value]
+
+
+def _quoted(value: Any, text: str) -> bool:
+    return (
+        isinstance(value, str) and bool(value) and (repr(value) in text or ("." in value and Path(value).name in text))
+    )
+
+
+def _spoken(keys: Iterable[str], text: str) -> list[str]:
+    """The keys that a message speaks of, the longest first."""
+    found = [key for key in keys if re.search(rf"\b{key.replace('_', '[ _-]')}\b", text)]
+    return sorted(found, key=len, reverse=True)
+
+
 def build(config: Config, federations: Sequence[Federation] | None = None) -> Simulation:
     """The simulation that a configuration describes; `federations` where they are loaded already."""
-    run = config.run
     feds = load_federations(config) if federations is None else federations
+    return Simulation(job_of(config, feds), config.run.engine)
+
+
+_FOR_THE_DATA = ("clients_per_round", "eval_every", "dropout", "device")
+"""Keys of [run] that only the data, or the machine, can refuse."""
+
+
+def job_of(config: Config, federations: Sequence[Federation]) -> Job:
+    """What `build` will compute, checked, without the work of setting it up."""
+    run = config.run
     try:
-        job = make_job(
+        return make_job(
             config.method,
-            list(feds),
+            list(federations),
             model=config.model,
             rounds=run.rounds,
             clients_per_round=run.clients_per_round if isinstance(run.clients_per_round, int) else None,
@@ -256,8 +310,8 @@ def build(config: Config, federations: Sequence[Federation] | None = None) -> Si
             over=config.sweep or None,
         )
     except ConfigError as error:
-        raise ConfigError(f"{config.source}: {error}") from error
-    return Simulation(job, run.engine)
+        key = [f"run.{kebab(name)}: " for name in _spoken(_FOR_THE_DATA, str(error))[:1]]
+        raise ConfigError(f"{config.source}: {''.join(key)}{error}") from error
 
 
 # -- defaults from the data ------------------------------------------------------------------------------------------
@@ -317,10 +371,9 @@ class _Reader:
     def __init__(self, raw: Mapping[str, Any], source: str) -> None:
         self.raw, self.source = raw, source
         self._problems: list[str] = []
-        known = ("run", "data", "partition", "model", "local", "method", "sweep")
         for key, value in raw.items():
-            if key not in known:
-                self.problem(key, _first(unknown_name("section", key, known)))
+            if key not in SECTIONS:
+                self.problem(key, _first(unknown_name("section", key, SECTIONS)))
             elif not isinstance(value, Mapping):
                 self.problem(key, f"must be a section, [{key}], not {value!r}")
         self.stop_if_wrong()
@@ -351,8 +404,7 @@ class _Reader:
             return make()
         except ConfigError as error:
             text = str(error)
-            spoken = [field for field in keys or {} if re.search(rf"\b{field.replace('_', '[ _-]')}\b", text)]
-            key = [(keys or {})[max(spoken, key=len)]] if spoken else []
+            key = [(keys or {})[field] for field in _spoken(keys or {}, text)[:1]]
             self.problem(".".join([name, *key]), text)
             return None
 
@@ -365,6 +417,9 @@ class _Reader:
         kind = given.pop(selector, (default or {}).get(selector))
         if kind is None:
             self.problem(f"{name}.{selector}", f"is required. Known: {', '.join(sorted(registry))}")
+            return None
+        if not isinstance(kind, str):
+            self.problem(f"{name}.{selector} = {_shown(kind)}", f"must be {_MUST_BE['string_type']}")
             return None
         if kind not in registry:
             self.problem(f"{name}.{selector}", _first(unknown_name(name, kind, registry)))
@@ -398,18 +453,28 @@ class _Reader:
         over: dict[str, list[float]] = {}
         for key, values in self.raw.get("sweep", {}).items():
             name = key.replace("-", "_")
-            numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+            numbers = isinstance(values, list) and all(
+                type(value) in (int, float) and math.isfinite(value) for value in values
+            )
             if not numbers or not values:
                 self.problem(f"sweep.{key}", f"must be a list of numbers, not {_shown(values)}")
                 continue
+            if len(set(values)) < len(values):
+                self.problem(f"sweep.{key} = {_shown(values)}", "names a value twice")
+                continue
+            if name in over:
+                self.problem(f"sweep.{key}", "is there twice, with a dash and with an underscore")
+                continue
             over[name] = [float(value) for value in values]
-            self.checked(f"sweep.{key}", partial(_check_swept, type(method), name, values))
+            self.checked(f"sweep.{key}", partial(_check_swept, method, name, values))
         return over
 
 
-def _check_swept(kind: type[Method], name: str, values: Sequence[float]) -> None:
+def _check_swept(method: Method, name: str, values: Sequence[float]) -> None:
     for value in values:
-        methods.check_value(kind, name, value)
+        methods.check_value(type(method), name, value)
+    if isinstance(getattr(method, name), bool):
+        raise ConfigError("is true or false, and only numbers can be swept; make a run for each.")
 
 
 @cache
@@ -465,7 +530,8 @@ def _readable(error: ValidationError, values: Any, kind: type[BaseModel]) -> lis
     for each in error.errors(include_url=False, include_context=True):
         path, value = _walk(each["loc"], values)
         if each["type"] == "extra_forbidden":
-            unknown.append((path, _first(unknown_name("key", path[-1], known))))
+            what = _first(unknown_name("key", path[-1], known)) if known else "there is nothing to set here"
+            unknown.append((path, what))
         elif each["type"] == "missing":
             unknown.append(([str(each["loc"][0])], "is required"))
         else:

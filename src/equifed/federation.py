@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from equifed.errors import DataError, EquifedWarning
+from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
 from equifed.task import Kind
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ class Federation:
         name: str = "",
     ) -> Federation:
         """From one (x, y, s) per client, NumPy or torch; s is the group of each row, or several columns of groups."""
-        if not clients:
+        if task not in get_args(Kind):
+            raise ConfigError(unknown_name("task", task, get_args(Kind)))
+        if len(clients) == 0:
             raise DataError("A federation needs at least one client, got none.")
         ids = _check_ids(ids, len(clients))
         if client_tests is not None and len(client_tests) != len(clients):
@@ -131,6 +134,8 @@ class Federation:
         if client_tests is not None:
             named += [(f"test rows of client {i!r}", part) for i, part in zip(ids, client_tests, strict=True)]
         parts = [_check_part(label, part, task) for label, part in named]
+        labels = [label for label, _ in named]
+        _check_dimensions({label: np.ndim(_numpy(part[2])) for label, part in named if len(part[1])})
         shapes = {part[0].shape[1:] for part in parts}
         if len(shapes) > 1:
             at = next(i for i, part in enumerate(parts) if part[0].shape[1:] != parts[0][0].shape[1:])
@@ -138,14 +143,16 @@ class Federation:
                 f"All parts need the same features, but {named[0][0]} has rows of shape {list(parts[0][0].shape[1:])} "
                 f"and {named[at][0]} of {list(parts[at][0].shape[1:])}."
             )
-        x = np.concatenate([part[0] for part in parts]).astype(np.float32, copy=False)
-        y = np.concatenate([part[1] for part in parts])
-        s = np.concatenate([part[2] for part in parts])
+        x = np.concatenate([part[0] for part in parts])
         classes: tuple[str, ...] = ()
         if task == "classification":
-            values, y = np.unique(y, return_inverse=True)
-            classes = tuple(_plain(value) for value in values)
-        names, codes = np.unique(s, return_inverse=True)
+            classes, y = _coded("labels", labels, [part[1] for part in parts])
+        else:
+            y = np.concatenate([part[1] for part in parts])
+        names, codes = _coded("groups", labels, [part[2] for part in parts])
+        inputs = int(np.prod(x.shape[1:]))
+        if features is not None and (isinstance(features, str) or len(features) != inputs):
+            raise ConfigError(f"features must list the names of the {inputs} inputs, got {features!r}.")
         stops = np.cumsum([len(part[1]) for part in parts])
         starts = stops - [len(part[1]) for part in parts]
         ranges = [np.arange(a, b) for a, b in zip(starts, stops, strict=True)]
@@ -156,9 +163,9 @@ class Federation:
         if client_groups is not None:
             if len(client_groups) != k:
                 raise DataError(f"client_groups has {len(client_groups)} entries for {k} clients.")
-            group_codes = np.unique(np.asarray(client_groups), return_inverse=True)[1].astype(np.int64)
+            group_codes = _client_group_codes(client_groups, ids)
         return cls(
-            rows=Rows(x, y.astype(np.int64 if task == "classification" else np.float32), codes.astype(np.int64)),
+            rows=Rows(x, y, codes),
             train=Sets.of(ranges[:k]),
             validation=ranges[k] if v else np.empty(0, np.int64),
             test=ranges[k + v] if t else np.empty(0, np.int64),
@@ -166,8 +173,8 @@ class Federation:
             ids=ids,
             kind=task,
             classes=classes,
-            groups=tuple(_plain(value) for value in names),
-            features=tuple(features) if features else tuple(f"x{i}" for i in range(int(np.prod(x.shape[1:])))),
+            groups=names,
+            features=tuple(map(str, features)) if features is not None else tuple(f"x{i}" for i in range(inputs)),
             client_groups=group_codes,
             name=name,
         )._checked()
@@ -178,7 +185,8 @@ class Federation:
 
         label, sensitive: column names; several sensitive columns make their intersections the groups.
         partition: one of `equifed.partition`. seed: of the split and the partition.
-        features: input columns (default: all but the label and the sensitive ones); sensitive_as_input=True adds those.
+        features: input columns (default: all but the label, the sensitive ones and the column of a natural partition);
+        sensitive_as_input=True adds the sensitive ones.
         positive: the label value that is class 1. task: "classification" or "regression".
         validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
         rows kept for its own test (default 0).
@@ -203,6 +211,8 @@ class Federation:
 
     def _checked(self) -> Federation:
         """Refuse, before any training, what no run could make sense of."""
+        if 0 in self.shape:
+            raise DataError(f"Rows of shape {list(self.shape)} have no inputs, so there is nothing to learn from.")
         _, rows = self.train.flat()
         held = self.rows.y[rows]
         if not len(held):
@@ -229,6 +239,13 @@ class Federation:
     @property
     def num_clients(self) -> int:
         return len(self.ids)
+
+    @property
+    def task(self) -> str:
+        """What is learned: "binary", "multiclass" or "regression"."""
+        if self.kind == "regression":
+            return "regression"
+        return "binary" if len(self.classes) == 2 else "multiclass"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -328,10 +345,16 @@ def _check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
 def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not isinstance(part, tuple | list) or len(part) != 3:
         raise DataError(f"{label}: expected a triple (x, y, s) of features, labels and groups.")
-    x, y, s = (np.asarray(_numpy(value)) for value in part)
+    try:
+        x, y, s = (np.asarray(_numpy(value)) for value in part)
+    except ValueError as error:
+        raise DataError(f"{label}: features, labels and groups must be arrays: {error}") from None
     if x.ndim < 2:
         raise DataError(f"{label}: features must have shape [rows, ...], got {list(x.shape)}.")
-    if s.ndim == 2:
+    if s.ndim == 2 and len(s) == len(x):
+        missing = _missing(s).any(1)
+        if missing.any():
+            raise DataError(f"{label}: groups have a missing value at row {int(missing.argmax())}.")
         s = np.array([" & ".join(_plain(v) for v in row) for row in s], dtype=object).astype(str)
     for what, values in (("labels", y), ("groups", s)):
         if values.ndim != 1 or len(values) != len(x):
@@ -339,24 +362,103 @@ def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarr
         missing = _missing(values)
         if missing.any():
             raise DataError(f"{label}: {what} have a missing value at row {int(missing.argmax())}.")
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+    if y.dtype == object and _value_kinds(y) == ["numbers"]:
+        y = np.array(y.tolist())
+    if x.dtype.kind not in "biuf":
         raise DataError(
             f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does)."
         )
+    x = _as_float32(x)
     bad = ~np.isfinite(x)
     if bad.any():
         row, *place = (int(i) for i in np.argwhere(bad)[0])
         column = place[0] if len(place) == 1 else place
-        raise DataError(f"{label}: feature {column} of row {row} is NaN or infinite. Drop the row or impute it.")
-    if task == "regression" and not (np.issubdtype(y.dtype, np.number) and np.isfinite(y).all()):
-        raise DataError(f"{label}: labels of a regression must be finite numbers.")
+        raise DataError(
+            f"{label}: feature {column} of row {row} is NaN or infinite, or too large for a 32-bit number. "
+            "Drop the row or impute it."
+        )
+    if task == "regression":
+        if y.dtype.kind not in "biuf":
+            raise DataError(f"{label}: labels of a regression must be finite numbers.")
+        y = _as_float32(y)
+        if not np.isfinite(y).all():
+            row = int(np.argmin(np.isfinite(y)))
+            raise DataError(
+                f"{label}: labels of a regression must be finite numbers of 32 bits; the one of row {row} is not."
+            )
+    elif y.dtype.kind == "f" and (y % 1 != 0).any():
+        row = int(np.argmax(y % 1 != 0))
+        raise DataError(
+            f"{label}: the label {y[row]:g} of row {row} is not the number of a class. "
+            "Did you mean task='regression'? Otherwise name the classes."
+        )
     return x, y, s
+
+
+def _as_float32(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what overflows is found afterwards
+        return values.astype(np.float32, copy=False)
+
+
+def _check_dimensions(dimensions: Mapping[str, int]) -> None:
+    """One column of groups, or several: the same in all parts."""
+    by = {dimension: label for label, dimension in dimensions.items()}
+    if len(by) > 1:
+        raise DataError(
+            f"All parts need the same columns of groups, but {by[1]} has one array of them and {by[2]} a table."
+        )
+
+
+def _coded(what: str, labels: Sequence[str], parts: Sequence[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+    """(names, int64 codes) of the labels or groups of all parts, which must be of one kind: text or numbers."""
+    kinds: dict[str, str] = {}
+    for label, values in zip(labels, parts, strict=True):
+        for kind in _value_kinds(values):
+            kinds.setdefault(kind, label)
+    if len(kinds) > 1:
+        (one, here), (another, there) = list(kinds.items())[:2]
+        raise DataError(f"Mixed {what}: {one} in {here} and {another} in {there}. Use one kind for all.")
+    try:
+        values, codes = np.unique(np.concatenate([part for part in parts if len(part)] or parts), return_inverse=True)
+    except TypeError:
+        raise DataError(f"The {what} must be text or numbers, got {next(iter(kinds))}.") from None
+    return tuple(_plain(value) for value in values), codes.astype(np.int64)
+
+
+def _value_kinds(values: np.ndarray) -> list[str]:
+    """The kinds of values in an array: several only in one of objects."""
+    if not len(values):
+        return []
+    if values.dtype.kind in "biuf":
+        return ["numbers"]
+    if values.dtype.kind in "US":
+        return ["text"]
+    types = dict.fromkeys(type(value) for value in values.tolist())
+    return list(
+        dict.fromkeys(
+            "text" if issubclass(kind, str) else "numbers" if issubclass(kind, numbers.Real) else kind.__name__
+            for kind in types
+        )
+    )
+
+
+def _client_group_codes(client_groups: Sequence[Any], ids: Sequence[str]) -> np.ndarray:
+    given = np.array(list(client_groups), dtype=object)
+    missing = _missing(given)
+    if given.ndim != 1 or missing.any():
+        raise DataError(
+            "client_groups needs one group for each client"
+            + (f", but client {ids[int(missing.argmax())]!r} has none." if given.ndim == 1 else ".")
+        )
+    return _coded("client_groups", ["client_groups"], [given])[1]
 
 
 def _missing(values: np.ndarray) -> np.ndarray:
     if values.dtype == object:
-        return np.array([value is None or value != value for value in values.tolist()], dtype=bool)
-    return np.isnan(values) if np.issubdtype(values.dtype, np.floating) else np.zeros(len(values), dtype=bool)
+        import pandas as pd
+
+        return np.asarray(pd.isna(values), dtype=bool)
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)
 
 
 def _numpy(value: Any) -> Any:

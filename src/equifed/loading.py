@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from equifed import partition as parts
-from equifed.errors import ConfigError, DataError
+from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.federation import Federation, Rows, Sets
+from equifed.partition.base import sorted_values
 from equifed.simulator import plan
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ def load(
     """
     from equifed import data
 
-    encoded, chosen, bunch = data.load_encoded(name, preset, home)
+    wanted = [_check_seed(each) for each in _seed_list(seed, seeds)]
+    if partition is not None:
+        _check_partition(partition)
+    used = [] if partition is None else _columns_used(partition)
+    encoded, chosen, bunch = data.load_encoded(name, preset, home, used)
     if partition is None:
         partition = parts.Natural(chosen.natural) if chosen.natural else parts.IID(chosen.num_partitions)
     provenance = {
@@ -68,14 +73,11 @@ def load(
         "files": dict(bunch.source_hashes),
         "partition": _describe(partition),
     }
-    wanted = [seed] if seeds is None else list(seeds)
+    _check_complete(bunch.frame, _columns_used(partition))
     if isinstance(partition, parts.RotationGroups):
-        made = [_rotated(encoded, partition, each) for each in wanted]
+        made = _rotated(encoded, partition, wanted)
     else:
-        made = [
-            _split_and_partition(encoded, partition, each, chosen.split, chosen.split_column, chosen.client_test)
-            for each in wanted
-        ]
+        made = _split_and_partition(encoded, partition, wanted, chosen.split, chosen.split_column, chosen.client_test)
     made = [dataclasses.replace(fed, name=name, provenance=provenance)._checked() for fed in made]
     return made if seeds is not None else made[0]
 
@@ -99,13 +101,34 @@ def from_frame(
     name: str = "",
 ) -> Federation:
     """See `Federation.from_frame`."""
-    from equifed.data import Schema
+    import pandas as pd
 
-    used = [column for column in _columns_used(partition) if column in frame.columns]
+    from equifed.data import Schema
+    from equifed.data.encoding import check_task
+
+    if not isinstance(frame, pd.DataFrame):
+        raise ConfigError(f"from_frame needs a pandas data frame, got {type(frame).__name__}.")
+    _check_partition(partition)
+    _check_seed(seed)
+    check_task(task)
+    for option, share in (("validation", validation), ("test", test), ("client_test", client_test)):
+        check_number(option, share, low=0, high=1)
+    frame = _with_text_names(frame)
+    label, sensitive = _name("label", label), _sensitive(sensitive)
+    used = _columns_used(partition)
+    for column in used:
+        if column not in frame.columns:
+            raise ConfigError(unknown_name("column to partition by", column, ["label", "group", *frame.columns]))
+    _check_complete(frame, used)
     if features is None:
-        hidden = {label, *(used if isinstance(partition, parts.Natural) else ())}
+        hidden = {label, *_natural_columns(partition)}
         hidden |= set() if sensitive_as_input else set(_sensitive_columns(sensitive))
-        features = [str(column) for column in frame.columns if column not in hidden]
+        features = [column for column in frame.columns if column not in hidden]
+    elif isinstance(features, str) or not len(features):
+        raise ConfigError(f"features must be a list of column names with at least one, got {features!r}.")
+    features = [str(column) for column in features]
+    if not features:
+        raise DataError("The table has no input column besides the label, the sensitive ones and the partition's.")
     schema = Schema.infer(
         frame,
         label=label,
@@ -117,7 +140,8 @@ def from_frame(
         task=task,
     )
     encoded = schema.encode(frame, columns=used)
-    fed = _split_and_partition(encoded, partition, seed, (1 - validation - test, validation, test), None, client_test)
+    split = (1 - validation - test, validation, test)
+    (fed,) = _split_and_partition(encoded, partition, [seed], split, None, client_test)
     return dataclasses.replace(fed, name=name, provenance={"partition": _describe(partition)})._checked()
 
 
@@ -134,18 +158,18 @@ def from_files(
     name: str = "",
 ) -> Federation:
     """See `Federation.from_files`."""
-    import pandas as pd
-
     from equifed.data import Schema
 
+    _check_seed(seed)
+    for option, share in (("validation", validation), ("test", test)):
+        check_number(option, share, low=0, high=1)
     paths = _named_paths(files)
     frames = {silo: _read(path) for silo, path in paths.items()}
     if schema is None:
         if label is None or sensitive is None:
             raise ConfigError("from_files needs a schema file, or the names of the label and sensitive columns.")
-        schema = Schema.infer(
-            pd.concat(list(frames.values()), ignore_index=True), label=label, sensitive=sensitive, positive=positive
-        )
+        together = _joined({paths[silo].name: frame for silo, frame in frames.items()})
+        schema = Schema.infer(together, label=_name("label", label), sensitive=_sensitive(sensitive), positive=positive)
     elif not isinstance(schema, Schema):
         schema = Schema.from_json(_existing(schema).read_text(encoding="utf-8"))
     encoded = []
@@ -189,12 +213,25 @@ def from_files(
 def _split_and_partition(
     encoded: Encoded,
     partition: parts.Partitioner,
+    seeds: Sequence[int],
+    split: Split,
+    split_column: str | None,
+    client_test: float,
+) -> list[Federation]:
+    """For each seed: split all rows, deal the training rows to clients, hold back each client's own test rows."""
+    table = _for_partition(encoded)
+    return [_dealt(encoded, table, partition, seed, split, split_column, client_test) for seed in seeds]
+
+
+def _dealt(
+    encoded: Encoded,
+    table: parts.Rows,
+    partition: parts.Partitioner,
     seed: int,
     split: Split,
     split_column: str | None,
     client_test: float,
 ) -> Federation:
-    """Split all rows, deal the training rows to clients, hold back each client's own test rows."""
     n = len(encoded.y)
     order = plan.generator(seed, "split").permutation(n)
     if split_column is not None:
@@ -204,11 +241,11 @@ def _split_and_partition(
         a, b, c = _cut(n, split)
         train, validation, test = order[:a], order[a : a + b], order[a + b : a + b + c]
     train, validation, test = np.sort(train), np.sort(validation), np.sort(test)
-    dealt = partition(_for_partition(encoded, train), plan.generator(seed, "partition"))
+    dealt = partition(_some(table, train), plan.generator(seed, "partition"))
     held = [train[rows] for rows in dealt.rows]
     own: Sets | None = None
     if client_test:
-        cells, _ = _for_partition(encoded, np.arange(n)).cells(("label", "group"))
+        cells, _ = table.cells(("label", "group"))
         pairs = [
             _hold_back(rows, cells[rows], client_test, plan.generator(seed, "client-test", plan.key(client)))
             for client, rows in zip(dealt.ids, held, strict=True)
@@ -244,13 +281,21 @@ def _cut(n: int, split: Split) -> tuple[int, int, int]:
     raise ConfigError(f"A split must add up to 1, or be numbers of rows within the {n} there are, got {split}.")
 
 
-def _for_partition(encoded: Encoded, rows: np.ndarray) -> parts.Rows:
-    label = encoded.y[rows]
+def _for_partition(encoded: Encoded) -> parts.Rows:
+    """What a partitioner sees of all rows."""
+    label = encoded.y
     if encoded.task == "regression":
         # below or above the median stands for the label
         label = (label > np.median(encoded.y)).astype(np.int64)
-    columns = {name: np.asarray(values)[rows] for name, values in encoded.columns.items()}
-    return parts.Rows(label, encoded.s[rows], columns)
+    columns = {name: np.asarray(values) for name, values in encoded.columns.items()}
+    named = {"label": label, "group": encoded.s, **columns}
+    levels = {name: sorted_values(name, values) for name, values in named.items()}
+    return parts.Rows(label, encoded.s, columns, levels)
+
+
+def _some(table: parts.Rows, rows: np.ndarray) -> parts.Rows:
+    columns = {name: values[rows] for name, values in table.columns.items()}
+    return parts.Rows(table.label[rows], table.group[rows], columns, table.levels)
 
 
 def _hold_back(
@@ -278,67 +323,147 @@ def _scaling(x: np.ndarray, train: np.ndarray, columns: np.ndarray) -> tuple[np.
     return shift, factor
 
 
-def _rotated(encoded: Encoded, partition: parts.RotationGroups, seed: int) -> Federation:
-    """E2FL's FairMNISTRotate: each client's images turned by its group's angle; tested on the test images so turned."""
+def _rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[int]) -> list[Federation]:
+    """E2FL's FairMNISTRotate: each client's images turned by its group's angle; tested on the test images so turned.
+
+    All seeds share one table: for every group the training images that some seed deals to it, then the test images.
+    """
     from equifed.data import rotate_images
 
     if encoded.x.ndim != 4 or "split" not in encoded.columns:
         raise ConfigError("Rotation groups need images with a given test set, such as mnist.")
     train = np.flatnonzero(encoded.columns["split"] == "train")
     test = np.flatnonzero(encoded.columns["split"] == "test")
-    dealt = partition(_for_partition(encoded, train), plan.generator(seed, "partition"))
-    groups = dealt.client_groups
-    assert groups is not None
+    table = _some(_for_partition(encoded), train)
+    deals = [partition(table, plan.generator(seed, "partition")) for seed in seeds]
     count = len(partition.clients_per_group)
     angles = [360 / count * g for g in range(count)]
-    images, labels, group, start = [], [], [], np.zeros(len(dealt.ids), dtype=np.int64)
-    total = 0
-    for g, angle in enumerate(angles):
-        members = np.flatnonzero(groups == g)
-        rows = np.concatenate([train[dealt.rows[k]] for k in members]) if len(members) else train[:0]
-        sizes = np.array([len(dealt.rows[k]) for k in members], dtype=np.int64)
-        start[members] = total + np.cumsum(sizes) - sizes
-        total += len(rows)
-        images.append(rotate_images(encoded.x[rows], angle))
-        labels.append(encoded.y[rows])
-        group.append(np.full(len(rows), g, dtype=np.int64))
-    held = total
-    for g, angle in enumerate(angles):
-        images.append(rotate_images(encoded.x[test], angle))
-        labels.append(encoded.y[test])
-        group.append(np.full(len(test), g, dtype=np.int64))
-    sizes = np.array([len(rows) for rows in dealt.rows], dtype=np.int64)
-    everything = np.arange(held + count * len(test))
-    return Federation(
-        rows=Rows(np.concatenate(images), np.concatenate(labels), np.concatenate(group)),
-        train=Sets(everything[:held], start, start + sizes),
-        validation=everything[:0],
-        test=everything[held:],
-        client_test=Sets(everything[held:], groups * len(test), (groups + 1) * len(test)),
-        ids=dealt.ids,
-        classes=encoded.class_names,
-        groups=tuple(f"{angle:g} degrees" for angle in angles),
-        features=encoded.feature_names,
-        client_groups=groups,
-        seed=seed,
+    client_groups = np.repeat(np.arange(count), partition.clients_per_group)  # the same for every seed
+    needed = [
+        np.unique(np.concatenate([train[:0], *(train[deal.rows[k]] for deal in deals for k in members)]))
+        for members in (np.flatnonzero(client_groups == g) for g in range(count))
+    ]
+    blocks = [*needed, *[test] * count]
+    stop = np.cumsum([len(block) for block in blocks])
+    start = stop - [len(block) for block in blocks]
+    images = np.empty((int(stop[-1]), *encoded.x.shape[1:]), np.float32)
+    for b, rows in enumerate(blocks):
+        images[start[b] : stop[b]] = rotate_images(encoded.x[rows], angles[b % count])
+    shared = Rows(
+        images,
+        encoded.y[np.concatenate(blocks)],
+        np.repeat(np.arange(2 * count) % count, [len(block) for block in blocks]),
     )
+    held = np.arange(start[count], stop[-1])
+    return [
+        Federation(
+            rows=shared,
+            train=Sets.of(
+                [
+                    start[g] + np.searchsorted(needed[g], train[own])
+                    for g, own in zip(client_groups, deal.rows, strict=True)
+                ]
+            ),
+            validation=held[:0],
+            test=held,
+            client_test=Sets(held, client_groups * len(test), (client_groups + 1) * len(test)),
+            ids=deal.ids,
+            classes=encoded.class_names,
+            groups=tuple(f"{angle:g} degrees" for angle in angles),
+            features=encoded.feature_names,
+            client_groups=client_groups,
+            seed=seed,
+        )
+        for seed, deal in zip(seeds, deals, strict=True)
+    ]
 
 
 def _describe(partition: parts.Partitioner) -> dict[str, Any]:
     """A partitioner as its registry name and options."""
-    options = dataclasses.asdict(partition)  # type: ignore[call-overload]
     names = {kind: name for name, kind in parts.REGISTRY.items()}
-    return {"kind": names.get(type(partition), type(partition).__name__), **options}
+    kind = names.get(type(partition), getattr(partition, "__name__", type(partition).__name__))
+    return {"kind": kind, **(dataclasses.asdict(partition) if dataclasses.is_dataclass(partition) else {})}
 
 
 def _columns_used(partition: parts.Partitioner) -> list[str]:
+    """The columns that a partitioner looks at, besides the label and the group."""
+    by = getattr(partition, "partition_by", ())
+    named = (*_natural_columns(partition), *((by,) if isinstance(by, str) else by))
+    return [name for name in dict.fromkeys(named) if name not in ("label", "group")]
+
+
+def _natural_columns(partition: parts.Partitioner) -> list[str]:
+    """The columns that say whose row it is."""
     named = [getattr(partition, name, None) for name in ("column", "natural")]
-    return [name for name in (*named, *getattr(partition, "partition_by", ())) if name not in (None, "label", "group")]
+    return [name for name in named if name is not None]
+
+
+def _check_partition(partition: object) -> None:
+    if not callable(partition) or isinstance(partition, type):
+        raise ConfigError(
+            f"partition must be one of equifed.partition with its options, such as equifed.partition.IID(10), "
+            f"got {partition!r}."
+        )
+
+
+def _check_complete(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Every row must say where it belongs, whichever rows a seed trains on."""
+    from equifed.data.encoding import check_complete
+
+    for column in columns:
+        check_complete(frame, column)
+
+
+def _check_seed(seed: Any) -> int:
+    check_number("seed", seed, whole=True, low=0)
+    return int(seed)
+
+
+def _seed_list(seed: int, seeds: Iterable[int] | None) -> list[int]:
+    if seeds is None:
+        return [seed]
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        hint = f" For {seeds} of them write seeds=range({seeds})." if isinstance(seeds, int) else ""
+        raise ConfigError(f"seeds must be a list of whole numbers, got {seeds!r}.{hint}")
+    listed = list(seeds)
+    if not listed:
+        raise ConfigError("seeds has no seed. Give at least one, such as seeds=range(5).")
+    return listed
+
+
+def _name(option: str, value: object) -> str:
+    """The name of a column; numbers are names too."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ConfigError(f"{option} must be the name of a column, got {value!r}.")
+    return str(value)
+
+
+def _sensitive(sensitive: Any) -> Any:
+    """Names and rules with every name as text."""
+    from equifed.data import Sensitive
+
+    given = sensitive if isinstance(sensitive, list | tuple) else [sensitive]
+    return [rule if isinstance(rule, Sensitive) else _name("sensitive", rule) for rule in given]
 
 
 def _sensitive_columns(sensitive: Any) -> list[str]:
-    given = sensitive if isinstance(sensitive, list | tuple) else [sensitive]
-    return [rule if isinstance(rule, str) else rule.column for rule in given]
+    return [rule if isinstance(rule, str) else rule.column for rule in sensitive]
+
+
+def _with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same table with the columns' names as text."""
+    return frame.set_axis([str(column) for column in frame.columns], axis=1)
+
+
+def _joined(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """All rows of all files; each row is labelled with its place and its file, for messages."""
+    import pandas as pd
+
+    filled = {file: frame for file, frame in frames.items() if len(frame)}
+    if not filled:
+        raise DataError(f"None of the files has a row: {', '.join(frames)}.")
+    labelled = [frame.set_axis([f"{row} of {file}" for row in frame.index]) for file, frame in filled.items()]
+    return pd.concat(labelled)
 
 
 def _named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
@@ -368,7 +493,7 @@ def _read(path: Path) -> pd.DataFrame:
     _existing(path)
     try:
         if path.suffix == ".parquet":
-            return pd.read_parquet(path)
+            return _with_text_names(pd.read_parquet(path))
         if path.name.endswith((".csv", ".csv.gz")):
             return pd.read_csv(path)
     except Exception as error:

@@ -10,6 +10,7 @@ from store.silos import write_config
 
 from equifed import methods
 from equifed.methods import REGISTRY, FedAvg
+from equifed.simulator import Simulation
 
 SMALL = ["--rounds", "2", "--seeds", "2"]
 
@@ -76,7 +77,13 @@ def test_fail_if(place, invoke, text, code):
 
 def test_fail_if_is_read_before_the_run(place, invoke):
     path = str(write_config(place))
-    for text, said in (("acuracy > 1", "Did you mean 'accuracy'"), ("accuracy", "METRIC OP NUMBER"), ("a > b", "OP")):
+    for text, said in (
+        ("acuracy > 1", "Did you mean 'accuracy'"),
+        ("accuracy", "METRIC OP NUMBER"),
+        ("a > b", "OP"),
+        ("accuracy < nan", "finite"),
+        ("accuracy > -inf", "finite"),
+    ):
         outcome = invoke("run", path, "--fail-if", text)
         assert outcome.exit_code == 2
         assert said in outcome.stderr
@@ -88,7 +95,203 @@ def test_an_undefined_metric_fails_the_check(place, invoke):
         path.write_text(path.read_text().replace(",m,", ",f,"))
     outcome = invoke("run", str(write_config(place)), "--fail-if", "demographic_parity_difference > 0.5")
     assert outcome.exit_code == 1
-    assert "is nan" in outcome.stderr
+    assert "demographic_parity_difference is undefined for 2 of 2 seeds" in outcome.stderr
+
+
+@pytest.fixture
+def half_undefined(monkeypatch):
+    """Equalized odds and demographic parity are undefined for seed 3, and so is group m's accuracy."""
+    whole = Simulation.result
+
+    def result(self):
+        made = whole(self)
+        frame = made.metrics
+        lost = frame["metric"].isin(["equalized_odds_difference", "demographic_parity_difference"])
+        lost |= (frame["metric"] == "accuracy") & (frame["scope"] == "group:m")
+        frame.loc[lost & (frame["seed"] == 3), "value"] = float("nan")
+        return made
+
+    monkeypatch.setattr(Simulation, "result", result)
+
+
+def test_a_metric_that_is_undefined_for_one_seed_fails_the_check_and_is_marked(place, invoke, half_undefined):
+    path = str(write_config(place))
+    outcome = invoke("run", path, "--fail-if", "equalized_odds_difference > 0.99")
+    assert outcome.exit_code == 1
+    assert "equalized_odds_difference is undefined for 1 of 2 seeds" in outcome.stderr
+    assert re.search(r"\d\.\d{3} \(1 of 2\)", outcome.stdout)
+    assert "(k of n): the mean is over k runs" in outcome.stdout
+    assert "Diverged" not in outcome.stdout
+    shown = invoke("show", "latest")
+    assert re.search(r"equalized_odds_difference +\d\.\d{3} \(1 of 2\)", shown.stdout)
+    assert re.search(r"\naccuracy +0\.\d+ +0\.\d+ \(1 of 2\)", shown.stdout)  # by group
+    assert "(1 undefined)" in invoke("list").stdout
+    found = data(invoke("show", "latest", "--json"))
+    assert found["metrics"]["equalized_odds_difference"]["defined"] == 1
+    assert found["metrics"]["accuracy"]["defined"] == 2
+    assert "(k of n)" not in invoke("run", path, "--set", "run.seeds=[0]").stdout
+
+
+def test_an_undefined_seed_is_marked_in_a_sweep(place, invoke, half_undefined):
+    path = write_config(place, method={"name": "fedprox"}, sweep={"mu": [0.0, 1.0]})
+    outcome = invoke("run", str(path))
+    assert outcome.stdout.count("1 of 2") == 2
+    found = data(invoke("run", str(path), "--json"))
+    assert [(point["defined"], point["runs"]) for point in found["pareto"]] == [(1, 2), (1, 2)]
+
+
+def test_no_test_rows(place, invoke):
+    outcome = invoke("run", str(write_config(place, data={"test": 0.0})))
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "no test rows, so nothing was measured" in outcome.stdout
+    assert "Diverged" not in outcome.stdout
+    assert "no test rows" in invoke("show", "latest").stdout
+
+
+def test_divergence_is_told(place, invoke, monkeypatch):
+    whole = Simulation.result
+
+    def result(self):
+        made = whole(self)
+        made.metrics.loc[made.metrics["metric"] == "loss", "value"] = float("inf")
+        return made
+
+    monkeypatch.setattr(Simulation, "result", result)
+    outcome = invoke("run", str(write_config(place)))
+    assert "Diverged (infinite or undefined loss): fedavg" in outcome.stdout
+
+
+EVIL = "[/red] evil [bold]x[/] :smile: \x1b[31m"
+
+
+def test_names_are_shown_as_they_are(place, invoke):
+    for path in place.glob("silo-*.csv"):
+        path.write_text(path.read_text().replace(",m,", ",[/b]<i>,"))
+    path = write_config(place, run={"name": EVIL})
+    assert invoke("run", str(path)).exit_code == 0
+    shown = r"[/red] evil [bold]x[/] :smile: \x1b[31m"
+    listed = invoke("list")
+    assert listed.exit_code == 0, listed.stderr
+    assert shown in listed.stdout
+    outcome = invoke("show", EVIL)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "[/b]<i>" in outcome.stdout
+    assert "\x1b" not in outcome.stdout + listed.stdout
+    wrong = invoke("show", "[/x]")
+    assert wrong.exit_code == 2
+    assert "[/x]" in wrong.stderr
+
+
+def test_a_learning_rate_of_zero_is_refused(invoke, tiny):
+    outcome = invoke("compare", tiny, "--methods", "fedavg", "--learning-rate", "0")
+    assert outcome.exit_code == 2
+    assert "local.learning-rate" in outcome.stderr
+
+
+def test_the_reports_place_is_tried_before_training(place, invoke, tiny):
+    (place / "file").write_text("")
+    for wrong in ("/proc/x/y.html", "file/y.html", "."):
+        outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL, "--report", wrong)
+        assert outcome.exit_code == 2
+        assert "--report" in outcome.stderr
+    assert not list(place.glob("runs/*/status.json"))
+    assert invoke("run", str(write_config(place))).exit_code == 0
+    assert invoke("report", "latest", "-o", "file/y.html").exit_code == 2
+
+
+def test_the_table_is_printed_before_the_report_is_written(place, invoke, tiny, monkeypatch):
+    def full(*args, **values):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("equifed.report.write_report", full)
+    outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL)
+    assert outcome.exit_code == 4
+    assert "fedavg" in outcome.stdout
+    assert "the disk is full" in outcome.stderr
+
+
+def test_a_methods_own_hyper_parameters(place, invoke, tiny):
+    options = [tiny, "--methods", "fedavg,fedprox,fair-fate", *SMALL, "--json"]
+    fairness = '["demographic_parity_ratio", "equal_opportunity_ratio"]'
+    own = ["fedprox.mu=0.5", f"fair-fate.fairness={fairness}", "fair-fate.as-published=true", "local.batch-size=16"]
+    found = data(invoke("compare", *options, *(part for text in own for part in ("--set", text))))
+    fedavg, fedprox, fair_fate = found["methods"]
+    assert fedavg["hyper_parameters"] == {}
+    assert fedprox["hyper_parameters"]["mu"] == 0.5
+    assert fair_fate["hyper_parameters"]["fairness"] == json.loads(fairness)
+    assert fair_fate["hyper_parameters"]["as_published"] is True
+    assert found["settings"]["local"]["batch-size"] == 16
+    kept = data(invoke("show", fair_fate["run"], "--json"))
+    assert kept["config"]["method"]["fairness"] == json.loads(fairness)
+    assert kept["hyper_parameters"] == fair_fate["hyper_parameters"]
+    for wrong, said in (
+        ("fedprox.nu=1", "Did you mean 'mu'"),
+        ("fedavg.x=1", "nothing to set"),
+        ("fedprx.mu=1", "Did you mean 'fedprox'"),
+        ("fedmom.beta=1", "not among the methods"),
+        ("method.mu=1", "fedprox.mu=0.1"),
+        ("mu=0.1", "section.key=value"),
+    ):
+        outcome = invoke("compare", *options, "--set", wrong)
+        assert outcome.exit_code == 2, wrong
+        assert said in outcome.stderr
+
+
+def test_compare_leaves_out_endless_tests_of_personal_models(place, invoke, tiny, monkeypatch):
+    monkeypatch.setattr("equifed.cli.carry.PERSONAL_TESTS", 100)
+    some = {name: REGISTRY[name] for name in ("fedavg", "local")}
+    monkeypatch.setattr("equifed.cli.carry.REGISTRY", some)
+    outcome = invoke("compare", tiny, *SMALL, "--json")
+    assert data(outcome)["left_out"] == ["local"]
+    assert "local is left out: every evaluation would test 4 models on 60 rows each" in outcome.stderr
+    assert data(invoke("compare", tiny, *SMALL, "--json", "--methods", "local"))["left_out"] == []
+
+
+def test_what_is_wrong_with_the_last_method_is_said_before_the_first_trains(place, invoke, tiny):
+    outcome = invoke("compare", tiny, "--preset", "bare", *SMALL, "--methods", "fedavg,fair-fate")
+    assert outcome.exit_code == 2
+    assert "validation set" in outcome.stderr
+    assert not list(place.glob("runs/*/status.json"))
+
+
+def test_resume_checks(place, invoke, monkeypatch):
+    def stop(self, step):
+        if step.round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("equifed.cli.progress.Watch.step", stop)
+        first = invoke("run", str(write_config(place)), "--fail-if", "accuracy <= 1")
+    assert first.exit_code == 130
+    assert "--fail-if 'accuracy <= 1'" in first.stderr
+    wrong = invoke("resume", "latest", "--fail-if", "acuracy <= 1")
+    assert wrong.exit_code == 2
+    assert "Did you mean 'accuracy'" in wrong.stderr
+    assert data(invoke("list", "--json"))[0]["status"] == "interrupted"
+    again = invoke("resume", "latest", "--fail-if", "accuracy <= 1")
+    assert again.exit_code == 1
+    assert "Check failed" in again.stderr
+    finished = invoke("resume", "latest", "--fail-if", "accuracy <= 1", "--json")
+    assert finished.exit_code == 1
+    assert json.loads(finished.stdout)["failed_checks"]
+    assert invoke("resume", "latest", "--fail-if", "accuracy < 0").exit_code == 0
+
+
+def test_reading_makes_nothing(place, invoke):
+    before = sorted(place.iterdir())
+    for args, code in ((["list"], 0), (["show", "latest"], 2), (["report", "x"], 2), (["resume", "x"], 2)):
+        assert invoke(*args).exit_code == code
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_file_is_no_folder_for_runs(place, invoke):
+    path = str(write_config(place))
+    for args in (["run", path], ["list"], ["show", "latest"], ["resume", "x"], ["compare", "compas"]):
+        outcome = invoke(*args, "--runs", path)
+        assert outcome.exit_code == 2
+        assert "it is a file" in outcome.stderr
+        assert "--runs" in outcome.stderr
+    assert invoke("run", path, "--runs", "/proc/x").exit_code == 2
 
 
 def test_compare(place, invoke, tiny):
@@ -120,7 +323,9 @@ def test_compare_leaves_out_what_cannot_run(place, invoke, tiny, monkeypatch):
     monkeypatch.setitem(methods.REGISTRY, "picky", Picky)
     found = invoke("compare", tiny, "--preset", "bare", *SMALL, "--json")
     assert "picky is left out: it needs a validation set" in found.stderr
-    assert json.loads(found.stdout)["left_out"] == ["picky"]
+    needing = [name for name, kind in REGISTRY.items() if kind.needs_validation]
+    assert json.loads(found.stdout)["left_out"] == needing
+    assert "picky" in needing
     asked = invoke("compare", tiny, "--preset", "bare", *SMALL, "--methods", "picky")
     assert asked.exit_code == 2
     assert "validation set" in asked.stderr
@@ -162,10 +367,20 @@ def test_sweep(place, invoke, tiny):
         ("mu", "NAME=V1,V2"),
         ("nu=1", "Did you mean 'mu'"),
         ("mu=-1", "at least 0"),
+        ("mu=nan", "list of numbers"),
+        ("mu=0.1,0.1", "names a value twice"),
     ):
         outcome = invoke("sweep", tiny, "--method", "fedprox", "--over", wrong)
         assert outcome.exit_code == 2
         assert said in outcome.stderr
+
+
+def test_a_sweep_names_everything_once(place, invoke, tiny):
+    for first, second in (("mu=0,0.1", "mu=1"), ("lambda-max=0", "lambda_max=1")):
+        outcome = invoke("sweep", tiny, "--method", "fair-fate", "--over", first, "--over", second, *SMALL)
+        assert outcome.exit_code == 2
+        assert "twice" in outcome.stderr
+    assert not (place / "runs").exists()
 
 
 def test_list_and_show(place, invoke):
@@ -207,6 +422,11 @@ def test_methods(invoke):
     found = data(invoke("methods", "local", "--json"))
     assert found["needs"] == ["client memory"]
     assert found["leaves_a_client"] == []
+    one = invoke("methods", "fair-fate").stdout
+    for part in ("str | tuple[str, ...]", "or a list of several", " false ", '"demographic_parity_ratio"'):
+        assert part in one
+    found = data(invoke("methods", "fair-fate", "--json"))
+    assert {each["name"]: each["default"] for each in found["hyper_parameters"]}["as-published"] is False
 
 
 def test_data(invoke, tiny):
@@ -225,6 +445,13 @@ def test_data(invoke, tiny):
         (["run", "experiment.toml", "--set", "data.label=lable"], 3, "label"),
         (["compare", "compass"], 2, "Did you mean 'compas'"),
         (["compare", "compas", "--methods", "fedavgg"], 2, "Did you mean 'fedavg'"),
+        (["compare", "compas", "--methods", ","], 2, "names nothing"),
+        (["compare", "compas", "--methods", ""], 2, "names nothing"),
+        (["compare", "compas", "--num-partitions", "100000"], 2, "compare: partition.num-partitions: 100000 clients"),
+        (["reproduce", "fair-fate/table1", "--methods", ","], 2, "names nothing"),
+        (["reproduce", "fair-fate/table1", "--pages", "/proc/x"], 2, "--pages"),
+        (["reproduce", "fair-fate/table1", "--runs", "experiment.toml"], 2, "it is a file"),
+        (["show", ""], 2, "Which run?"),
         (["compare", "compas", "--preset", "x"], 2, "fair-fate"),
         (["compare", "compas", "--partition", "dirichle"], 2, "Did you mean 'dirichlet'"),
         (["compare", "compas", "--model", "mpl"], 2, "Did you mean 'mlp'"),
@@ -263,7 +490,7 @@ def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):
 
 def test_version_and_help(invoke):
     assert re.fullmatch(r"equifed \d+\.\d+\.\d+\n", invoke("--version").stdout)
-    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "methods", "data"):
+    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "reproduce", "methods", "data"):
         outcome = invoke(command, "--help")
         assert outcome.exit_code == 0
         assert "--json" in outcome.stdout or command == "data"

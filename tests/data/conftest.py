@@ -1,22 +1,17 @@
-"""The real files for the loader tests: $EQUIFED_DATA, else a shared folder beside the checkout, else the cache."""
+"""The real files for the loader tests; `tests/conftest.py` says where the data home is."""
 
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 
 import pytest
 
 from equifed import data
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
 
 @pytest.fixture(scope="session")
 def home() -> Path:
-    if "EQUIFED_DATA" not in os.environ and SHARED.is_dir():
-        return SHARED
     return data.data_home()
 
 

@@ -178,6 +178,9 @@ def test_compas_against_the_raw_lines(load, home):
     column = chosen.features.index("c_charge_desc")
     codes = np.array([charges.index(row["c_charge_desc"]) for row in described]) / (len(charges) - 1)
     np.testing.assert_allclose(encoded.x[:, column], codes, atol=1e-6)
+    # the race input is the group code itself: Caucasian or not
+    np.testing.assert_array_equal(encoded.x[:, chosen.features.index("caucasian")], encoded.s)
+    np.testing.assert_array_equal(encoded.s, [row["race"] == "Caucasian" for row in described])
     rates = {name: 1 - positives / n for name, (n, positives) in by_group(load("compas", "fedfair")[0]).items()}
     assert rates == {
         "African-American": pytest.approx(0.523, abs=5e-4),
@@ -418,6 +421,15 @@ def test_a_changed_preset_can_be_loaded(home):
     assert chosen.sensitive_as_input
     with pytest.raises(DataError, match="must have 999 rows, but the files give 1000"):
         data.load_encoded("german", replace(base, rows=999), home)
+
+
+def test_further_columns_are_carried_along(home):
+    needs(home, "german")
+    encoded, _, bunch = data.load_encoded("german", None, home, columns=["housing", "sex"])
+    for name in ("housing", "sex"):
+        np.testing.assert_array_equal(encoded.columns[name], bunch.frame[name])
+    with pytest.raises(ConfigError, match=r"Unknown column of german 'houses'. Did you mean 'housing'"):
+        data.load_encoded("german", None, home, columns=["houses"])
 
 
 def test_unknown_names_list_the_known_and_the_closest():

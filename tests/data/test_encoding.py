@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder
 
 from equifed.data import Column, Schema, Sensitive, encode
-from equifed.errors import ConfigError, DataError
+from equifed.errors import ConfigError, DataError, EquifedWarning
 
 
 @pytest.fixture
@@ -134,7 +134,11 @@ def test_codes_mean_the_same_whether_read_as_integers_floats_or_text():
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from("dabc"), st.sampled_from(["x", "Y", "z z"]), st.floats(-1e6, 1e6)),
+        st.tuples(
+            st.sampled_from("dabc"),
+            st.sampled_from(["x", "Y", "z z"]),
+            st.integers(-(10**8), 10**8).map(lambda n: n / 1000),
+        ),
         min_size=1,
         max_size=30,
     )
@@ -147,7 +151,8 @@ def test_encoders_agree_with_scikit_learn(rows):
     onehot = encode(frame, label="y", features=features)
     expected = OneHotEncoder(sparse_output=False).fit_transform(frame[["a", "b"]].to_numpy(dtype=object))
     np.testing.assert_array_equal(onehot.x[:, :-1], expected)
-    np.testing.assert_array_equal(onehot.x[:, -1], frame["n"].to_numpy(np.float32))
+    offset = onehot.schema.columns[-1].offset
+    np.testing.assert_array_equal(onehot.x[:, -1], (frame["n"].to_numpy() - offset).astype(np.float32))
     plain = encode(frame, label="y", features=features, encoding="ordinal", scaling="none")
     codes = OrdinalEncoder().fit_transform(frame[["a", "b"]].to_numpy(dtype=object))
     np.testing.assert_array_equal(plain.x[:, :2], codes)
@@ -256,3 +261,94 @@ def test_inference_refuses_what_cannot_be_learnt(table):
 
 def test_a_column_is_a_plain_value():
     assert Column(name="a", kind="numeric") == Column(name="a", kind="numeric")
+
+
+# -- what inference must not guess -------------------------------------------------------------------------------------
+
+
+def numbers(n: int = 200) -> pd.DataFrame:
+    return pd.DataFrame({"a": np.linspace(0, 1, n), "y": np.arange(n) % 2})
+
+
+@pytest.mark.parametrize("dtype", ["object", "str", "string"])
+def test_a_bad_cell_does_not_turn_numbers_into_categories(dtype):
+    frame = numbers().astype({"a": object})
+    frame.loc[17, "a"] = "oops"
+    frame["a"] = frame["a"].astype(dtype)
+    with pytest.raises(DataError, match=r"Column 'a', row 17: 'oops' is not a number, but 199 of 200 values are"):
+        encode(frame, label="y")
+    with pytest.raises(DataError, match=r"Label 'a', row 17: 'oops' is not a number"):
+        encode(frame.assign(b=1.0), label="a", features=["b"])
+    # said to be categories, they are; so are numbers among which a tenth is text
+    kinds = [
+        Schema.infer(frame.iloc[:40].astype({"a": "category"}), label="y"),
+        Schema.infer(frame.iloc[:40], label="y", categorical=["a"]),
+        Schema.infer(frame.iloc[10:20], label="y"),
+    ]
+    assert [schema.columns[0].kind for schema in kinds] == ["categorical"] * 3
+
+
+def test_objects_that_are_numbers_are_numbers_and_text_is_text():
+    frame = pd.DataFrame({"a": [1, 2.5, 3, 4], "y": [0, 1, 0, 1]})
+    for values in ([1, 2.5, 3, 4], ["1", 2.5, 3, 4]):
+        encoded = encode(frame.assign(a=np.array(values, dtype=object)), label="y")
+        np.testing.assert_array_equal(encoded.x, [[1], [2.5], [3], [4]])
+    codes = encode(frame.assign(a=["01", "02", "02", "01"]), label="y")
+    assert codes.feature_names == ("a=01", "a=02")
+    truths = encode(frame.assign(a=np.array([True, None, False, True], dtype=object)), label="y")
+    assert len(truths.feature_names) == 3
+
+
+def test_an_id_column_is_warned_of():
+    frame = numbers(120).assign(id=[f"p{i}" for i in range(120)])
+    with pytest.warns(EquifedWarning, match=r"Column 'id' has 120 categories in 120 rows.*features="):
+        encode(frame, label="y")
+    with pytest.warns(EquifedWarning, match="Column 'id'"):
+        encode(frame.assign(id=pd.date_range("2020-01-01", periods=120)), label="y")
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_categories_with_many_rows_are_not(table):
+    frame = numbers(200).assign(id=[f"p{i % 60}" for i in range(200)])
+    assert len(encode(frame, label="y").feature_names) == 61
+
+
+@pytest.mark.filterwarnings("error")
+def test_time_stamps_keep_their_digits():
+    stamps = 1.7e9 + np.arange(200.0)
+    frame = pd.DataFrame({"time": stamps, "y": np.arange(200) % 2})
+    assert len(np.unique(stamps.astype(np.float32))) < 5
+    schema = Schema.from_json(Schema.infer(frame, label="y").to_json())
+    x = np.concatenate([schema.encode(silo).x for silo in (frame.iloc[:50], frame.iloc[50:])])[:, 0]
+    np.testing.assert_allclose(x - x[0], stamps - stamps[0], rtol=1e-6)
+    near = Schema.infer(frame.assign(time=np.arange(200.0)), label="y")
+    assert near.columns[0].offset == 0
+
+
+def test_a_schema_without_an_offset_warns_of_lost_digits():
+    schema = Schema(columns=(Column(name="time", kind="numeric"),), label="y", classes=("0", "1"))
+    frame = pd.DataFrame({"time": 1.7e9 + np.arange(200.0), "y": np.arange(200) % 2})
+    with pytest.warns(EquifedWarning, match="Column 'time' has values around 1.7e.09.*Subtract a constant"):
+        schema.encode(frame)
+
+
+def test_fractions_are_no_classes():
+    frame = numbers().assign(y=lambda f: f["a"] / 3)
+    for values in (frame, frame.astype({"y": object})):
+        with pytest.raises(DataError, match=r"Label 'y', row 1: 0.0016\d+ is not .* Did you mean task='regression'"):
+            encode(values, label="y")
+    assert encode(frame, label="y", task="regression").y.dtype == np.float32
+    assert encode(numbers().astype({"y": float}), label="y").class_names == ("0", "1")
+
+
+def test_options_that_are_misspelt(table):
+    with pytest.raises(ConfigError, match=r"Unknown task 'clasification'. Did you mean 'classification'"):
+        encode(table, label="income", task="clasification")
+    with pytest.raises(ConfigError, match=r"features must be a list.*\['age'\]"):
+        encode(table, label="income", features="age")
+
+
+def test_values_that_scaling_makes_too_large(table):
+    schema = Schema.infer(table.assign(age=[0, 1e-9, 0, 0]), label="income", features=["age"], scaling="minmax")
+    with pytest.raises(DataError, match="Column 'age', row 11: the value is too large after scaling"):
+        schema.encode(table.assign(age=[0, 1e35, 0, 0]))

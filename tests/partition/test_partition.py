@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,7 +180,7 @@ def test_skewed_refuses_with_numbers():
     rows = P.Rows(np.zeros(1000, dtype=int), np.repeat([0, 1], [950, 50]))
     with pytest.raises(ConfigError, match=r"950 and 50 rows in the groups"):
         P.Skewed(4)(rows, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="exactly two groups; the rows have 3"):
+    with pytest.raises(ConfigError, match=r"exactly two groups; the rows have 3 groups \(codes 0, 1, 2\)"):
         P.Skewed(4)(make_rows(100, groups=3), np.random.default_rng(0))
     with pytest.raises(ConfigError, match="even number"):
         P.Skewed(5)
@@ -205,8 +206,9 @@ def test_rotation_groups_of_the_paper():
     assert np.bincount(result.client_groups).tolist() == [8, 14, 62, 152, 256, 257, 160, 68, 19, 4]
     with pytest.raises(ConfigError, match="1000 clients with 61 rows each need 61000 rows; there are 60000"):
         P.RotationGroups(rows_per_client=61)(rows, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="negative"):
-        P.RotationGroups((3, -1))
+    for groups in ((3, -1), (3, 2.5), ("3",), (0, 0), (), 5):
+        with pytest.raises(ConfigError, match="clients_per_group"):
+            P.RotationGroups(groups)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +223,30 @@ def test_more_clients_than_rows(partitioner):
 def test_bad_options():
     for make in (
         lambda: P.IID(0),
+        lambda: P.IID(2.5),
+        lambda: P.IID("3"),
+        lambda: P.IID(True),
         lambda: P.Dirichlet(3, 0.0),
+        lambda: P.Dirichlet(3, "0.5"),
+        lambda: P.Dirichlet(3, float("nan")),
+        lambda: P.Dirichlet(None, 0.5),
         lambda: P.DirichletPerClient(alpha=-1, num_partitions=2),
+        lambda: P.DirichletPerClient(alpha=1, num_partitions=2, size=2.5),
+        lambda: P.Skewed("4"),
+        lambda: P.RotationGroups((3,), rows_per_client=1.5),
     ):
-        with pytest.raises(ConfigError, match="must be above 0"):
+        with pytest.raises(ConfigError, match=r"must be a (whole )?number above 0, got"):
             make()
+    for make in (lambda: P.Natural(None), lambda: P.DirichletPerClient(alpha=1.0, natural=("STATE",))):
+        with pytest.raises(ConfigError, match="must be the name of a column"):
+            make()
+    for value in (None, (), ("label", None)):
+        with pytest.raises(ConfigError, match="partition_by must name the columns"):
+            P.Dirichlet(3, 1.0, partition_by=value)
+    with pytest.raises(ConfigError, match="min_rows must be a whole number"):
+        P.Natural("STATE", min_rows="3")
+    with pytest.raises(ConfigError, match="majority must be a number"):
+        P.Skewed(4, majority="0.9")
     with pytest.raises(ConfigError, match="needs num_partitions"):
         P.DirichletPerClient(alpha=1.0)
     with pytest.raises(ConfigError, match="prior must be"):
@@ -242,16 +263,39 @@ def test_bad_columns():
         P.Dirichlet(2, 1.0, partition_by=("label", "sex"))(rows, np.random.default_rng(0))
     with pytest.raises(DataError, match="'group' has 3 rows, the label has 2"):
         P.IID(1)(P.Rows(np.zeros(2), np.zeros(3)), np.random.default_rng(0))
-    for column in (np.array([1.0, np.nan]), np.array(["a", None], dtype=object)):
+    for column in (np.array([1.0, np.nan]), *(np.array(["a", none], dtype=object) for none in (None, pd.NA))):
         with pytest.raises(DataError, match="'STATE' has 1 missing values, the first in row 1"):
             P.Natural("STATE")(P.Rows(np.zeros(2), np.zeros(2), {"STATE": column}), np.random.default_rng(0))
+    mixed = P.Rows(np.zeros(2), np.zeros(2), {"STATE": np.array(["a", 1], dtype=object)})
+    for partitioner in (P.Natural("STATE"), P.Dirichlet(1, 1.0, partition_by="STATE")):
+        with pytest.raises(DataError, match="'STATE' mixes values"):
+            partitioner(mixed, np.random.default_rng(0))
 
 
-def test_from_config():
-    assert P.from_config("iid", **{"num-partitions": 4}) == P.IID(4)
-    assert P.from_config("dirichlet", num_partitions=4, alpha=0.5, partition_by=["label"]) == P.Dirichlet(
-        4, 0.5, partition_by=("label",)
-    )
+def test_one_name_is_as_good_as_a_list_of_one():
+    for make in (P.Dirichlet, lambda *a, **k: P.DirichletPerClient(num_partitions=a[0], alpha=a[1], size=5, **k)):
+        one, many, listed = (make(3, 0.5, partition_by=by) for by in ("label", ("label",), ["label"]))
+        assert one == many == listed
+        assert one.partition_by == ("label",)
+        assert hash(listed) == hash(one)
+        assert same(one(make_rows(90), np.random.default_rng(0)), many(make_rows(90), np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: P.Natural("STATE"), lambda: P.DirichletPerClient(alpha=1.0, natural="STATE", size=9)]
+)
+def test_a_value_without_rows_is_a_client_without_rows(make):
+    rows = make_rows(300)
+    levels = {"STATE": np.array(["A", "S0", "S1", "S2", "S2b", "S3", "S4", "Z"], dtype=object)}
+    some, all_of_them = (make()(each, np.random.default_rng(0)) for each in (rows, rows._replace(levels=levels)))
+    assert all_of_them.ids == tuple(levels["STATE"])
+    found = dict(zip(all_of_them.ids, all_of_them.rows, strict=True))
+    for name, members in found.items():
+        assert set(rows.columns["STATE"][members]) <= {name}
+        assert bool(len(members)) == (name in some.ids)
+
+
+def test_the_registry():
     assert set(P.REGISTRY) == {
         "iid",
         "dirichlet",
@@ -260,12 +304,6 @@ def test_from_config():
         "natural",
         "rotation-groups",
     }
-    with pytest.raises(ConfigError, match=r"Unknown partition 'dirichlett'. Did you mean 'dirichlet'\?"):
-        P.from_config("dirichlett")
-    with pytest.raises(ConfigError, match=r"option of partition 'iid' 'alpha'"):
-        P.from_config("iid", alpha=1)
-    with pytest.raises(ConfigError, match="needs a value for num_partitions, alpha"):
-        P.from_config("dirichlet")
 
 
 @pytest.mark.parametrize(

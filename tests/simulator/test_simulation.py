@@ -447,6 +447,11 @@ def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> No
         name: ClassVar[str] = "grouped"
         needs_client_groups: ClassVar[bool] = True
 
+    numbers = [(part[0], part[0][:, 0], part[2]) for part in [tuple(p[uneven.train[0]] for p in uneven.rows)]]
+    with pytest.raises(ConfigError, match="fair-fate is for binary labels; those of this federation are regression"):
+        ef.simulate(ef.methods.FairFate(), Federation.from_arrays(numbers, task="regression"), **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="true or false and cannot be swept"):
+        ef.sweep(ef.methods.FairFate(), uneven, over={"as_published": [0, 1]}, **QUICK)  # type: ignore[arg-type]
     bare = Federation.from_arrays([tuple(part[uneven.train[k]] for part in uneven.rows) for k in (0, 1)])
     with pytest.raises(ConfigError, match="needy measures fairness on a validation set"):
         ef.simulate(Needy(), bare, **QUICK)  # type: ignore[arg-type]

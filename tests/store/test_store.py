@@ -299,3 +299,59 @@ def test_the_place_of_the_runs(monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIFED_RUNS", str(tmp_path / "there"))
     assert Store().root == tmp_path / "there"
     assert Store("given").root == Path("given")
+
+
+def test_a_folder_that_cannot_hold_runs_is_refused(place):
+    config = load_config(write_config(place))
+    for root in (place / "experiment.toml", Path("/proc/nothing")):
+        with pytest.raises(ConfigError, match=r"Cannot write to the folder.*--runs"):
+            Store(root).start(config)
+    with pytest.raises(ConfigError, match=r"it is a file.*--runs"):
+        Store(place / "experiment.toml").entries()
+
+
+def test_looking_makes_nothing(place):
+    store = Store(place / "none")
+    assert store.entries() == []
+    assert not store.root.exists()
+    store.root.mkdir()
+    assert store.entries() == []
+    assert not list(store.root.iterdir())
+
+
+def test_runs_can_be_looked_at_where_nothing_may_be_written(place, monkeypatch):
+    store = Store(place / "runs")
+    folder, _ = whole(store, load_config(write_config(place)))
+
+    def refused(*args, **values):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("equifed.store.index.locked", refused)
+    assert [entry.id for entry in store.entries()] == [folder.id]
+    assert store.find("latest").id == folder.id
+
+
+@pytest.mark.parametrize("reference", ["", " "])
+def test_a_reference_must_say_something(place, reference):
+    store = Store(place / "runs")
+    whole(store, load_config(write_config(place)))
+    with pytest.raises(ConfigError, match="Which run"):
+        store.find(reference)
+
+
+def test_hyper_parameters_come_back_as_they_were(place):
+    fairness = ["demographic_parity_ratio", "equal_opportunity_ratio"]
+    method = {"name": "fair-fate", "fairness": fairness, "as-published": True}
+    folder, result = whole(
+        Store(place / "runs"), load_config(write_config(place, method=method, data={"validation": 0.2}))
+    )
+    again = folder.result()
+    assert result.info["hyper_parameters"]["fairness"] == tuple(fairness)
+    assert again.info["hyper_parameters"] == result.info["hyper_parameters"]
+
+
+def test_a_damaged_configuration_is_told(place):
+    folder, _ = whole(Store(place / "runs"), load_config(write_config(place)))
+    (folder.path / "config.toml").write_bytes(b"\xff")
+    with pytest.raises(RunError, match=r"config\.toml cannot be read"):
+        folder.settings()

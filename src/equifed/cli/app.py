@@ -129,9 +129,16 @@ def sweep(
     """
     from equifed.cli.carry import new_run
     from equifed.config import parse_config
+    from equifed.errors import ConfigError
 
-    raw = settings.config(data, method) | {"sweep": dict(map(_swept, over))}
-    new_run(parse_config(raw, settings.set or (), source="sweep"), output, ())
+    swept: dict[str, list[float]] = {}
+    for text in over:
+        name, values = _swept(text)
+        if name in swept:
+            raise ConfigError(f"--over names {name} twice; give all its values at once: --over {name}=V1,V2,...")
+        swept[name] = values
+    raw = settings.config(data, method) | {"sweep": swept}
+    new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, ())
 
 
 def _swept(text: str) -> tuple[str, list[float]]:
@@ -144,20 +151,21 @@ def _swept(text: str) -> tuple[str, list[float]]:
         numbers = []
     if not name or not sign or not numbers:
         raise ConfigError(f"--over {text!r} is not of the form NAME=V1,V2,... with numbers, e.g. --over mu=0,0.1,1.")
-    return name.strip(), numbers
+    return name.strip().replace("_", "-"), numbers
 
 
 @app.command()
 @command
 @expand
-def resume(reference: RunName, *, output: Output) -> None:
+def resume(reference: RunName, fail_if: FailIf = None, *, output: Output) -> None:
     """Take up a run that was interrupted or killed.
 
-    The result is bit by bit that of a run which was never stopped.
+    The result is bit by bit that of a run which was never stopped. Checks are not part of a run: give them again.
     """
     from equifed.cli.carry import resumed
+    from equifed.cli.checks import parse_checks
 
-    resumed(reference, output)
+    resumed(reference, output, parse_checks(fail_if))
 
 
 @app.command("list")
@@ -214,15 +222,100 @@ def report(
     output: Output,
 ) -> None:
     """Write one self-contained HTML page about one run or several."""
+    from equifed.cli.carry import check_page
     from equifed.report import write_report
     from equifed.store import Store
 
     store = Store(output.runs)
-    page = Path(write_report([store.find(reference).result() for reference in references], file))
+    results = [store.find(reference).result() for reference in references]
+    page = Path(write_report(results, check_page(file, "--output")))
     if output.json:
         print_json({"report": str(page)})
     else:
         show(near(page))
+
+
+@app.command()
+@command
+@expand
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PAPER/TABLE",
+            help="fair-fate/table1 (accuracy and fairness of eleven methods) or fair-fate/figure3 (FAIR-FATE's "
+            "trade-off between them).",
+        ),
+    ],
+    datasets: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...", help="compas, adult, law, dutch. Hyper-parameters are known for compas and adult only."
+        ),
+    ] = "compas",
+    sigma: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="How unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random parts.",
+        ),
+    ] = "0.5,1.0,RND",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Rows of table1, by their name there, 'FAIR-FATE (SP)', or all of a method: fair-fate. (default: all)",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=10, help="The first N of the authors' 10 seeds.")] = 10,
+    reading: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="Of table1: as-published (what the authors' code does and measures, to compare with their figures), "
+            "algorithm-1 (the paper's text, with correct metrics), or both.",
+        ),
+    ] = "both",
+    select: Annotated[
+        str | None,
+        typer.Option(
+            metavar="validation",
+            help="Of table1: choose FAIR-FATE's hyper-parameters on validation data, the fairest within 2 points of "
+            "FedAvg's accuracy. (default: the authors' choice, made on test data)",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="3 seeds and 20 rounds: a look, not a test.")] = False,
+    pages: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write an HTML page per table or curve into this folder."),
+    ] = None,
+    *,
+    output: Output,
+) -> None:
+    """Carry out a paper's experiment and show our figures beside the published ones.
+
+    Splits, partitions and sampled clients are the authors' own, drawn from their seeds.
+    """
+    from equifed.cli.options import split_names
+    from equifed.cli.reproduce import QUICK, Wanted, reproduce
+    from equifed.errors import ConfigError
+    from equifed.experiments.fair_fate import READINGS, ROUNDS
+
+    if select not in (None, "validation"):
+        raise ConfigError(f"--select takes only validation, got {select!r}.")
+    wanted = Wanted(
+        datasets=split_names(datasets, "--datasets"),
+        sigmas=split_names(sigma, "--sigma"),
+        readings=list(READINGS) if reading == "both" else [reading],
+        methods=None if methods is None else split_names(methods, "--methods"),
+        seeds=min(seeds, QUICK[0]) if quick else seeds,
+        rounds=QUICK[1] if quick else ROUNDS,
+        select=select,
+        pages=pages,
+    )
+    reproduce(name, wanted, output.runs, output.json)
 
 
 @app.command()

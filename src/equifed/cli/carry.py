@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,29 +10,31 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import Check, known_metrics
-from equifed.cli.options import Output, Settings
+from equifed.cli.checks import Check, require_known
+from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.progress import Watch
-from equifed.cli.tables import Record, comparison, footnotes, frame_table, record
+from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record
 from equifed.cli.talk import name_of, near, out, print_json, say, show, traceback_if_wanted
-from equifed.config import Config, build, load_federations, parse_config
+from equifed.config import Config, build, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError, unknown_name
 from equifed.federation import Federation
 from equifed.methods import REGISTRY
 from equifed.simulator import Result
 from equifed.store import Recording, Store
+from equifed.store.files import writable_folder
+
+PERSONAL_TESTS = 20_000_000
+"""Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
 
 
 def begin(store: Store, config: Config, checks: Sequence[Check], feds: Sequence[Federation] | None = None) -> Recording:
     """A new run, refused before it has a folder when a check names an unknown metric."""
     simulation = build(config, feds)
-    known = known_metrics(simulation) if checks else []
-    for check in checks:
-        check.require(known)
+    require_known(checks, simulation.job)
     return store.start(config, simulation)
 
 
-def carry_out(recording: Recording) -> Result:
+def carry_out(recording: Recording, checks: Sequence[Check]) -> Result:
     """All rounds with progress; Ctrl-C says how to go on."""
     try:
         with recording, Watch(recording.config.method.name, recording.simulation, recording.done) as watch:
@@ -40,27 +43,36 @@ def carry_out(recording: Recording) -> Result:
             return recording.finish()
     except KeyboardInterrupt:
         done, run = recording.folder.rounds_done(), name_of(recording.folder.path)
-        say(f"Interrupted after round {done} of {recording.config.run.rounds}. Continue with: equifed resume {run}")
+        again = "".join(f" --fail-if {shlex.quote(check.text)}" for check in checks)
+        rounds = recording.config.run.rounds
+        say(f"Interrupted after round {done} of {rounds}. Continue with: equifed resume {run}{again}")
         raise typer.Exit(130) from None
 
 
 def new_run(config: Config, output: Output, checks: Sequence[Check]) -> None:
-    recording = begin(Store(output.runs), config, checks)
+    store = Store(output.runs)
+    store.prepare()
+    recording = begin(store, config, checks)
     say(f"Run {recording.folder.id}")
-    tell(recording, carry_out(recording), output, checks)
+    tell(recording, carry_out(recording, checks), output, checks)
 
 
-def resumed(reference: str, output: Output) -> None:
+def resumed(reference: str, output: Output, checks: Sequence[Check]) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
     if folder.status()["status"] == "finished":
         say(f"Run {folder.id} has already finished.")
+        if not output.json and not checks:
+            return
+        result = folder.result()
+        failed = [line for check in checks for line in check.failures(result)]
         if output.json:
-            print_json(record(folder, folder.result()) | {"status": "finished"})
+            print_json(record(folder, result) | {"status": "finished", "failed_checks": failed})
+        fail(failed)
         return
-    recording = store.resume(reference)
+    recording = store.resume(reference, lambda simulation: require_known(checks, simulation.job))
     say(f"Run {folder.id} goes on after round {recording.done} of {recording.config.run.rounds}.")
-    tell(recording, carry_out(recording), output, ())
+    tell(recording, carry_out(recording, checks), output, checks)
 
 
 def tell(recording: Recording, result: Result, output: Output, checks: Sequence[Check]) -> None:
@@ -74,7 +86,7 @@ def tell(recording: Recording, result: Result, output: Output, checks: Sequence[
         print_json(about | more | {"failed_checks": failed})
     else:
         if result.swept:
-            show(frame_table(pareto_of(result)))
+            show(pareto_table(pareto_of(result)))
         else:
             show(comparison([about], out().width), footnotes([about]))
         path = recording.folder.path
@@ -83,11 +95,19 @@ def tell(recording: Recording, result: Result, output: Output, checks: Sequence[
 
 
 def pareto_of(result: Result, quality: str | None = None, disparity: str | None = None) -> Any:
-    """The mean trade-off of each swept setting, by the task's main metrics unless others are named."""
-    names = set(result.final().columns)
-    quality = quality or ("rmse" if "rmse" in names else "accuracy")
+    """The mean trade-off of each swept setting, by the task's main metrics unless others are named.
+
+    `defined` counts the runs of the setting's `runs` in which both metrics are defined.
+    """
+    final = result.final()
+    quality = quality or ("rmse" if "rmse" in final else "accuracy")
     candidates = ("demographic_parity_difference", "ks_distance", "accuracy_difference")
-    return result.pareto(quality, disparity or next(name for name in candidates if name in names))
+    disparity = disparity or next(name for name in candidates if name in final)
+    final["defined"] = final[[quality, disparity]].notna().all(axis=1)
+    keys = ["method", *result.swept]
+    counts = final.groupby(keys, observed=True, sort=False)["defined"].agg(["sum", "size"]).reset_index()
+    counts = counts.rename(columns={"sum": "defined", "size": "runs"})
+    return result.pareto(quality, disparity).merge(counts, on=keys)
 
 
 def fail(lines: Sequence[str]) -> None:
@@ -102,21 +122,19 @@ def compare(
 ) -> None:
     """Every method on the same federations, a run each; then the table and the report."""
     store = Store(output.runs)
-    wanted = [name.strip() for name in names.split(",") if name.strip()] if names else list(REGISTRY)
-    for name in wanted:
-        if name not in REGISTRY:
-            raise ConfigError(unknown_name("method", name, REGISTRY))
-    configs = [
-        parse_config(settings.config(data, name), settings.set or (), source="compare")
-        for name in dict.fromkeys(wanted)
-    ]
+    wanted = list(REGISTRY) if names is None else _names(names)
+    configs = [_config(data, name, settings, wanted) for name in wanted]
+    store.prepare()
+    page = _page(report, store, data)
     feds = load_federations(configs[0])
-    able = [config for config in configs if names or _can_run(config, feds)]
+    able = [config for config in configs if names is not None or _can_run(config, feds)]
+    for config in able:  # what is wrong with the last method is said before the first has trained
+        require_known(checks, job_of(config, feds))
     records, results, failed, broken = [], [], [], []
     for config in able:
         recording = begin(store, config, checks, feds)
         try:
-            result = carry_out(recording)
+            result = carry_out(recording, checks)
         except typer.Exit:
             raise
         except Exception as error:  # one method's failure must not cost the others' results
@@ -129,25 +147,43 @@ def compare(
         failed += [line for check in checks for line in check.failures(result)]
     if not results:
         raise RunError("No method finished.")
-    page = _report(results, report, store, data)
     if output.json:
         left_out = [config.method.name for config in configs if config not in able]
         whole = _whole(configs[0], records, page)
         print_json(whole | {"left_out": left_out, "failed_methods": broken, "failed_checks": failed})
     else:
         _print_comparison(configs[0], feds[0], records)
-    say(f"Report: {near(page)}")
+    _write_report(results, page)
     if broken:
         raise RunError(f"{len(broken)} of {len(able)} methods failed: {', '.join(broken)}.")
     fail(failed)
 
 
+def _config(data: str, method: str, settings: Settings, wanted: Sequence[str]) -> Config:
+    overrides = settings.overrides(method, {*wanted} - {method})
+    own = any(text.startswith("method.") for text in overrides)
+    return parse_config(settings.config(data, method), overrides, source=f"compare ({method})" if own else "compare")
+
+
+def _names(text: str) -> list[str]:
+    """The methods that --methods names."""
+    names = split_names(text, "--methods")
+    for name in names:
+        if name not in REGISTRY:
+            raise ConfigError(unknown_name("method", name, REGISTRY))
+    return names
+
+
 def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
-    """Whether the data has what the method needs; only methods that nobody asked for by name are left out."""
+    """Whether the data has what the method needs, and its test takes no ages.
+
+    Only methods that nobody asked for by name are left out.
+    """
     kind, fed = type(config.method), feds[0]
     lacks = [
         what
         for what, lacking in (
+            (f"{' or '.join(kind.tasks)} labels", fed.task not in kind.tasks),
             ("a validation set", kind.needs_validation and not len(fed.validation)),
             ("client groups", kind.needs_client_groups and fed.client_groups is None),
         )
@@ -155,7 +191,14 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
     ]
     if lacks:
         say(f"{config.method.name} is left out: it needs {' and '.join(lacks)}, which this data does not have.")
-    return not lacks
+        return False
+    if kind.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
+        say(
+            f"{config.method.name} is left out: every evaluation would test {fed.num_clients:,} models on "
+            f"{len(fed.test):,} rows each. Name it with --methods to have it all the same."
+        )
+        return False
+    return True
 
 
 def _whole(config: Config, records: list[Record], page: Path) -> dict[str, Any]:
@@ -183,8 +226,24 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record]) ->
     )
 
 
-def _report(results: list[Result], wanted: Path | None, store: Store, data: str) -> Path:
+def _page(wanted: Path | None, store: Store, data: str) -> Path:
+    """Where the report will lie; refused when it could not be written there."""
+    if wanted is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return store.root / f"compare-{data}-{stamp}.html"
+    return check_page(wanted, "--report")
+
+
+def check_page(page: Path, option: str) -> Path:
+    """The page, if a file can be written there."""
+    if page.is_dir():
+        raise ConfigError(f"{option} {page} is a folder. Name a file in it, e.g. {page / 'report.html'}.")
+    writable_folder(page.parent, f"Name another file with {option}.")
+    return page
+
+
+def _write_report(results: list[Result], page: Path) -> None:
     from equifed.report import write_report
 
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return Path(write_report(results, wanted or store.root / f"compare-{data}-{stamp}.html"))
+    write_report(results, page)
+    say(f"Report: {near(page)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
-from equifed.simulator import Result, Simulation
+from equifed.simulator import Result
 from equifed.simulator.evaluate import Scored
+from equifed.simulator.job import Job
 from equifed.simulator.result import metrics_frame
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -38,12 +40,15 @@ class Check:
         try:
             if form is None:
                 raise ValueError
-            return cls(" ".join(form.groups()), form[1], form[2], float(form[3]))
+            check = cls(" ".join(form.groups()), form[1], form[2], float(form[3]))
         except ValueError:
             raise ConfigError(
                 f"--fail-if {text!r} is not of the form 'METRIC OP NUMBER', e.g. "
                 "'demographic_parity_difference > 0.1'; OP is one of < <= > >= == !=."
             ) from None
+        if not math.isfinite(check.bound):
+            raise ConfigError(f"--fail-if {text!r} would never say anything: compare with a finite number.")
+        return check
 
     def require(self, known: Iterable[str]) -> None:
         names = list(known)
@@ -51,19 +56,28 @@ class Check:
             raise ConfigError(f"--fail-if: {unknown_name('metric', self.metric, names)}")
 
     def failures(self, result: Result) -> list[str]:
-        """Where the condition holds, one line per setting. An undefined metric counts as failed: nothing was shown."""
+        """Where the condition holds for the mean over seeds, one line per setting.
+
+        A metric that is undefined for any seed counts as failed: nothing was shown about that seed.
+        """
         final = result.final()
         self.require(final.columns.difference(["method", "seed", *result.swept]))
-        means = final.groupby(["method", *result.swept], observed=True, sort=False)[self.metric].mean()
         lines = []
-        for key, value in means.items():
-            if np.isnan(value) or OPERATORS[self.sign](value, self.bound):
-                names = key if isinstance(key, tuple) else (key,)
-                where = ", ".join(
-                    f"{name}={part}" if name != "method" else str(part)
-                    for name, part in zip(["method", *result.swept], names, strict=True)
-                )
-                lines.append(f"{where}: {self.metric} is {value:.4g}, and the run fails if {self.text}")
+        for key, values in final.groupby(["method", *result.swept], observed=True, sort=False)[self.metric]:
+            undefined, mean = int(values.isna().sum()), float(values.mean())
+            if undefined:
+                what = f"is undefined for {undefined} of {len(values)} seeds, so it cannot be shown not to be"
+                what = f"{what} {self.sign} {self.bound:g}"
+            elif OPERATORS[self.sign](mean, self.bound):
+                what = f"is {mean:.4g}, and the run fails if {self.text}"
+            else:
+                continue
+            names = key if isinstance(key, tuple) else (key,)
+            where = ", ".join(
+                f"{name}={part}" if name != "method" else str(part)
+                for name, part in zip(["method", *result.swept], names, strict=True)
+            )
+            lines.append(f"{where}: {self.metric} {what}")
         return lines
 
 
@@ -71,9 +85,15 @@ def parse_checks(texts: Sequence[str] | None) -> list[Check]:
     return [Check.parse(text) for text in texts or ()]
 
 
-def known_metrics(simulation: Simulation) -> list[str]:
+def require_known(checks: Sequence[Check], job: Job) -> None:
+    """Refuse checks of metrics that this run will not have."""
+    known = known_metrics(job) if checks else []
+    for check in checks:
+        check.require(known)
+
+
+def known_metrics(job: Job) -> list[str]:
     """The global test metrics that this run will have, found by scoring made-up counts."""
-    job = simulation.job
     fed = job.runs[0].federation
     groups, classes = len(fed.groups), max(len(fed.classes), 1)
 

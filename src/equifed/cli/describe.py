@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import sys
 from typing import Any
 
@@ -30,6 +31,7 @@ def describe_method(name: str) -> dict[str, Any]:
     needs = [
         label
         for label, wanted in (
+            (f"{' or '.join(kind.tasks)} labels", kind.tasks != Method.tasks),
             ("validation set", kind.needs_validation),
             ("client memory", kind.init_client is not Method.init_client),
             ("client groups", kind.needs_client_groups),
@@ -60,7 +62,7 @@ def _hyper_parameters(kind: Any) -> list[dict[str, Any]]:
             "type": types[field.name],
             "default": None if field.default is dataclasses.MISSING else field.default,
             "range": _range(field.metadata),
-            "description": docs[field.name],
+            "description": " ".join(docs[field.name].split()),
         }
         for field in dataclasses.fields(kind)
     ]
@@ -69,7 +71,7 @@ def _hyper_parameters(kind: Any) -> list[dict[str, Any]]:
 def _range(metadata: Any) -> str:
     low, high, choices = (metadata.get(key) for key in ("low", "high", "choices"))
     if choices is not None:
-        return ", ".join(map(str, choices))
+        return ", ".join(map(str, choices)) + ("; or a list of several" if metadata.get("several") else "")
     if low is not None and high is not None:
         return f"{low} to {high}"
     return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
@@ -95,7 +97,8 @@ def methods_table(described: list[dict[str, Any]]) -> Table:
 def hyper_table(described: dict[str, Any]) -> Table:
     table = plain_table("hyper-parameter", "type", "default", "allowed", "meaning")
     for each in described["hyper_parameters"]:
-        table.add_row(each["name"], each["type"], str(each["default"]), each["range"] or "-", each["description"])
+        default = "-" if each["default"] is None else json.dumps(each["default"])  # as one writes it in TOML
+        table.add_row(each["name"], each["type"], default, each["range"] or "-", each["description"])
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -65,7 +65,11 @@ class Settings:
     eval_every: Annotated[int, typer.Option(metavar="N", help="Evaluate every N rounds.")] = 1
     set: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Any other setting, e.g. --set run.dropout=0.1 --set model.init=torch."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Any other setting, e.g. --set run.dropout=0.1, or a method's hyper-parameter: --set fedprox.mu=0.1. "
+            "May be repeated.",
+        ),
     ] = None
 
     def config(self, data: str, method: str) -> dict[str, Any]:
@@ -86,7 +90,7 @@ class Settings:
             "local": {
                 "local-epochs": self.local_epochs,
                 "batch-size": self.batch_size,
-                "learning-rate": self.learning_rate or (0.005 if steep else 0.1),
+                "learning-rate": (0.005 if steep else 0.1) if self.learning_rate is None else self.learning_rate,
             },
             "method": {"name": method},
         }
@@ -95,16 +99,48 @@ class Settings:
             for name, section in sections.items()
         }
 
+    def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:
+        """What --set says for this method: METHOD.NAME=VALUE is for that method alone."""
+        from equifed.config import SECTIONS
+        from equifed.errors import ConfigError, unknown_name
+        from equifed.methods import REGISTRY
+
+        kept = []
+        for text in self.set or ():
+            path, _, value = text.partition("=")
+            head, _, rest = path.strip().partition(".")
+            if head in SECTIONS or not rest:  # a section wins over a method of the same name, which is only "local"
+                if head == "method" and others:
+                    raise ConfigError(f"--set {text}: say which method, e.g. --set fedprox.mu=0.1.")
+                kept.append(text)
+            elif head not in REGISTRY:
+                raise ConfigError(f"--set {text}: {unknown_name('section or method', head, {*SECTIONS, *REGISTRY})}")
+            elif head == method:
+                kept.append(f"method.{rest}={value}")
+            elif head not in others:
+                raise ConfigError(f"--set {text}: {head} is not among the methods of this command.")
+        return kept
+
 
 FailIf = Annotated[
     list[str] | None,
     typer.Option(
         "--fail-if",
         metavar="'METRIC OP NUMBER'",
-        help="Exit with 1 if it holds for the mean over seeds of the final test metric, "
-        "e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
+        help="Exit with 1 if it holds for the mean over seeds of the final test metric, or if the metric is undefined "
+        "for a seed; e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
     ),
 ]
+
+
+def split_names(text: str, option: str) -> list[str]:
+    """The names in "A,B,..."; none, or only commas, is a mistake."""
+    from equifed.errors import ConfigError
+
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ConfigError(f"{option} {text!r} names nothing; write {option} A,B,...")
+    return names
 
 
 def expand(function: Callable[..., None]) -> Callable[..., None]:

@@ -69,8 +69,9 @@ class Watch:
         frame = metrics_frame(self.job, [(step.round, run, scored) for run, scored in enumerate(step.scores or [])])
         frame = frame[(frame["scope"] == "global") & (frame["split"] == "test")]
         values = frame.groupby("metric", observed=True)["value"].mean()
-        wanted = str(getattr(self.job.method, "fairness", ""))
-        disparity = next((name for name in (wanted, *DISPARITIES) if name in values), "")
+        own = getattr(self.job.method, "fairness", ())  # one metric or several
+        wanted = (own,) if isinstance(own, str) else tuple(own)
+        disparity = next((name for name in (*wanted, *DISPARITIES) if name in values), "")
         shown = [name for name in ("loss", "accuracy", "rmse", disparity) if name in values]
         return ", ".join(f"{short(name) if self._bar else name} {values[name]:.3f}" for name in shown)
 

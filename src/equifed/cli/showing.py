@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
 from equifed.cli.checks import Check
 from equifed.cli.options import Output
-from equifed.cli.tables import frame_table, groups_table, metrics_table, record, warnings_of
+from equifed.cli.tables import frame_table, groups_table, metrics_table, pareto_table, record, warnings_of
 from equifed.cli.talk import name_of, near, print_json, say, show
 from equifed.errors import RunError
 from equifed.store import RunFolder
@@ -18,7 +17,7 @@ from equifed.store import RunFolder
 def show_folder(folder: RunFolder, output: Output, checks: Sequence[Check]) -> list[str]:
     """Print it; the failed checks."""
     status = folder.status()
-    config = tomllib.loads((folder.path / "config.toml").read_text())
+    config = folder.settings()
     about: dict[str, Any] = {
         "run": folder.id,
         "folder": str(folder.path),
@@ -44,7 +43,7 @@ def show_folder(folder: RunFolder, output: Output, checks: Sequence[Check]) -> l
     if result.swept:
         from equifed.cli.carry import pareto_of
 
-        show(frame_table(pareto_of(result)))
+        show(pareto_table(pareto_of(result)))
     else:
         show(metrics_table(about), "", groups_table(result), "", warnings_of([about]))
     show("", frame_table(result.messages, "Messages, bytes per client"))

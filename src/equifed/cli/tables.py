@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -40,7 +41,10 @@ Record = dict[str, Any]
 
 
 def record(folder: RunFolder, result: Result) -> Record:
-    """What one run says about itself: {metric: {mean, std}} over seeds, costs, degenerate seeds."""
+    """What one run says about itself: {metric: {mean, std, defined}} over seeds, costs, degenerate seeds.
+
+    Mean and deviation are over the `defined` runs of `runs` in which the metric is defined.
+    """
     final = result.final()
     metrics = [name for name in final.columns if name not in ("method", "seed", *result.swept)]
     sent = result.messages[result.messages["stage"] == "round"]
@@ -52,7 +56,16 @@ def record(folder: RunFolder, result: Result) -> Record:
         "data": result.info["data"],
         "rounds": result.info["rounds"],
         "seeds": result.info["seeds"],
-        "metrics": {name: {"mean": float(final[name].mean()), "std": float(final[name].std())} for name in metrics},
+        "hyper_parameters": result.info["hyper_parameters"],
+        "test_rows": result.info["rows"]["test"],
+        "metrics": {
+            name: {
+                "mean": float(final[name].mean()),
+                "std": _deviation(final[name]),
+                "defined": int(final[name].notna().sum()),
+            }
+            for name in metrics
+        },
         "bytes_up": int(sent["bytes_up"].sum()),
         "bytes_down": int(sent["bytes_down"].sum()),
         "seconds": result.timings["seconds"],
@@ -60,6 +73,11 @@ def record(folder: RunFolder, result: Result) -> Record:
         "runs": len(final),
         "notes": result.notes,
     }
+
+
+def _deviation(values: Any) -> float:
+    with np.errstate(invalid="ignore"):  # an infinite loss has none
+        return float(values.std())
 
 
 def plain_table(*headings: str, numbers: Sequence[int] = (), title: str | None = None) -> Table:
@@ -83,7 +101,7 @@ def comparison(records: Sequence[Record], width: int) -> Table:
     narrow = width < NARROW
     known = set().union(*(each["metrics"] for each in records))
     columns = [name for name in COLUMNS if name in known]
-    if "demographic_parity_difference" in columns:
+    if "demographic_parity_difference" in columns and "accuracy_difference" in columns:
         columns.remove("accuracy_difference")
     headings = ["method", *(COLUMNS[name] for name in columns), "up + down", "seconds"]
     if narrow:
@@ -92,11 +110,16 @@ def comparison(records: Sequence[Record], width: int) -> Table:
     for each in records:
         table.add_row(
             each["method"] + ("*" if each["degenerate_runs"] else ""),
-            *(spread(each["metrics"].get(name)).replace("±", "\n±" if narrow else "±") for name in columns),
+            *(_cell(each, name, narrow) for name in columns),
             f"{size(each['bytes_up'])}{chr(10) if narrow else ' '}+ {size(each['bytes_down'])}",
             f"{each['seconds']:.1f}",
         )
     return table
+
+
+def _cell(each: Record, name: str, narrow: bool) -> str:
+    text = spread(each["metrics"].get(name), each["runs"])
+    return text.replace("±", "\n±").replace(" (", "\n(") if narrow else text
 
 
 def footnotes(records: Sequence[Record]) -> str:
@@ -117,17 +140,29 @@ def warnings_of(records: Sequence[Record]) -> str:
             f"* Degenerate: for some group (almost) everybody gets the same prediction, so small disparities "
             f"mean nothing: {who}."
         )
-    diverged = [each["method"] for each in records if not math.isfinite(each["metrics"]["loss"]["mean"])]
+    if any(0 < value["defined"] < each["runs"] for each in records for value in each["metrics"].values()):
+        lines.append("(k of n): the mean is over k runs; in the others a group lacks the rows that the metric needs.")
+    if any(not each["test_rows"] for each in records):
+        lines.append("There are no test rows, so nothing was measured. Keep some: data.test above 0.")
+    diverged = [each["method"] for each in records if each["test_rows"] and _diverged(each)]
     if diverged:
-        lines.append(f"Diverged (infinite loss): {', '.join(diverged)}. Lower the learning rate.")
+        lines.append(f"Diverged (infinite or undefined loss): {', '.join(diverged)}. Lower the learning rate.")
     return "\n".join(lines)
 
 
-def spread(value: dict[str, float] | None) -> str:
-    if value is None or value["mean"] != value["mean"]:
+def _diverged(each: Record) -> bool:
+    """Whether the loss of some run is not a finite number."""
+    loss = each["metrics"].get("loss")
+    return loss is not None and (not math.isfinite(loss["mean"]) or loss["defined"] < each["runs"])
+
+
+def spread(value: dict[str, float] | None, runs: int) -> str:
+    """mean±std, and over how many of the runs where the metric is not defined in all."""
+    if value is None or not value["defined"]:
         return "undefined"
     mean = f"{value['mean']:.3f}"
-    return mean if value["std"] != value["std"] else f"{mean}±{value['std']:.3f}"
+    text = mean if value["std"] != value["std"] else f"{mean}±{value['std']:.3f}"
+    return text if value["defined"] == runs else f"{text} ({value['defined']} of {runs})"
 
 
 def size(number: float) -> str:
@@ -154,8 +189,15 @@ def _word(value: Any) -> str:
 def metrics_table(each: Record) -> Table:
     table = plain_table("metric", "mean ± std", numbers=[1], title=f"Final test metrics over {each['runs']} runs")
     for name, value in each["metrics"].items():
-        table.add_row(name, spread(value))
+        table.add_row(name, spread(value, each["runs"]))
     return table
+
+
+def pareto_table(points: Any, title: str | None = None) -> Table:
+    """The trade-off of `pareto_of`; in how many runs both metrics are defined is shown where it is not in all."""
+    counts = points["defined"].astype(str) + " of " + points["runs"].astype(str)
+    shown = points.drop(columns=["defined", "runs"])
+    return frame_table(shown if (points["defined"] == points["runs"]).all() else shown.assign(defined=counts), title)
 
 
 def groups_table(result: Result) -> Table:
@@ -163,9 +205,27 @@ def groups_table(result: Result) -> Table:
     frame = result.metrics
     frame = frame[(frame["split"] == "test") & (frame["round"] == frame["round"].max())]
     frame = frame[frame["scope"].astype(str).str.startswith("group:")]
-    wide = frame.pivot_table(index="metric", columns="scope", values="value", observed=True, sort=False)
-    wide.columns = [str(scope).removeprefix("group:") for scope in wide.columns]
-    return frame_table(wide.reset_index(), "By group, means over seeds")
+    scopes, metrics = (list(dict.fromkeys(frame[column].astype(str))) for column in ("scope", "metric"))
+    names = [scope.removeprefix("group:") for scope in scopes]
+    table = plain_table("metric", *names, numbers=range(1, 1 + len(names)), title="By group, means over seeds")
+    cells = dict(iter(frame.groupby(["metric", "scope"], observed=True)["value"]))
+    for metric in metrics:
+        table.add_row(metric, *(_mean(cells.get((metric, scope))) for scope in scopes))
+    return table
+
+
+def _mean(values: Any) -> str:
+    defined = 0 if values is None else int(values.notna().sum())
+    if not defined:
+        return "undefined"
+    return f"{values.mean():.4g}" + ("" if defined == len(values) else f" ({defined} of {len(values)})")
+
+
+def _headline(metrics: dict[str, Any], name: str) -> str:
+    mean, undefined = float(metrics[name]), metrics.get("undefined", {}).get(name, 0)
+    if math.isnan(mean):
+        return "undefined"
+    return f"{mean:.3f}" + (f" ({undefined} undefined)" if undefined else "")
 
 
 def runs_table(entries: Sequence[Entry]) -> Table:
@@ -173,7 +233,7 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     table.columns[0].no_wrap = True  # to be copied
     for entry in entries:
         shown = [
-            f"{short(name)} {float(entry.metrics[name]):.3f}"
+            f"{short(name)} {_headline(entry.metrics, name)}"
             for name in ("accuracy", "rmse", "demographic_parity_difference", "ks_distance")
             if name in entry.metrics
         ]

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from equifed.errors import EquifedError, EquifedWarning
 
@@ -25,8 +27,18 @@ WIDE = 160
 
 
 class _Console(Console):
+    """Prints text as it is: names come from files and data, and may look like markup or hold control characters."""
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich would end the process; who prints decides what it means
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        return super().render_str("".join(map(_visible, text)), **more)
+
+
+def _visible(character: str) -> str:
+    control = unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+    return repr(character)[1:-1] if control else character
 
 
 def out() -> Console:
@@ -40,7 +52,7 @@ def err() -> Console:
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
-    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
@@ -53,7 +65,7 @@ def show(*parts: RenderableType) -> None:
 def say(text: str) -> None:
     """A word beside the data, to stderr; that nobody listens any more must not end a run."""
     with contextlib.suppress(BrokenPipeError):
-        err().print(text, markup=False, soft_wrap=True)
+        err().print(text, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -7,16 +7,17 @@ its column and row.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from equifed.errors import ConfigError, DataError
+from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -25,6 +26,9 @@ Task = Literal["classification", "regression"]
 MISSING = "(missing)"
 MOST_GROUPS = 20
 LARGEST = float(np.finfo(np.float32).max)
+MOSTLY = 0.9  # a text column with a larger share of numbers is a number column with bad cells
+MANY_CATEGORIES = 50
+FAR = 1000.0  # deviations from 0: from here on float32 would lose digits that standardising needs
 
 
 class _Strict(BaseModel):
@@ -39,6 +43,8 @@ class Column(_Strict):
     categories: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    offset: float = 0.0
+    """Taken off the values of a standardised column before they are rounded to float32 (time stamps)."""
 
 
 class Sensitive(_Strict):
@@ -175,8 +181,11 @@ class Schema(_Strict):
         Without `features` every column but the label is an input, and the sensitive ones only with
         `sensitive_as_input`. `categorical` names number columns whose numbers are codes.
         """
+        check_task(task)
         if len(frame) == 0:
             raise DataError("The table has no rows.")
+        if isinstance(features, str):
+            raise ConfigError(f"features must be a list of column names, got {features!r}. Write [{features!r}].")
         given = [sensitive] if isinstance(sensitive, str | Sensitive) else list(sensitive)
         named = [Sensitive(column=rule) if isinstance(rule, str) else rule for rule in given]
         rules = tuple(rule.infer(frame) for rule in named)
@@ -250,6 +259,17 @@ class Schema(_Strict):
                 values, low, high = codes.astype(np.float64), 0.0, len(column.categories) - 1.0
             if self.scaling == "minmax" and low is not None and high is not None:
                 values = (values - low) / (high - low) if high > low else values - low
+            elif self.scaling == "standard" and column.offset:
+                values = values - column.offset
+            elif self.scaling == "standard" and _far_from_zero(values, 100 * FAR):
+                warnings.warn(
+                    f"Column {column.name!r} has values around {values.mean():.6g} that differ by {values.std():.3g} "
+                    "only: as 32-bit numbers many become the same. Subtract a constant first, or give the column of "
+                    "the schema an offset.",
+                    EquifedWarning,
+                    stacklevel=4,
+                )
+            _check_size(values, series, what)
             x[:, start] = values
             scale[start] = self.scaling == "standard"
             names.append(column.name)
@@ -264,6 +284,7 @@ class Schema(_Strict):
         if self.label_range:
             low, high = self.label_range
             values = (values - low) / (high - low)
+            _check_size(values, series, what)
         return values.astype(np.float32)
 
 
@@ -302,21 +323,101 @@ def encode(
 
 
 def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scaling) -> Column:
-    series = _series(frame, name)
-    if is_code or not pd.api.types.is_numeric_dtype(series):
+    series, what = _series(frame, name), f"column {name!r}"
+    if is_code or not _holds_numbers(series, what):
         missing = [MISSING] if series.isna().any() else []
         values = [value for value in _sorted_texts(series) if value != MISSING]
+        if len(values) > MANY_CATEGORIES and 2 * len(values) > len(series):
+            warnings.warn(
+                f"Column {name!r} has {len(values)} categories in {len(series)} rows, like an id or a date, and is "
+                "a model input. Leave it out by naming the others in features=..., or turn it into a number first.",
+                EquifedWarning,
+                stacklevel=4,
+            )
         return Column(name=name, kind="categorical", categories=(*missing, *values))
-    if scaling != "minmax":
+    if scaling == "none":
         return Column(name=name, kind="numeric")
-    values_ = _numbers(series, f"column {name!r}")
-    return Column(name=name, kind="numeric", low=float(values_.min()), high=float(values_.max()))
+    numbers = _numbers(series, what)
+    if scaling == "minmax":
+        return Column(name=name, kind="numeric", low=float(numbers.min()), high=float(numbers.max()))
+    return Column(name=name, kind="numeric", offset=float(numbers.mean()) if _far_from_zero(numbers, FAR) else 0.0)
+
+
+def _far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:
+    """Whether the mean is more than so many deviations from 0; never for a constant, which has no digits to lose."""
+    return bool(len(values)) and 0 < values.std() * deviations < abs(values.mean()) and bool(np.ptp(values))
+
+
+def _holds_numbers(series: pd.Series[Any], what: str) -> bool:
+    """Whether a column is one of numbers; a bad cell among numbers is an error, not a reason to call them categories.
+
+    Numbers written as text throughout (postal codes kept as text) and the category dtype stay categories.
+    """
+    if pd.api.types.is_numeric_dtype(series):
+        return True
+    if not (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
+        return False
+    counts = series.value_counts()
+    if not len(counts):
+        return False
+    texts = np.array([isinstance(value, str) for value in counts.index])
+    truths = np.array([isinstance(value, bool | np.bool_) for value in counts.index])
+    numbers = pd.to_numeric(pd.Series(counts.index, dtype=object), errors="coerce").notna().to_numpy() & ~truths
+    if numbers.all():
+        return not texts.all()
+    if counts.to_numpy()[numbers].sum() <= MOSTLY * counts.sum():
+        return False
+    bad = series.isin(counts.index[~numbers])
+    row = int(np.argmax(bad.to_numpy()))
+    raise DataError(
+        f"{_place(what, series, row)}: {series.iloc[row]!r} is not a number, but {counts.to_numpy()[numbers].sum()} of "
+        f"{counts.sum()} values are. Correct or drop it; if they are codes of categories, say so (category dtype in a "
+        "frame, a schema for files)."
+    )
+
+
+def check_complete(frame: pd.DataFrame, name: str) -> None:
+    """Refuse a missing value in a column that says where the rows belong."""
+    series = _series(frame, name)
+    missing = series.isna().to_numpy()
+    if missing.any():
+        place = _place(f"column {name!r}", series, int(missing.argmax()))
+        raise DataError(
+            f"{place}: the value is missing, so the row has no place in the partition ({int(missing.sum())} such "
+            "rows). Drop them or fill them in."
+        )
+
+
+def check_task(task: object) -> None:
+    if task not in get_args(Task):
+        raise ConfigError(unknown_name("task", task, get_args(Task)))
+
+
+def _check_size(values: NDArray[np.float64], series: pd.Series[Any], what: str) -> None:
+    """Scaled values must still be numbers in float32."""
+    bad = ~(np.abs(values) <= LARGEST)
+    if bad.any():
+        place = _place(what, series, int(np.argmax(bad)))
+        raise DataError(f"{place}: the value is too large after scaling. Correct it, or widen the range in the schema.")
+
+
+def _place(what: str, series: pd.Series[Any], row: int) -> str:
+    return f"{what[0].upper()}{what[1:]}, row {series.index[row]}"
 
 
 def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task) -> tuple[str, ...]:
     series = _series(frame, label)
     if task == "regression" and positive is None:
         return ()
+    if _holds_numbers(series, f"label {label!r}"):
+        numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        fraction = np.isfinite(numbers) & (numbers % 1 != 0)
+        if fraction.any():
+            row = int(np.argmax(fraction))
+            raise DataError(
+                f"{_place(f'label {label!r}', series, row)}: {numbers[row]:g} is not the number of a class. "
+                "Did you mean task='regression'? Otherwise name the classes."
+            )
     values = _sorted_texts(series)
     if len(values) < 2:
         only = f"has only one class, {values[0]!r}" if values else "has no value at all"
@@ -410,7 +511,7 @@ def _codes(
     codes: NDArray[np.int64] = lookup[raw]
     if (codes < 0).any():
         row = int(np.argmax(codes < 0))
-        start = f"{what[0].upper()}{what[1:]}, row {series.index[row]}"
+        start = _place(what, series, row)
         if raw[row] < 0:
             raise DataError(f"{start}: the value is missing. Drop such rows or fill them in.")
         raise DataError(
@@ -430,7 +531,7 @@ def _numbers(series: pd.Series[Any], what: str) -> NDArray[np.float64]:
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         row = int(np.argmax(bad))
-        start, value = f"{what[0].upper()}{what[1:]}, row {series.index[row]}", series.iloc[row]
+        start, value = _place(what, series, row), series.iloc[row]
         if pd.isna(value):
             raise DataError(f"{start}: the value is missing (NaN). Drop such rows or impute them first.")
         if np.isnan(values[row]):

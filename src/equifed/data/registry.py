@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,14 +50,22 @@ def get_dataset(name: str) -> Dataset:
 
 
 def load_encoded(
-    name: str, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None
+    name: str,
+    preset: str | Preset | None = None,
+    home: str | os.PathLike[str] | None = None,
+    columns: Sequence[str] = (),
 ) -> tuple[Encoded, Preset, Bunch]:
-    """A data set as numbers, by one of its presets (or a changed copy of one)."""
+    """A data set as numbers, by one of its presets (or a changed copy of one); `columns` are carried along too."""
     dataset = get_dataset(name)
     chosen = dataset.preset(preset)
     bunch = dataset.fetch(chosen, home)
-    carried = [column for column in (chosen.natural, chosen.split_column) if column]
-    encoded = chosen.schema(bunch.frame).encode(bunch.frame, columns=carried)
+    pixels = set(chosen.features) if chosen.image else set()
+    known = [column for column in bunch.frame.columns if column not in pixels]
+    for column in columns:
+        if column not in known:
+            raise ConfigError(unknown_name(f"column of {dataset.name}", column, known))
+    carried = dict.fromkeys(column for column in (chosen.natural, chosen.split_column, *columns) if column)
+    encoded = chosen.schema(bunch.frame).encode(bunch.frame, columns=list(carried))
     if chosen.image:
         pixels = bunch.data.to_numpy().astype(np.float32).reshape(-1, *chosen.image)
         pixels /= 255

@@ -55,8 +55,8 @@ FEDMOM = {("compas", "1.0"): 0.99, ("adult", "1.0"): 0.99, ("adult", "RND"): 0.9
 KNOWN_ERRORS = (
     "The paper's FedDemon rows for sigma 0.5 and 1.0 repeat its RND column; the figures compared with are the authors' "
     "own (COMPAS), or left out (Adult).",
-    "The published SP is min/max of p/(1+p) instead of p, which looks fairer; any zero count makes a ratio 0; values are "
-    "rounded per run. The reading as-published reproduces this, the reading algorithm-1 does not.",
+    "The published SP is min/max of p/(1+p) instead of p, which looks fairer; any zero count makes a ratio 0; values "
+    "are rounded per run. The reading as-published reproduces this, the reading algorithm-1 does not.",
     "The authors chose FAIR-FATE's hyper-parameters on test results; --select validation chooses on validation data.",
     "Some published SP = 1.00 rows are near-constant predictors; such runs are counted as degenerate here.",
 )
@@ -120,8 +120,8 @@ def arms(dataset: str, sigma: str, reading: Reading) -> list[Arm]:
 def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federation]:
     """The authors' own splits and partitions, from their seeds: 10, 20, ..., the same for all methods.
 
-    They draw with NumPy's legacy generator, so this does too: under heterogeneity the results of ten runs depend more on
-    who holds what, and on who takes part in the last rounds, than on anything else.
+    They draw with NumPy's legacy generator, so this does too: under heterogeneity the results of ten runs depend more
+    on who holds what, and on who takes part in the last rounds, than on anything else.
     """
     if dataset not in CLIENTS:
         raise ConfigError(unknown_name("data set of FAIR-FATE", dataset, CLIENTS))
@@ -166,7 +166,7 @@ def _split(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """60/20/20: (train, validation, test), as two calls of scikit-learn's train_test_split with one seed."""
 
     def halves(n: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-        order = np.random.RandomState(seed).permutation(n)  # noqa: NPY002 - the authors' generator
+        order = np.random.RandomState(seed).permutation(n)  # the authors' generator
         cut = int(np.ceil(share * n))
         return order[cut:], order[:cut]
 
@@ -180,7 +180,7 @@ def _dirichlet(
 ) -> list[np.ndarray]:
     """For the cells (1,1), (1,0), (0,1), (0,0) of (label, group): p ~ Dirichlet(sigma), client k gets round(size p_k)
     rows, the last client the rest."""
-    shares = np.random.RandomState(seed).dirichlet(np.full(count, sigma), 4)  # noqa: NPY002 - the authors' generator
+    shares = np.random.RandomState(seed).dirichlet(np.full(count, sigma), 4)  # the authors' generator
     held: list[list[np.ndarray]] = [[] for _ in range(count)]
     for share, (label, group) in zip(shares, ((1, 1), (1, 0), (0, 1), (0, 0)), strict=True):
         cell = train[(y[train] == label) & (s[train] == group)]
@@ -264,23 +264,26 @@ def table1(
     select: str | None,
     watch: Watch,
 ) -> Iterator[tuple[list[Cell], Result]]:
-    """Row by row of the table: its cells and the whole result."""
+    """Row by row of the table: its cells and the whole result. Methods that both readings share are run once."""
+    total = len(datasets) * len(sigmas) * len(readings) * len(_chosen(arms("compas", "0.5", readings[0]), labels))
+    number = 0
     for dataset in datasets:
         for sigma in sigmas:
             feds = federations(dataset, sigma, [10 * run for run in range(1, seeds + 1)])
             theirs = published(dataset, sigma)
+            done: dict[Method, tuple[Step, Result]] = {}
+            floor = _floor(feds, rounds, watch) if select == "validation" else None
             for reading in readings:
-                floor = None
                 for arm in _chosen(arms(dataset, sigma, reading), labels):
+                    number += 1
                     method = arm.method
-                    if select == "validation" and isinstance(method, FairFate):
-                        floor = floor if floor is not None else _floor(feds, rounds, watch)
+                    if floor is not None and isinstance(method, FairFate):
                         method = select_on_validation(method, feds, rounds, floor, watch)
-                    title = f"{dataset} {sigma} {arm.label}, {reading}"
-                    sim = simulation(method, feds, rounds)
-                    last = _run(sim, watch(title, sim))
-                    result = sim.result()
-                    result.info["label"] = arm.label
+                    if method not in done:
+                        sim = simulation(method, feds, rounds)
+                        last = _run(sim, watch(f"{number}/{total} {dataset} {sigma} {arm.label}", sim))
+                        done[method] = last, sim.result()
+                    last, result = done[method]
                     yield _cells(dataset, sigma, arm, reading, last, theirs), result
 
 

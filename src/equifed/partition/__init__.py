@@ -1,11 +1,7 @@
-"""Partitioners: who holds which rows. `from_config` makes one from its command-line name."""
+"""Partitioners: who holds which rows."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Any
-
-from equifed.errors import ConfigError, unknown_name
 from equifed.partition.base import Partition, Partitioner, Rows
 from equifed.partition.partitioners import IID, Dirichlet, DirichletPerClient, Natural, RotationGroups, Skewed
 
@@ -17,23 +13,7 @@ REGISTRY: dict[str, type] = {
     "natural": Natural,
     "rotation-groups": RotationGroups,
 }
-
-
-def from_config(name: str, **options: Any) -> Partitioner:
-    """The partitioner `name`; options are spelt as in a config file (num-partitions) or as in Python."""
-    if name not in REGISTRY:
-        raise ConfigError(unknown_name("partition", name, REGISTRY))
-    known = {field.name: field for field in fields(REGISTRY[name])}
-    given = {}
-    for key, value in options.items():
-        if key.replace("-", "_") not in known:
-            raise ConfigError(unknown_name(f"option of partition {name!r}", key, known))
-        given[key.replace("-", "_")] = tuple(value) if isinstance(value, list) else value
-    missing = [key for key, field in known.items() if field.default is MISSING and key not in given]
-    if missing:
-        raise ConfigError(f"Partition {name!r} needs a value for {', '.join(missing)}.")
-    return REGISTRY[name](**given)
-
+"""By the name that a configuration uses."""
 
 __all__ = [
     "IID",
@@ -46,5 +26,4 @@ __all__ = [
     "RotationGroups",
     "Rows",
     "Skewed",
-    "from_config",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,8 @@ class Rows(NamedTuple):
     """Group codes [n]."""
     columns: Mapping[str, np.ndarray] = {}
     """Further columns by name, e.g. "STATE"."""
+    levels: Mapping[str, np.ndarray] = {}
+    """All values of a column, sorted, where these rows are only some of a table's."""
 
     def by(self, name: str) -> np.ndarray:
         """The column `name`: "label", "group" or one of `columns`."""
@@ -27,18 +29,23 @@ class Rows(NamedTuple):
         if name not in known:
             raise ConfigError(unknown_name("column to partition by", name, known))
         column = np.asarray(known[name])
-        missing = column != column  # nan is not equal to itself
-        if column.dtype == object:
-            missing = np.array([value is None or value != value for value in column], dtype=bool)
+        missing = is_missing(column)
         if missing.any():
             raise DataError(f"Column {name!r} has {missing.sum()} missing values, the first in row {missing.argmax()}.")
         return column
+
+    def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """All values of the column `name`, sorted, and the number of each row's value among them."""
+        found, code = _unique(name, self.by(name))
+        if name not in self.levels:
+            return found, code
+        return self.levels[name], np.searchsorted(self.levels[name], found)[code]
 
     def cells(self, names: Sequence[str]) -> tuple[np.ndarray, int]:
         """Cell of each row (a combination of values of `names` that occurs), and the number of cells."""
         cell = np.zeros(len(self.label), dtype=np.int64)
         for name in names:
-            values, code = np.unique(self.by(name), return_inverse=True)
+            values, code = _unique(name, self.by(name))
             _, cell = np.unique(cell * len(values) + code, return_inverse=True)
         return cell, int(cell.max(initial=-1)) + 1
 
@@ -82,11 +89,43 @@ def numbered(num_partitions: int) -> tuple[str, ...]:
     return tuple(map(str, range(num_partitions)))
 
 
-def check_positive(**values: float) -> None:
-    """Each named option must be above 0 (and finite)."""
-    for name, value in values.items():
-        if not 0 < value < np.inf:
-            raise ConfigError(f"{name} must be above 0, not {value}.")
+def is_missing(column: np.ndarray) -> np.ndarray:
+    """Which entries are None, NaN or another mark of a missing value."""
+    if column.dtype == object:
+        import pandas as pd
+
+        return np.asarray(pd.isna(column), dtype=bool)
+    return np.asarray(column != column, dtype=bool)  # nan is not equal to itself
+
+
+def sorted_values(name: str, column: np.ndarray) -> np.ndarray:
+    """The distinct values of a whole column, quickly also where it is text."""
+    import pandas as pd
+
+    return _unique(name, np.asarray(pd.unique(column)))[0]
+
+
+def _unique(name: str, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        values, code = np.unique(column, return_inverse=True)
+    except TypeError:
+        raise DataError(f"Column {name!r} mixes values that have no order, such as text and numbers.") from None
+    return values, code
+
+
+def check_columns(value: object) -> tuple[str, ...]:
+    """The names given as one text or as several."""
+    names = (value,) if isinstance(value, str | int) else tuple(value) if isinstance(value, Iterable) else ()
+    if not names or isinstance(value, bool) or not all(isinstance(name, str | int) for name in names):
+        raise ConfigError(f"partition_by must name the columns whose values are the cells, got {value!r}.")
+    return tuple(map(str, names))
+
+
+def check_column(option: str, value: object) -> str:
+    """The name of one column; a number is taken for the name of a table's numbered column."""
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise ConfigError(f"{option} must be the name of a column, got {value!r}.")
+    return str(value)
 
 
 def check_enough_rows(num_partitions: int, n: int) -> None:

@@ -8,12 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, check_number
 from equifed.partition.base import (
     Partition,
     Rows,
+    check_column,
+    check_columns,
     check_enough_rows,
-    check_positive,
     numbered,
     row_count,
     shuffled_by,
@@ -30,7 +31,7 @@ class IID:
     """Number of clients."""
 
     def __post_init__(self) -> None:
-        check_positive(num_partitions=self.num_partitions)
+        check_number("num_partitions", self.num_partitions, whole=True, above=0)
 
     def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
         n = row_count(rows)
@@ -51,13 +52,16 @@ class Dirichlet:
     """Number of clients."""
     alpha: float
     """Concentration (FAIR-FATE's sigma): small is heterogeneous, large gives everybody the same."""
-    partition_by: tuple[str, ...] = ("label", "group")
+    partition_by: tuple[str, ...] | str = ("label", "group")
     """Columns whose combinations are the cells."""
     min_rows: int = 0
     """Draw anew until every client has this many rows."""
 
     def __post_init__(self) -> None:
-        check_positive(num_partitions=self.num_partitions, alpha=self.alpha)
+        check_number("num_partitions", self.num_partitions, whole=True, above=0)
+        check_number("alpha", self.alpha, above=0)
+        check_number("min_rows", self.min_rows, whole=True, low=0)
+        object.__setattr__(self, "partition_by", check_columns(self.partition_by))
 
     def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
         n = row_count(rows)
@@ -116,13 +120,17 @@ class DirichletPerClient:
     """Column, e.g. "STATE", whose values are the clients' own pools."""
     prior: Literal["uniform", "population"] = "uniform"
     """Mix at large alpha: every cell alike (balanced labels), or the cells' shares of all rows."""
-    partition_by: tuple[str, ...] = ("label", "group")
+    partition_by: tuple[str, ...] | str = ("label", "group")
     """Columns whose combinations are the cells."""
 
     def __post_init__(self) -> None:
-        check_positive(alpha=self.alpha, size=self.size)
+        check_number("alpha", self.alpha, above=0)
+        check_number("size", self.size, whole=True, above=0)
+        object.__setattr__(self, "partition_by", check_columns(self.partition_by))
+        if self.natural is not None:
+            object.__setattr__(self, "natural", check_column("natural", self.natural))
         if self.num_partitions is not None:
-            check_positive(num_partitions=self.num_partitions)
+            check_number("num_partitions", self.num_partitions, whole=True, above=0)
         elif self.natural is None:
             raise ConfigError("DirichletPerClient needs num_partitions, or natural= with a column such as 'STATE'.")
         if self.prior not in ("uniform", "population"):
@@ -132,8 +140,8 @@ class DirichletPerClient:
         n = row_count(rows)
         check_enough_rows(self.num_partitions or 1, n)
         cell, num_cells = rows.cells(self.partition_by)
-        pool, pool_of_client, ids = self._pools(rows, n)
-        clients, num_pools = len(ids), int(pool.max()) + 1
+        pool, num_pools, pool_of_client, ids = self._pools(rows, n)
+        clients = len(ids)
 
         prior = np.ones(num_cells)
         if self.prior == "population":
@@ -159,23 +167,23 @@ class DirichletPerClient:
         owner[shuffled_by(place, rng)] = np.repeat(who, count)
         return Partition.from_owner(owner, ids)
 
-    def _pools(self, rows: Rows, n: int) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-        """Pool of each row, pool of each client (ascending), client names."""
+    def _pools(self, rows: Rows, n: int) -> tuple[np.ndarray, int, np.ndarray, tuple[str, ...]]:
+        """Pool of each row, number of pools, pool of each client (ascending), client names."""
         if self.natural is None:
             clients = self.num_partitions or 0
             if clients * self.size > n:
                 raise ConfigError(
                     f"{clients} clients of {self.size} rows need {clients * self.size} rows; there are {n}."
                 )
-            return np.zeros(n, dtype=np.int64), np.zeros(clients, dtype=np.int64), numbered(clients)
-        names, pool = np.unique(rows.by(self.natural), return_inverse=True)
-        seats = _seats(np.bincount(pool), self.num_partitions or len(names))
+            return np.zeros(n, dtype=np.int64), 1, np.zeros(clients, dtype=np.int64), numbered(clients)
+        names, pool = rows.values(self.natural)
+        seats = _seats(np.bincount(pool, minlength=len(names)), self.num_partitions or len(names))
         ids = tuple(
             f"{name}-{i}" if count > 1 else str(name)
             for name, count in zip(names.tolist(), seats.tolist(), strict=True)
             for i in range(count)
         )
-        return pool, np.repeat(np.arange(len(names)), seats), ids
+        return pool, len(names), np.repeat(np.arange(len(names)), seats), ids
 
 
 def _seats(sizes: np.ndarray, clients: int) -> np.ndarray:
@@ -206,8 +214,10 @@ class Skewed:
     """Share of the half's own group in each client, above 0.5 and at most 1."""
 
     def __post_init__(self) -> None:
-        if self.num_partitions < 2 or self.num_partitions % 2:
+        check_number("num_partitions", self.num_partitions, whole=True, above=0)
+        if self.num_partitions % 2:
             raise ConfigError(f"Skewed needs an even number of clients, not num_partitions={self.num_partitions}.")
+        check_number("majority", self.majority)
         if not 0.5 < self.majority <= 1:
             raise ConfigError(f"majority must be above 0.5 and at most 1, not {self.majority}; use IID for 0.5.")
 
@@ -216,7 +226,10 @@ class Skewed:
         check_enough_rows(self.num_partitions, n)
         values, group = np.unique(rows.group, return_inverse=True)
         if len(values) != 2:
-            raise ConfigError(f"Skewed needs exactly two groups; the rows have {len(values)}: {values.tolist()[:6]}.")
+            raise ConfigError(
+                f"Skewed needs exactly two groups; the rows have {len(values)} groups "
+                f"(codes {', '.join(map(str, values.tolist()[:6]))}{', ...' if len(values) > 6 else ''})."
+            )
         n0, n1 = np.bincount(group).tolist()
         m = self.majority
         # A = (m n0 - (1-m) n1) / (2m - 1), the size of the first half; B = n - A
@@ -241,16 +254,24 @@ class Skewed:
 
 @dataclass(frozen=True)
 class Natural:
-    """One client per value of a column, such as a state or a hospital, in sorted order of the values."""
+    """One client per value of a column, such as a state or a hospital, in sorted order of the values.
+
+    A value that has rows in the table but none among the training rows is a client without rows, so that every seed has
+    the same clients.
+    """
 
     column: str
     """Name of the column ("label" and "group" work too)."""
     min_rows: int = 0
     """Refuse a column that has a value with fewer rows."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column", check_column("column", self.column))
+        check_number("min_rows", self.min_rows, whole=True, low=0)
+
     def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
         row_count(rows)
-        names, owner = np.unique(rows.by(self.column), return_inverse=True)
+        names, owner = rows.values(self.column)
         sizes = np.bincount(owner, minlength=len(names))
         small = np.flatnonzero(sizes < self.min_rows)
         if len(small):
@@ -276,9 +297,16 @@ class RotationGroups:
     """Images of each client."""
 
     def __post_init__(self) -> None:
-        check_positive(rows_per_client=self.rows_per_client, clients=sum(self.clients_per_group))
-        if min(self.clients_per_group) < 0:
-            raise ConfigError(f"clients_per_group has a negative number: {self.clients_per_group}.")
+        check_number("rows_per_client", self.rows_per_client, whole=True, above=0)
+        if not isinstance(self.clients_per_group, tuple | list):
+            raise ConfigError(
+                f"clients_per_group must list the number of clients of each group, got {self.clients_per_group!r}."
+            )
+        object.__setattr__(self, "clients_per_group", tuple(self.clients_per_group))
+        for count in self.clients_per_group:
+            check_number("Every entry of clients_per_group", count, whole=True, low=0)
+        if not sum(self.clients_per_group):
+            raise ConfigError(f"clients_per_group has no client: {self.clients_per_group}.")
 
     def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
         n = row_count(rows)

@@ -147,6 +147,10 @@ def make_job(
     first = feds[0]
     for fed in feds:
         _check_same(first, fed)
+        if fed.task not in method.tasks:
+            raise ConfigError(
+                f"{method.name} is for {' and '.join(method.tasks)} labels; those of this federation are {fed.task}."
+            )
         if method.needs_validation and not len(fed.validation):
             raise ConfigError(
                 f"{method.name} measures fairness on a validation set held by the server, but this federation has "
@@ -228,6 +232,8 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
         for value in values:
             check_value(type(method), name, value)
             check_number(f"{name}, swept,", value)
+        if isinstance(getattr(method, name), bool):
+            raise ConfigError(f"{name} is true or false and cannot be swept in one call; simulate both.")
         if len(set(values)) != len(values):
             raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.")
         points = [{**point, name: value} for point in points for value in values]

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import warnings
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from equifed.config import Config, build
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
 from equifed.simulator import Simulation
 from equifed.store.environment import environment, fingerprint
+from equifed.store.files import writable_folder
 from equifed.store.folder import Entry, Recording, RunFolder
 from equifed.store.index import Index
 from equifed.store.results import load_result, save_result
@@ -28,15 +30,20 @@ class Store:
         self.root = Path(root or os.environ.get("EQUIFED_RUNS") or "runs")
         self.index = Index(self.root)
 
+    def prepare(self) -> None:
+        """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
+        writable_folder(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
+
     def start(self, config: Config, simulation: Simulation | None = None) -> Recording:
         """A new run in a folder of its own; `simulation` where it is built already."""
+        self.prepare()
         simulation = simulation or build(config)
         folder = RunFolder.create(self._new_path(config), config, simulation)
         self.index.put(folder.entry())
         return _Listed(self.index, folder, config, simulation)
 
-    def resume(self, reference: str) -> Recording:
-        """The run from its last checkpoint on."""
+    def resume(self, reference: str, check: Callable[[Simulation], None] | None = None) -> Recording:
+        """The run from its last checkpoint on; what `check` refuses stays as it is."""
         folder = self.find(reference)
         if folder.status()["status"] == "finished":
             raise RunError(f"Run {folder.id} has already finished.")
@@ -45,7 +52,10 @@ class Store:
         try:
             config = folder.config()
             index = Index(folder.path.parent)  # not ours when the run was named by its path
-            recording = _Listed(index, folder, config, self._same(folder, config))
+            simulation = self._same(folder, config)
+            if check is not None:
+                check(simulation)
+            recording = _Listed(index, folder, config, simulation)
             recording.restore()
             folder.set_status("running")
             index.put(folder.entry())
@@ -56,6 +66,8 @@ class Store:
 
     def find(self, reference: str) -> RunFolder:
         """By id, by a prefix that only one id has, by the run's own name, "latest", or its folder's path."""
+        if not reference.strip():
+            raise ConfigError('Which run? Give its id, the beginning of it, its name, its folder, or "latest".')
         path = Path(reference)
         if (path / "status.json").is_file():
             return RunFolder(path)
@@ -65,7 +77,7 @@ class Store:
         if reference == "latest":
             return self._folder(entries[0])
         exact = [entry for entry in entries if reference in (entry.id, entry.name)]
-        found = exact or [entry for entry in entries if reference and entry.id.startswith(reference)]
+        found = exact or [entry for entry in entries if entry.id.startswith(reference)]
         if len(found) == 1:
             return self._folder(found[0])
         shown = ", ".join(entry.id for entry in (found or entries)[:5])

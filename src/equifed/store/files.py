@@ -13,10 +13,24 @@ from typing import Any
 
 import numpy as np
 
+from equifed.errors import ConfigError
+
 try:
     import fcntl
 except ImportError:  # a system without file locks: then nothing stops two processes from taking one run
     fcntl = None  # type: ignore[assignment]
+
+
+def writable_folder(folder: Path, otherwise: str) -> None:
+    """Make the folder where it is missing, and try that files can be made in it; `otherwise` says what to do."""
+    try:
+        if folder.is_file():
+            raise NotADirectoryError(0, "it is a file")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"Cannot write to the folder {folder} ({error.strerror or error}). {otherwise}") from None
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -86,13 +86,20 @@ class RunFolder:
     def config(self) -> Config:
         return load_config(self.path / "config.toml")
 
+    def settings(self) -> dict[str, Any]:
+        """config.toml as it is."""
+        try:
+            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"Run {self.id}: config.toml cannot be read ({error}); it is not a usable run.") from None
+
     def rounds_done(self) -> int:
         """The last committed round; 0 before the first."""
         return 0 if not self._checkpoint.exists() else int(self._metadata()["round"])
 
     def entry(self) -> Entry:
         """What the index says about it, read from the files."""
-        config = tomllib.loads((self.path / "config.toml").read_text())
+        config = self.settings()
         status = self.status()
         about: dict[str, Any] = {}
         if status["status"] == "finished":

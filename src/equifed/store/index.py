@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from equifed.errors import EquifedWarning, RunError
+from equifed.errors import ConfigError, EquifedWarning, RunError
 from equifed.store.files import locked
 from equifed.store.folder import Entry, RunFolder
 
@@ -32,7 +32,10 @@ class Index:
         self._with(lambda db: _put(db, [entry]), own=entry.id)
 
     def entries(self) -> list[Entry]:
-        """All runs, newest first; folders that came or went behind the index's back are noticed."""
+        """All runs, newest first; folders that came or went behind the index's back are noticed.
+
+        Looking makes nothing where there are no runs, and works where nothing may be written.
+        """
 
         def read(db: sqlite3.Connection) -> list[Entry]:
             known = {row[0] for row in db.execute("select id from runs")}
@@ -47,7 +50,23 @@ class Index:
                 for entry in found
             ]
 
-        return self._with(read)
+        try:
+            if not self.root.is_dir():
+                if not self.root.exists():
+                    return []
+                raise NotADirectoryError(0, "it is a file")
+            if not self.path.exists() and not self._folders():
+                return []
+        except OSError as error:
+            raise ConfigError(
+                f"{self.root} is not a readable folder of runs ({error.strerror or error}). "
+                "Name another with --runs or $EQUIFED_RUNS."
+            ) from None
+        try:
+            return self._with(read)
+        except OSError:  # the index cannot be written here; the folders say the same
+            found = _readable(self._folders())
+            return sorted(found, key=lambda entry: (entry.created, entry.id), reverse=True)
 
     def _folders(self) -> list[RunFolder]:
         return [RunFolder(path.parent) for path in sorted(self.root.glob("*/status.json"))]

@@ -42,6 +42,10 @@ def load_result(folder: str | Path) -> Result:
     folder = Path(folder)
     about = json.loads((folder / "result.json").read_text())
     keys = [tuple(key) if isinstance(key, list) else key for key in about["runs"]]
+    hyper = about["info"]["hyper_parameters"]
+    about["info"]["hyper_parameters"] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
+    }
     result = Result(
         metrics=pd.read_parquet(folder / "metrics.parquet"),
         messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
@@ -60,11 +64,13 @@ def load_result(folder: str | Path) -> Result:
 
 
 def headline(result: Result) -> dict[str, Any]:
-    """Means over all runs of the last round's main metrics."""
+    """Means over all runs of the last round's main metrics; "undefined" counts the runs that a mean lacks."""
     final = result.final()
     wanted = [name for name in (*HEADLINE, *HEADLINE_REGRESSION) if name in final]
-    values: dict[str, Any] = plain({name: float(final[name].mean()) for name in wanted})
-    return values
+    values: dict[str, Any] = {name: float(final[name].mean()) for name in wanted}
+    undefined = {name: int(final[name].isna().sum()) for name in wanted if final[name].isna().any()}
+    means: dict[str, Any] = plain(values | ({"undefined": undefined} if undefined else {}))
+    return means
 
 
 def _label(result: Result, key: Any) -> str:
