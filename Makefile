@@ -20,10 +20,10 @@ demo: .venv/ready  ## Compare the methods on real COMPAS data and write the repo
 	$(BIN)/equifed compare compas --preset fair-fate --report demo-report.html
 
 test: .venv/ready  ## The tests, under 8 minutes on 2 cores.
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not full" tests
+	$(BIN)/python -m pytest -n 2 -m "not full" tests
 
 test-full: .venv/ready  ## Everything, slow suites too.
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(BIN)/python -m pytest -n 2 tests
 
 lint: .venv/ready  ## Style and types.
 	$(BIN)/ruff check .

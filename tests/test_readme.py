@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from equifed import methods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,20 +36,14 @@ def commands() -> list[str]:
     return [line for line in lines if line.startswith("equifed ")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("readme")
-
-
-@pytest.mark.xdist_group("readme")
-@pytest.mark.parametrize("command", commands())
-def test_commands_run(command: str, folder: Path) -> None:
+def test_commands_run(tmp_path: Path) -> None:
     """In order, in one folder: the comparison's runs are there for `list`."""
-    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1"}
-    program = [sys.executable, "-m", "equifed", *shlex.split(command)[1:]]
-    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    environment = {**os.environ, "EQUIFED_RUNS": str(tmp_path / "runs"), "NO_COLOR": "1"}
+    for command in commands():
+        program = [sys.executable, "-m", "equifed", *shlex.split(command)[1:]]
+        done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip(), command
 
 
 def test_make_targets_exist() -> None:

@@ -112,7 +112,7 @@ def test_choosing_on_validation_follows_the_rule() -> None:
 
 
 def reproduce(*arguments: str, folder: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1"}
+    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1", "COLUMNS": "80"}
     done = subprocess.run(
         [sys.executable, "-m", "equifed", "reproduce", *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300,

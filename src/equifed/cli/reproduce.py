@@ -16,8 +16,8 @@ from rich.table import Table
 
 from equifed.cli.carry import pareto_of
 from equifed.cli.progress import Watch
-from equifed.cli.tables import pareto_table, plain_table
-from equifed.cli.talk import err, near, print_json, say, show
+from equifed.cli.tables import NARROW, pareto_table, plain_table
+from equifed.cli.talk import err, near, out, print_json, say, show
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments import EXPERIMENTS, fair_fate
 from equifed.experiments.fair_fate import Cell
@@ -126,20 +126,21 @@ def _mark(cell: Cell) -> str:
 
 def _table(cells: Sequence[Cell], where: tuple[str, str, str]) -> Table:
     table = plain_table(
-        "method", *(f"{metric} ours (published)" for metric in fair_fate.MEASURES), numbers=range(1, 5),
-        title=f"{where[0]}, sigma {where[1]}, {where[2]}",
+        "method", *fair_fate.MEASURES, numbers=range(1, 5),
+        title=f"{where[0]}, sigma {where[1]}, {where[2]}: ours (published)",
     )  # fmt: skip
+    between = "\n" if out().width < NARROW else " "
     for method in dict.fromkeys(cell.method for cell in cells):
         row = [cell for cell in cells if cell.method == method]
-        table.add_row(
-            method + ("*" if row[0].degenerate else ""),
-            *(
-                f"{_figure(cell.mean, cell.std)}"
-                + ("" if cell.within is None else f" ({_figure(cell.published_mean, cell.published_std)}){_mark(cell)}")
-                for cell in row
-            ),
-        )
+        table.add_row(method + ("*" if row[0].degenerate else ""), *(_beside(cell, between) for cell in row))
     return table
+
+
+def _beside(cell: Cell, between: str) -> str:
+    ours = _figure(cell.mean, cell.std)
+    if cell.within is None:
+        return ours
+    return f"{ours}{between}({_figure(cell.published_mean, cell.published_std)}){_mark(cell)}"
 
 
 def _summary(cells: Sequence[Cell]) -> dict[str, Any]:
