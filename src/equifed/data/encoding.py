@@ -288,38 +288,9 @@ class Schema(_Strict):
         return values.astype(np.float32)
 
 
-def encode(
-    frame: pd.DataFrame,
-    *,
-    label: str,
-    sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
-    features: Sequence[str] | None = None,
-    positive: object = None,
-    privileged: str | None = None,
-    categorical: Sequence[str] = (),
-    encoding: Encoding = "onehot",
-    scaling: Scaling = "standard",
-    task: Task = "classification",
-    label_range: tuple[float, float] | None = None,
-    sensitive_as_input: bool = False,
-    columns: Sequence[str] = (),
-) -> Encoded:
-    """Infer the schema of a table and encode that table by it; see `Schema.infer`."""
-    schema = Schema.infer(
-        frame,
-        label=label,
-        sensitive=sensitive,
-        features=features,
-        positive=positive,
-        privileged=privileged,
-        categorical=categorical,
-        encoding=encoding,
-        scaling=scaling,
-        task=task,
-        label_range=label_range,
-        sensitive_as_input=sensitive_as_input,
-    )
-    return schema.encode(frame, columns=columns)
+def encode(frame: pd.DataFrame, *, columns: Sequence[str] = (), **options: Any) -> Encoded:
+    """Infer the schema of a table, with the options of `Schema.infer`, and encode that table by it."""
+    return Schema.infer(frame, **options).encode(frame, columns=columns)
 
 
 def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scaling) -> Column:

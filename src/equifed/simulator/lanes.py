@@ -38,7 +38,7 @@ from equifed.simulator.engine import (
     validation_data,
 )
 from equifed.simulator.job import Job
-from equifed.simulator.steps import Stepper, portions
+from equifed.simulator.steps import Stepper, Training, portions
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
@@ -277,7 +277,7 @@ class LanesEngine:
             plan.Batches(job.runs[r].seed, round, int(job.client_keys[r][k]), phase.name, int(n), local)
             for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
         ]
-        carry = self._stepper.train((stage, position), step, carry, fixed, begin.per_row, lanes, sources)
+        carry = self._stepper.train(Training((stage, position), step, fixed, begin.per_row, lanes, sources), carry)
         parameters, _ = tree.unflatten(carry, structure)
         reply, new = self._map(stage, position, finish, (parameters, down, own, begin.context), inputs, lanes)
         return reply, new

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,87 +42,70 @@ Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
 """(carry, what stays the same, what each step has of its own [T, ...]) -> carry after all these steps."""
 
 
+@dataclass(frozen=True)
+class Training:
+    """Local training of many lanes in one phase of one round."""
+
+    phase: tuple[str, int]
+    """(stage, position): with the shapes, what a prepared step is known by."""
+    step: Step
+    """(carry, fixed, (x, y, s), mask, per-row values) -> carry, for any number of lanes."""
+    fixed: Tree
+    """What the steps need besides their batches, leaves [L, ...]."""
+    per_row: dict[str, Tensor]
+    """Values of each lane's rows [L, n, ...]."""
+    lanes: Lanes
+    sources: Sequence[Batches]
+
+    def part(self, lanes: slice) -> Training:
+        fixed, per_row = tree.map(lambda leaf: leaf[lanes], (self.fixed, self.per_row))
+        return Training(self.phase, self.step, fixed, per_row, self.lanes.part(lanes), self.sources[lanes])
+
+
 class Stepper:
     def __init__(self, job: Job, tables: Tables, notes: list[str]) -> None:
         self.job, self.tables, self.notes = job, tables, notes
         self._ready: dict[Any, Run] = {}
 
-    def train(
-        self,
-        phase: tuple[str, int],
-        step: Step,
-        carry: list[Tensor],
-        fixed: Tree,
-        per_row: dict[str, Tensor],
-        lanes: Lanes,
-        sources: Sequence[Batches],
-    ) -> list[Tensor]:
+    def train(self, work: Training, carry: list[Tensor]) -> list[Tensor]:
         """All epochs of all lanes: `carry` holds parameters and optimiser state, leaves [L, ...]."""
         size = self.job.task.local.batch_size
         if size is not None:
-            return self._epochs(phase, step, carry, fixed, per_row, lanes, sources, size)
+            return self._epochs(work, carry, size)
         # full batches: lanes of similar size together, so that padding stays small
-        done = []
-        for part, width in portions(lanes.n, self.job.row_bytes):
-            own, same, rows = tree.map(lambda leaf, part=part: leaf[part], (carry, fixed, per_row))
-            done.append(self._epochs(phase, step, own, same, rows, lanes.part(part), sources[part], width))
+        done = [
+            self._epochs(work.part(lanes), [leaf[lanes] for leaf in carry], width)
+            for lanes, width in portions(work.lanes.n, self.job.row_bytes)
+        ]
         return [torch.cat(leaves) for leaves in zip(*done, strict=True)]
 
-    def _epochs(
-        self,
-        phase: tuple[str, int],
-        step: Step,
-        carry: list[Tensor],
-        fixed: Tree,
-        per_row: dict[str, Tensor],
-        lanes: Lanes,
-        sources: Sequence[Batches],
-        size: int,
-    ) -> list[Tensor]:
-        count = -(-lanes.n // size)
+    def _epochs(self, work: Training, carry: list[Tensor], size: int) -> list[Tensor]:
+        count = -(-work.lanes.n // size)
         if count.any():
             for _ in range(self.job.task.local.epochs):
-                positions = [source.epoch() for source in sources]
-                carry = self._epoch(phase, step, carry, fixed, per_row, lanes, positions, size, count)
+                carry = self._epoch(work, carry, [source.epoch() for source in work.sources], size, count)
         return carry
 
     def _epoch(
-        self,
-        phase: tuple[str, int],
-        step: Step,
-        carry: list[Tensor],
-        fixed: Tree,
-        per_row: dict[str, Tensor],
-        lanes: Lanes,
-        positions: list[np.ndarray],
-        size: int,
-        count: np.ndarray,
+        self, work: Training, carry: list[Tensor], positions: list[np.ndarray], size: int, count: np.ndarray
     ) -> list[Tensor]:
         # a compiled step is quick but each width takes seconds to compile: use fewer of them
         shrink = 0.5 if self._worth_compiling(carry, size) else 0.7
         idle = bool(count[-1] < count[0])
         for begin, end, width in segments(count, shrink):
-            same = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), fixed)
-            work = [leaf[:width].contiguous() for leaf in carry]
-            batches = self._batches(per_row, lanes, positions, size, begin, end, width)
-            example = (work, same, tree.take(batches, 0))
-            run = self._prepared(phase, step, example, size, idle, end - begin)
-            work = run(work, tree.leaves(same), tree.leaves(batches))
+            same = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), work.fixed)
+            moving = [leaf[:width].contiguous() for leaf in carry]
+            batches = self._batches(work, positions, size, begin, end, width)
+            run = self._prepared(work, (moving, same, tree.take(batches, 0)), size, idle, end - begin)
+            moving = run(moving, tree.leaves(same), tree.leaves(batches))
             carry = [
                 new if width == len(leaf) else torch.cat([new, leaf[width:]])
-                for new, leaf in zip(work, carry, strict=True)
+                for new, leaf in zip(moving, carry, strict=True)
             ]
         return carry
 
     def _batches(
-        self,
-        per_row: dict[str, Tensor],
-        lanes: Lanes,
-        positions: list[np.ndarray],
-        size: int,
-        begin: int,
-        end: int,
-        width: int,
+        self, work: Training, positions: list[np.ndarray], size: int, begin: int, end: int, width: int
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Steps begin to end of an epoch for the first `width` lanes: the batches' rows in the tables [T, W, B], how
         many of the B are rows [T, W], and the rows' own values. Beyond them the client's first row stands in, with
@@ -132,26 +116,24 @@ class Stepper:
             part = order[begin * size : end * size]
             line[: len(part)] = part
         places = torch.from_numpy(own).to(device).view(width, steps, size).transpose(0, 1).contiguous()
-        start = torch.from_numpy(lanes.start[:width].astype(np.int32)).to(device)
+        start = torch.from_numpy(work.lanes.start[:width].astype(np.int32)).to(device)
         rows = self.tables.index[(places + start[:, None]).clamp_(max=len(self.tables.index) - 1)]
-        left = lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
+        left = work.lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
         filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(device)
         lane = torch.arange(width, device=device)[:, None]
-        return rows, filled, {name: values[lane, places] for name, values in per_row.items()}
+        return rows, filled, {name: values[lane, places] for name, values in work.per_row.items()}
 
-    def _prepared(
-        self, phase: tuple[str, int], step: Step, example: tuple[Any, ...], size: int, idle: bool, steps: int
-    ) -> Run:
+    def _prepared(self, work: Training, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:
         """A function that carries out the steps of a segment, as fast as is worth the preparation."""
         values, structure = tree.flatten(example)
-        whole = self._whole_step(step, size, idle)
+        whole = self._whole_step(work.step, size, idle)
 
         def flat(*values: Tensor) -> list[Tensor]:
             return whole(*tree.unflatten(values, structure))
 
         if steps * self.job.task.local.epochs * self.job.rounds < TRACE_FROM:
             return one_by_one(flat)
-        key = (phase, size, idle, tuple(value.shape for value in values))
+        key = (work.phase, size, idle, tuple(value.shape for value in values))
         if key not in self._ready:
             traced = self._traced(flat, values, example[0], size)
             make: Callable[[Step], Run] = CudaSteps if self.job.device.type == "cuda" else one_by_one
