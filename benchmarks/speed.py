@@ -23,7 +23,7 @@ from torch import nn
 import equifed as ef
 
 
-def federation(clients: int, rows: int, features: int, seed: int = 0) -> ef.Federation:
+def federation(sizes: list[int], features: int, seed: int = 0) -> ef.Federation:
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=features)
 
@@ -31,7 +31,7 @@ def federation(clients: int, rows: int, features: int, seed: int = 0) -> ef.Fede
         x = rng.normal(size=(n, features)).astype(np.float32)
         return x, (x @ truth + rng.normal(size=n) > 0).astype(int), rng.integers(0, 2, n)
 
-    return ef.Federation.from_arrays([part(rows) for _ in range(clients)], test=part(1000))
+    return ef.Federation.from_arrays([part(rows) for rows in sizes], test=part(1000))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -113,7 +113,7 @@ def batched_matmuls(fed: ef.Federation, rounds: int, epochs: int, batch: int, ra
 
 def large_batches(quick: bool) -> dict[str, float]:
     """20 clients x 2,400 rows x 50 features, logistic regression, batch 128, 2 local epochs, 30 rounds."""
-    fed = federation(20, 2400, 50)
+    fed = federation([2400] * 20, 50)
     epochs, batch, rate, rounds = 2, 128, 0.1, 6 if quick else 30
     local = ef.Local(epochs=epochs, batch_size=batch, learning_rate=rate)
 
@@ -141,7 +141,7 @@ def large_batches(quick: bool) -> dict[str, float]:
 
 def small_batches(quick: bool) -> dict[str, float]:
     """50 lanes (10 clients, 5 seeds), MLP 14-10-1, batch 10: the cost of one client's step."""
-    fed = federation(10, 200, 14)
+    fed = federation([200] * 10, 14)
     model = ef.models.MLP(hidden=(10,), activation="tanh")
     local = ef.Local(epochs=10, batch_size=10, learning_rate=0.01)
     rounds = 30 if quick else 200
@@ -174,7 +174,7 @@ def population(quick: bool) -> dict[str, float]:
     seconds = {}
     rounds = 20 if quick else 60
     for clients in (100, 10_000):
-        fed = federation(clients, 20, 20)
+        fed = federation([20] * clients, 20)
 
         def run(fed: ef.Federation = fed, rounds: int = rounds) -> object:
             return ef.simulate(
@@ -191,16 +191,20 @@ def population(quick: bool) -> dict[str, float]:
 
 
 def memory(quick: bool) -> dict[str, float]:
-    """Peak memory of a run over the data's own size (100,000 rows x 250 features, 100 MB)."""
-    fed = federation(50, 400 if quick else 2000, 250)
-    size = fed.rows.x.nbytes
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    ef.simulate(
-        ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3, local=ef.Local(epochs=1, batch_size=32),
-        seeds=range(5), eval_every=3, device="cpu",
-    )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"data, MB": size / 1e6, "run's additional peak over the data (target <= 2)": (after - before) / size}
+    """Peak memory of a run over the data's own size, for equal clients and for one large beside many small ones."""
+    many = 10_000 if quick else 400_000
+    results = {}
+    for name, sizes in (("unequal", [many] + [20] * 2000), ("equal", [many // 50] * 50)):
+        fed = federation(sizes, 50)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        ef.simulate(
+            ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3, local=ef.Local(epochs=1, batch_size=32),
+            seeds=range(2), eval_every=3, device="cpu",
+        )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        results[f"{name} clients: data, MB"] = fed.rows.x.nbytes / 1e6
+        results[f"{name} clients: additional peak over the data (target <= 2)"] = (after - before) / fed.rows.x.nbytes
+    return results
 
 
 def main() -> None:
