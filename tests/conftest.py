@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import equifed as ef
+from equifed.data import get_dataset
+from equifed.data.home import fetch_files
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "EQUIFED_DATA" not in os.environ and BESIDE.is_dir():
     os.environ["EQUIFED_DATA"] = str(BESIDE)
+
+
+@functools.cache
+def lacking(name: str) -> str:
+    """Why a data set is not to be had here, from the data home or any other source; empty if it is."""
+    try:
+        fetch_files(get_dataset(name).files, None)
+    except ef.DataError as error:
+        return f"{name} is not to be had here: {str(error).splitlines()[0]}"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def needs() -> Callable[[str], None]:
+    """needs(name) fetches a data set, or skips the test with the reason."""
+
+    def check(name: str) -> None:
+        if lacking(name):
+            pytest.skip(lacking(name))
+
+    return check
 
 
 def rows(rng: np.random.Generator, n: int, groups: int = 2, features: int = 4) -> tuple[np.ndarray, ...]:

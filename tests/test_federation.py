@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -417,7 +418,8 @@ def test_load_defaults_and_papers_splits() -> None:
         ef.load("compas", preset="fairfate2")
 
 
-def test_sffl_partition_by_state_with_client_tests() -> None:
+def test_sffl_partition_by_state_with_client_tests(needs: Callable[[str], None]) -> None:
+    needs("acs_income")
     partition = ef.partition.DirichletPerClient(alpha=1000.0, num_partitions=5, size=1000, natural="STATE")
     fed = ef.load("acs_income", preset="sffl", partition=partition)
     assert fed.client_test is not None

