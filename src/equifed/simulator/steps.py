@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TRACE_FROM = 100
 """Steps of one shape in the whole job from which tracing it (about 0.1 s) pays."""
-COMPILE_FROM = 40_000
+COMPILE_FROM = 25_000
 """Steps in the whole job from which compiling (some 10 s the first time, 1 s for each width later) pays."""
 COMPILE_WORK = 400_000
 """Multiplications per layer and step above which compiling no longer helps: the time is spent in them."""
