@@ -150,7 +150,7 @@ def _summary(cells: Sequence[Cell]) -> dict[str, Any]:
         "within_noise": sum(bool(cell.within) for cell in compared),
         "changed_by_reading": _changed(cells),
         "degenerate": [
-            f"{cell.dataset} {cell.sigma} {cell.method}, {cell.reading}: {cell.degenerate} run{'s' * (cell.degenerate > 1)}"
+            f"{cell.dataset} {cell.sigma} {cell.method}, {cell.reading}: in {cell.degenerate} of the runs"
             for cell in cells
             if cell.metric == "ACC" and cell.degenerate
         ],
