@@ -99,17 +99,18 @@ def numpy_step(
     compat = "fair-fate" if method.as_published else None
     names = (method.fairness,) if isinstance(method.fairness, str) else method.fairness
     measure = exact_tie if compat else F
-    f0 = np.nan_to_num(np.mean([measure(theta, data, name, compat) for name in names]))
-    fk = np.array([np.mean([measure(w, data, name, compat) for name in names]) for w in own])
+    f0 = np.array([measure(theta, data, name, compat) for name in names])
+    fk = np.array([[measure(w, data, name, compat) for name in names] for w in own])
+    if method.as_published:  # every metric is scaled by itself
+        for j in range(len(names)):
+            everything = np.append(fk[:, j], f0[j])
+            low, high = everything.min(), everything.max()
+            f0[j] = (f0[j] - low) / (high - low) if high > low else 0
+            fk[:, j] = (fk[:, j] - low) / (high - low) if high > low else 0
+    f0, fk = np.nan_to_num(f0.mean()), fk.mean(1)
     defined = ~np.isnan(fk)
     fk = np.nan_to_num(fk)
-    if method.as_published:
-        everything = np.append(fk[defined], f0)
-        low, high = everything.min(), everything.max()
-        f0, fk = ((f0 - low) / (high - low), (fk - low) / (high - low)) if high > low else (0.0, np.zeros(len(fk)))
-        fair = defined & (fk > f0)
-    else:
-        fair = defined & (fk >= f0)
+    fair = defined & ((fk > f0) if method.as_published else (fk >= f0))
     delta = own - theta
     total = fk[fair].sum()
     alpha_f = (fk[fair, None] * delta[fair]).sum(0) / total if total > 0 else np.zeros_like(theta)

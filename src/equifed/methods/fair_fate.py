@@ -22,7 +22,7 @@ from equifed import tree
 from equifed.methods.feddemon import decayed
 from equifed.methods.fedval import own_model
 from equifed.methods.hyper import hyper
-from equifed.methods.validation import RATIOS, fairness
+from equifed.methods.validation import RATIOS, fairness_values
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.tree import Tree
 
@@ -108,21 +108,15 @@ class FairFate(Method):
         assert validation is not None
 
         def F(model: Tree) -> Tensor:
-            return fairness(model, validation, self.fairness, self.as_published)
+            return fairness_values(model, validation, self.fairness, self.as_published)
 
-        f0, fk = F(theta), vmap(F)(own)
+        f0, fk = F(theta), vmap(F)(own)  # [M], [K, M]
+        if self.as_published:
+            f0, fk = scaled(f0, fk, present)
+        f0, fk = torch.nan_to_num(f0.mean(), nan=0.0), fk.mean(1)  # against an undefined F_0 everybody defined is fair
         defined = (present > 0) & ~fk.isnan()
         undefined = ((present > 0) & fk.isnan()).sum().to(present.dtype)
-        f0 = torch.nan_to_num(f0, nan=0.0)  # against an undefined global model everybody defined is fair
-        fk = torch.where(defined, fk, torch.zeros_like(fk))
-        if self.as_published:
-            low = torch.minimum(f0, torch.where(defined, fk, torch.inf).min())
-            high = torch.maximum(f0, torch.where(defined, fk, -torch.inf).max())
-            width = torch.where(high > low, high - low, torch.inf)  # all equal: all 0
-            f0, fk = (f0 - low) / width, torch.where(defined, (fk - low) / width, torch.zeros_like(fk))
-            fair = defined & (fk > f0)
-        else:
-            fair = defined & (fk >= f0)
+        fair = defined & ((fk > f0) if self.as_published else (fk >= f0))
         return fair, torch.where(fair, fk, torch.zeros_like(fk)), undefined
 
     def observe(self, server: Server) -> dict[str, Tensor]:
@@ -132,3 +126,12 @@ class FairFate(Method):
             "fair_clients": server.fair,
             "undefined_clients": server.undefined,
         }
+
+
+def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Each metric, of the global model [M] and the clients [K, M], scaled to 0..1 over the round's models; 0 if equal."""
+    here = present[:, None] > 0
+    low = torch.minimum(f0, torch.where(here, fk, torch.inf).amin(0))
+    high = torch.maximum(f0, torch.where(here, fk, -torch.inf).amax(0))
+    width = torch.where(high > low, high - low, torch.inf)
+    return (f0 - low) / width, (fk - low) / width

@@ -17,13 +17,17 @@ RATIOS = ("demographic_parity_ratio", "equal_opportunity_ratio", "average_odds_r
 
 
 def fairness(theta: Tree, data: Data, names: str | tuple[str, ...], as_published: bool = False) -> Tensor:
-    """F(theta) in [0, 1], 1 is fair; the mean where several metrics are named; nan where one is undefined.
+    """F(theta) in [0, 1], 1 is fair; the mean where several metrics are named; nan where one is undefined."""
+    return fairness_values(theta, data, names, as_published).mean()
+
+
+def fairness_values(theta: Tree, data: Data, names: str | tuple[str, ...], as_published: bool = False) -> Tensor:
+    """Each of the named metrics [M].
 
     `as_published`: the ratios as in the authors' code, with their defects (see `equifed.metrics.fair_fate_ratios`).
     """
     values = _published(theta, data) if as_published else _ratios(theta, data)
-    wanted = (names,) if isinstance(names, str) else names
-    return torch.stack([values[name] for name in wanted]).mean()
+    return torch.stack([values[name] for name in ((names,) if isinstance(names, str) else names)])
 
 
 def _counts(theta: Tree, data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
