@@ -129,7 +129,7 @@ class FairFate(Method):
 
 
 def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Each metric, of the global model [M] and the clients [K, M], scaled to 0..1 over the round's models; 0 if equal."""
+    """Each metric of the global model [M] and the clients [K, M], scaled to 0..1 over the round; 0 if all are equal."""
     here = present[:, None] > 0
     low = torch.minimum(f0, torch.where(here, fk, torch.inf).amin(0))
     high = torch.maximum(f0, torch.where(here, fk, -torch.inf).amax(0))
