@@ -38,11 +38,13 @@ COUNTS = {
 }
 
 
-def raw(home: Path, folder: str, name: str) -> str:
+def raw_bytes(home: Path, folder: str, name: str) -> bytes:
     path = home / folder / name
-    if path.is_file():
-        return path.read_text()
-    return gzip.decompress(path.with_name(name + ".gz").read_bytes()).decode()
+    return path.read_bytes() if path.is_file() else gzip.decompress(path.with_name(name + ".gz").read_bytes())
+
+
+def raw(home: Path, folder: str, name: str) -> str:
+    return raw_bytes(home, folder, name).decode()
 
 
 def by_group(encoded: data.Encoded) -> dict[str, tuple[int, float]]:
@@ -354,7 +356,7 @@ def test_mnist_against_the_raw_bytes(needs, load, home):
     needs("mnist")
     encoded, chosen, bunch = load("mnist", "default")
     assert encoded.x.shape == (70_000, 1, 28, 28)
-    content = gzip.decompress((home / "mnist" / "t10k-images-idx3-ubyte.gz").read_bytes())
+    content = raw_bytes(home, "mnist", "t10k-images-idx3-ubyte")
     first = np.frombuffer(content, np.uint8, count=784, offset=16).reshape(28, 28)
     np.testing.assert_allclose(encoded.x[60_000, 0], first / np.float32(255))
     assert np.bincount(encoded.y[:60_000]).tolist() == [

@@ -95,6 +95,8 @@ def _table1(wanted: Wanted, runs: Path | None, json: bool) -> None:
                 out.flush()
                 results.setdefault((*row[0][:2], row[0].reading), []).append(result)
                 say(_line(row))
+                if wanted.select and result.info["method"] == "fair-fate":
+                    say(f"  chosen on validation: {_setting(result)}")
     except KeyboardInterrupt:
         say(f"Interrupted; {len(cells) // 4} rows are in {near(file)}.")
         raise typer.Exit(130) from None
@@ -106,6 +108,11 @@ def _table1(wanted: Wanted, runs: Path | None, json: bool) -> None:
             show(_table([cell for cell in cells if (cell.dataset, cell.sigma, cell.reading) == where], where), "")
         _tell(cells, wanted)
     say(f"All cells: {near(file)}")
+
+
+def _setting(result: Result) -> str:
+    chosen = result.info["hyper_parameters"]
+    return ", ".join(f"{name} {chosen[name]:g}" for name in fair_fate.GRID)
 
 
 def _line(row: Sequence[Cell]) -> str:

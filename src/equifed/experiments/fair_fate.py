@@ -83,7 +83,7 @@ class Cell(NamedTuple):
     published_mean: float
     published_std: float
     within: bool | None
-    """|difference| <= 2 sqrt((s1^2 + s2^2)/10); None where nothing was published."""
+    """|difference| <= 2 sqrt((s1^2 + s2^2)/10); None where nothing was published, or one run has no deviation."""
     degenerate: int
     """Seeds whose predictor is constant for some group."""
 
@@ -295,7 +295,7 @@ def _cells(dataset: str, sigma: str, arm: Arm, reading: Reading, last: Step, the
         mean = float(defined.mean()) if len(defined) else float("nan")
         std = float(defined.std(ddof=1)) if len(defined) > 1 else float("nan")
         known = theirs.get((*arm.key, metric))
-        within = None if known is None else within_noise((mean, std), known, len(defined))
+        within = None if known is None or np.isnan(std) else within_noise((mean, std), known, len(defined))
         them = known or (float("nan"), float("nan"))
         cells.append(
             Cell(dataset, sigma, arm.label, reading, metric, mean, std, *them, within, int(values["degenerate"].sum()))
