@@ -134,4 +134,10 @@ class Evaluator:
 def _ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
     from equifed.metrics import ks_distance
 
-    return np.array([ks_distance(prediction[owner == k], sensitive_features=s[owner == k]) for k in range(owners)])
+    # a diverged model's predictions have no distribution
+    return np.array(
+        [
+            ks_distance(prediction[own], sensitive_features=s[own]) if np.isfinite(prediction[own]).all() else np.nan
+            for own in (owner == k for k in range(owners))
+        ]
+    )
