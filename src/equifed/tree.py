@@ -61,7 +61,7 @@ def weighted_sum(tree: Tree, weights: Tensor) -> Tree:
     return map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), tree)
 
 
-def take(tree: Tree, index: int | Tensor) -> Tree:
+def take(tree: Tree, index: int | slice | Tensor) -> Tree:
     """Entry (or entries) `index` of the leading axis of every leaf."""
     return map(lambda leaf: leaf[index], tree)
 

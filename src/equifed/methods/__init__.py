@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
@@ -57,10 +56,6 @@ def make(name: str, **hyper_parameters: Any) -> Method:
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
         for key, value in hyper_parameters.items()
     }
-    known = {field.name for field in dataclasses.fields(kind)}
-    for key in values:
-        if key not in known:
-            raise ConfigError(unknown_name(f"hyper-parameter of {name}", key, known))
-    method = kind(**values)
-    check(method)
-    return method
+    for key, value in values.items():
+        check_value(kind, key, value)
+    return kind(**values)

@@ -46,7 +46,7 @@ class Evaluator:
         """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
         fed = self.job.runs[run].federation
         server = tree.take(state.server, run)
-        clients = tree.map(lambda leaf: leaf[run], state.clients)
+        clients = tree.take(state.clients, run)
         scores = {}
         for name, positions in (("test", fed.test), ("validation", fed.validation)):
             if len(positions):
@@ -68,7 +68,7 @@ class Evaluator:
         at_once = max(1, self._at_once // len(rows)) if self.job.task.kind == "classification" else 1
         parts = []
         for begin in range(0, self.job.task.num_clients, at_once):
-            some = tree.map(lambda leaf, a=begin: leaf[a : a + at_once], clients)
+            some = tree.take(clients, slice(begin, begin + at_once))
             prediction = vmap(lambda client: self._predict(server, client, rows, run))(some)
             k = len(prediction)
             parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(k), nobody.repeat(k), 1))

@@ -74,43 +74,28 @@ class Job:
         return dataclasses.replace(self.method, **self.runs[run].hyper)
 
     @cached_property
-    def client_keys(self) -> list[np.ndarray]:
-        """The random key of each client, per run; federations over the same clients share the array."""
-        known: dict[tuple[str, ...], np.ndarray] = {}
-        for run in self.runs:
-            ids = run.federation.ids
-            if ids not in known:
-                known[ids] = np.array([plan.key(name) for name in ids], dtype=np.uint64)
-        return [known[run.federation.ids] for run in self.runs]
+    def client_keys(self) -> list[int]:
+        """The random key of each client; all runs have the same clients."""
+        return [plan.key(name) for name in self.runs[0].federation.ids]
 
     @cached_property
-    def _orders(self) -> list[np.ndarray]:
-        known: dict[tuple[str, ...], np.ndarray] = {}
-        for run in self.runs:
-            ids = run.federation.ids
-            if ids not in known:
-                known[ids] = plan.client_order(ids)
-        return [known[run.federation.ids] for run in self.runs]
+    def _order(self) -> np.ndarray:
+        return plan.client_order(self.runs[0].federation.ids)
 
     def everyone(self) -> np.ndarray:
         """All clients of every run [R, N]: the cohort of setup and final phases."""
-        return np.stack(self._orders)
+        return np.tile(self._order, (len(self.runs), 1))
 
     def cohorts(self, round: int) -> np.ndarray:
         """The clients sampled in this round, for every run [R, K]."""
-        return np.stack(
-            [
-                plan.cohort(run.seed, round, order, self.clients_per_round)
-                for run, order in zip(self.runs, self._orders, strict=True)
-            ]
-        )
+        return np.stack([plan.cohort(run.seed, round, self._order, self.clients_per_round) for run in self.runs])
 
     def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
         """Which of them do not drop out [R, K]."""
         return np.stack(
             [
-                plan.present(run.seed, round, [int(k) for k in keys[cohort]], self.dropout)
-                for run, keys, cohort in zip(self.runs, self.client_keys, cohorts, strict=True)
+                plan.present(run.seed, round, [self.client_keys[k] for k in cohort], self.dropout)
+                for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
 

@@ -101,10 +101,8 @@ class LanesEngine:
         self._hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
         validation = validation_data(job, tables)
         self._validation = None if validation is None else tree.stack(validation)
-        groups = [run.federation.client_groups for run in job.runs]
-        self._client_groups = (
-            None if any(group is None for group in groups) else torch.from_numpy(np.stack(groups)).to(job.device)  # type: ignore[arg-type]
-        )
+        groups = job.runs[0].federation.client_groups  # the same in all runs
+        self._client_groups = None if groups is None else torch.from_numpy(groups).to(job.device)
         self._stepper = Stepper(job, tables, self.notes)
 
     def start(self) -> State:
@@ -185,7 +183,7 @@ class LanesEngine:
         return {
             "hyper": {name: values[run] for name, values in self._hyper.items()},
             "draws": draws,
-            "group": () if self._client_groups is None else self._client_groups[run, self._index(lanes.client)],
+            "group": () if self._client_groups is None else self._client_groups[self._index(lanes.client)],
             "scaling": scaling,
             "start": self._index(lanes.start),
             "n": self._index(lanes.n),
@@ -224,8 +222,7 @@ class LanesEngine:
                 )
                 return part(self._phase(inputs["hyper"], stage, position).client, *values, data)
 
-            cut = tree.map(lambda leaf, rows=rows: leaf[rows], (values, inputs))
-            results.append(vmap(one)(*cut))
+            results.append(vmap(one)(*tree.take((values, inputs), rows)))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
     # -- local training ------------------------------------------------------------------------------------------------
@@ -274,7 +271,7 @@ class LanesEngine:
             return vmap(one)(carry, fixed, *batch, mask, rows)
 
         sources = [
-            plan.Batches(job.runs[r].seed, round, int(job.client_keys[r][k]), phase.name, int(n), local)
+            plan.Batches(job.runs[r].seed, round, job.client_keys[k], phase.name, int(n), local)
             for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
         ]
         carry = self._stepper.train(Training((stage, position), step, fixed, begin.per_row, lanes, sources), carry)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from equifed import tree
-from equifed.simulator.engine import Engine, Exchange, Rejection, Stage, State, phases
+from equifed.simulator.engine import Engine, Rejection, Stage, State, phases
 from equifed.simulator.evaluate import Evaluator, Scored
 from equifed.simulator.job import Job
 
@@ -53,18 +53,14 @@ def rounds(job: Job, engine: Engine, evaluator: Evaluator, resume: tuple[int, St
     with _settings(job):
         done, state = resume or (0, engine.start())
         if not done:
-            state = _stage(job, engine, state, "setup", 0, rejections)
+            state = _with_everyone(job, engine, state, "setup", 0, rejections)
     for number in range(done + 1, job.rounds + 1):
         with _settings(job):  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts)
-            present = here
-            for position in range(len(phases(job.method, "round"))):
-                exchange = engine.exchange(state, "round", position, number, cohorts, present)
-                state, present = exchange.state, exchange.present
-                rejections += [(number, rejection) for rejection in exchange.rejections]
+            state, present = _stage(job, engine, state, "round", number, cohorts, here, rejections)
             if number == job.rounds:
-                state = _stage(job, engine, state, "final", number, rejections)
+                state = _with_everyone(job, engine, state, "final", number, rejections)
             logs = _logs(job, state, number, here, present)
             evaluated = number % job.eval_every == 0 or number == job.rounds
             scores = [evaluator.score(state, run) for run in range(len(job.runs))] if evaluated else None
@@ -72,17 +68,30 @@ def rounds(job: Job, engine: Engine, evaluator: Evaluator, resume: tuple[int, St
         clock, rejections = time.perf_counter(), []
 
 
-def _stage(
+def _with_everyone(
     job: Job, engine: Engine, state: State, stage: Stage, number: int, rejections: list[tuple[int, Rejection]]
 ) -> State:
-    """Setup or final phases: once, with everyone."""
+    """Setup or final phases: once, with all clients, none of whom drops out."""
     cohorts = job.everyone()
-    present = np.ones(cohorts.shape, dtype=bool)
+    return _stage(job, engine, state, stage, number, cohorts, np.ones(cohorts.shape, dtype=bool), rejections)[0]
+
+
+def _stage(
+    job: Job,
+    engine: Engine,
+    state: State,
+    stage: Stage,
+    number: int,
+    cohorts: np.ndarray,
+    present: np.ndarray,
+    rejections: list[tuple[int, Rejection]],
+) -> tuple[State, np.ndarray]:
+    """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow."""
     for position in range(len(phases(job.method, stage))):
-        exchange: Exchange = engine.exchange(state, stage, position, number, cohorts, present)
+        exchange = engine.exchange(state, stage, position, number, cohorts, present)
         state, present = exchange.state, exchange.present
         rejections += [(number, rejection) for rejection in exchange.rejections]
-    return state
+    return state, present
 
 
 def _logs(job: Job, state: State, number: int, here: np.ndarray, present: np.ndarray) -> list[RoundLog]:

@@ -93,7 +93,7 @@ class Reference:
         batches: tuple[Tensor, ...] = ()
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
-            source = plan.Batches(seed, round, int(job.client_keys[run][client]), phase.name, n, local)
+            source = plan.Batches(seed, round, job.client_keys[client], phase.name, n, local)
             batches = tuple(
                 torch.from_numpy(rows).to(job.device)
                 for _ in range(local.epochs)

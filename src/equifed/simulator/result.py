@@ -357,7 +357,7 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     result: dict[Any, dict[str, np.ndarray]] = {}
     for r, run in enumerate(job.runs):
         server = tree.take(state.server, r)
-        own = tree.map(lambda leaf, r=r: leaf[r], state.clients)
+        own = tree.take(state.clients, r)
         theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
         key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
         result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}

@@ -10,6 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Training:
     sources: Sequence[Batches]
 
     def part(self, lanes: slice) -> Training:
-        fixed, per_row = tree.map(lambda leaf: leaf[lanes], (self.fixed, self.per_row))
+        fixed, per_row = tree.take((self.fixed, self.per_row), lanes)
         return Training(self.phase, self.step, fixed, per_row, self.lanes.part(lanes), self.sources[lanes])
 
 
@@ -74,7 +75,7 @@ class Stepper:
             return self._epochs(work, carry, size)
         # full batches: lanes of similar size together, so that padding stays small
         done = [
-            self._epochs(work.part(lanes), [leaf[lanes] for leaf in carry], width)
+            self._epochs(work.part(lanes), tree.take(carry, lanes), width)
             for lanes, width in portions(work.lanes.n, self.job.row_bytes)
         ]
         return [torch.cat(leaves) for leaves in zip(*done, strict=True)]
@@ -189,7 +190,7 @@ class Stepper:
         effort = size * sum(leaf.numel() for leaf in carry)
         if planned < COMPILE_FROM or effort > COMPILE_WORK:
             return False
-        if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        if not _has_compiler():
             self._note(
                 "A C++ compiler would let this long run be compiled and go several times faster; none was found."
             )
@@ -199,6 +200,11 @@ class Stepper:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+@cache
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
 
 def one_by_one(step: Step) -> Run:
