@@ -28,8 +28,8 @@ class Rows(NamedTuple):
     s: np.ndarray
     """Group codes, int64 [n]."""
     attribute: np.ndarray | None = None
-    """The sensitive attribute as numbers, float32 [n, d], where it says more than the group: a continuous one, or several
-    columns. Only methods that measure dependence (KFFL) look at it."""
+    """The sensitive attribute as numbers, float32 [n, d], where it says more than the group: a continuous one, or
+    several columns. Only methods that measure dependence (KFFL) look at it."""
 
 
 @dataclass(frozen=True)
@@ -427,7 +427,9 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
     given = {len(part) == 4 for _, part in named}
     if given == {True, False}:
         without = next(label for label, part in named if len(part) == 3)
-        raise DataError(f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none.")
+        raise DataError(
+            f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none."
+        )
     if given == {False}:
         tables = [np.asarray(_numpy(part[2])) for _, part in named]
         if all(table.ndim == 1 for table in tables):

@@ -137,8 +137,8 @@ class LocalTraining:
     prepare: Callable[[Record, Tree, Data], Start] = start_from_theta
     """(down, client state, data) -> where training starts."""
     resample: Callable[[Tree, Tree, Tensor, Data], tuple[Tree, Tensor]] | None = None
-    """Before each epoch, (parameters, context, uniform random numbers [n], data) -> (context, rows [n]): the rows to train
-    on in place of the client's own, each as often as it is named."""
+    """Before each epoch, (parameters, context, uniform random numbers [n], data) -> (context, rows [n]): the rows to
+    train on in place of the client's own, each as often as it is named."""
 
     def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         local = data.task.local

@@ -81,8 +81,8 @@ class Sensitive(_Strict):
     def infer(self, frame: pd.DataFrame) -> Sensitive:
         """The same rule with every value of the frame named, where it named none."""
         if self.continuous and (self.mean is None or self.deviation is None):
-            values = _numbers(_series(frame, self.column), f"sensitive column {self.column!r}")
-            return self.model_copy(update={"mean": float(values.mean()), "deviation": float(values.std()) or 1.0})
+            number = _numbers(_series(frame, self.column), f"sensitive column {self.column!r}")
+            return self.model_copy(update={"mean": float(number.mean()), "deviation": float(number.std()) or 1.0})
         if self.threshold is not None or self.groups:
             return self
         series = _series(frame, self.column)

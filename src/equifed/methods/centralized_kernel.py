@@ -23,7 +23,7 @@ from equifed.tree import Tree
 
 @dataclass(frozen=True)
 class CentralizedKernel(FedAvg):
-    """Training on the pooled rows of all clients with the exact kernel dependence of each batch: for comparison only."""
+    """Training on the pooled rows of all clients with the exact kernel dependence of each batch: for comparison."""
 
     name: ClassVar[str] = "centralized-kernel"
     pooled: ClassVar[bool] = True

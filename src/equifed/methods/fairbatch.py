@@ -1,7 +1,8 @@
 """FairBatch: Roh et al., FairBatch: Batch Selection for Model Fairness, ICLR 2021; a client's local debiasing.
 
-Batches hold the labels in the client's own shares, but within label y the groups in shares lambda_y, which start at the
-client's own and move before every epoch by a small step from the group with the lowest loss to the one with the highest:
+Batches hold the labels in the client's own shares, but within label y the groups in shares lambda_y, which start at
+the client's own and move before every epoch by a small step, from the group with the lowest loss to that with the
+highest:
 equal_opportunity:   within y = 1
 equalized_odds:      within the label whose gap between groups is larger
 demographic_parity:  the same with losses per row of the group; within y = 0 the other way round

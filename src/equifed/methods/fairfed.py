@@ -6,8 +6,8 @@ compare:  Delta_k = |F - F_k|, F of all rows and F_k of its own; |Acc - Acc_k| w
 train:    omega_k <- omega_k - beta (Delta_k - mean Delta),  n_k / n at the start, kept at 0 or above and normalised
           theta  <- sum_k omega_k theta_k / sum_k omega_k
 
-version "v1" (arXiv v1): omega_k = exp(-beta Delta_k) n_k / n, with neither memory nor `compare`. The client computes its own
-weight, so that the server needs only sums. With several groups, Delta_k is the largest difference over pairs of groups.
+version "v1" (arXiv v1): omega_k = exp(-beta Delta_k) n_k / n, with neither memory nor `compare`. The client computes
+its own weight, so that the server needs only sums. With several groups, Delta_k is the largest difference over pairs.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class FairFed(Method):
             kept = state.omega
         else:
             # omega_k <- max(omega_k - beta (Delta_k - mean Delta), 0), n_k / n at the start
-            before = torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), state.omega * down["scale"])
+            before = down["scale"] * torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), state.omega)
             omega = (before - self.beta * (gap - down["gap"])).clamp_min(0) * (data.n > 0)
             kept = omega / down["scale"]
         shares = context if self.debias == "fairbatch" else state.shares

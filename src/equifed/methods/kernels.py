@@ -1,12 +1,12 @@
 """Dependence between the predictions and the sensitive attribute, by kernels: what KFFL drives towards 0.
 
 k(a, b) = exp(-||a - b||^2 / (2 sigma^2)),  the Gaussian kernel
-phi(a)  = sqrt(2/D) cos(W'a / sigma + b),   random Fourier features: E phi(a)'phi(b) = k(a, b)   (Rahimi and Recht 2007)
+phi(a)  = sqrt(2/D) cos(W'a / sigma + b),   random features, E phi(a)'phi(b) = k(a, b)  (Rahimi and Recht 2007)
 G       = sum_i Z_s,i' Z_f,i - n mu_s mu_f',  Z_s = phi_s(s), Z_f = phi_f(f), mu their means over all rows
 psi     = ||G||_F^2 / (n-1)^2,              an estimate of HSIC = tr(K_s H K_f H) / (n-1)^2
 
-phi_s and phi_f are drawn independently, so that the expectation of psi over the draws is HSIC itself, whatever D is. Sums
-over clients are all that G needs.
+phi_s and phi_f are drawn independently, so that the expectation of psi over the draws is HSIC itself, whatever D is.
+Sums over clients are all that G needs.
 """
 
 from __future__ import annotations

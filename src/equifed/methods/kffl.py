@@ -3,7 +3,7 @@
 fair1:  client i:  n_i, sum Z_s, sum Z_f, Z_s'Z_f  at theta                    (see kernels.py)
         server:    mu_s = sum Z_s / n,  mu_f = sum Z_f / n,  G = sum Z_s'Z_f - n mu_s mu_f'
 fair2:  client i:  grad of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) >,   G and mu_s held fixed
-        server:    theta_half = theta - alpha lambda (2 / (n-1)^2) sum_i grad h_i  = theta - alpha lambda grad psi(theta)
+        server:    theta_half = theta - alpha lambda (2 / (n-1)^2) sum_i grad h_i = theta - alpha lambda grad psi
 train:  client i:  minimises  mean loss + ||theta - theta_half||^2 / (2 alpha)  from theta_half
         server:    theta <- sum_i (n_i / n) theta_i
 
@@ -85,7 +85,9 @@ class KFFL(Method):
 
     def check(self, task: Task) -> None:
         if self.condition_on == "label" and (task.kind == "regression" or task.num_classes != 2):
-            raise ConfigError(f"{self.name}: condition_on='label' needs two classes; leave it at None for other labels.")
+            raise ConfigError(
+                f"{self.name}: condition_on='label' needs two classes; leave it at None for other labels."
+            )
 
     def init(self, task: Task, parameters: Tree) -> Server:
         some = tree.leaves(parameters)[0]

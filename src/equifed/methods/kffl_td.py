@@ -2,12 +2,12 @@
 
 fair, round t:  client i:  statistics at theta_t, as in KFFL's fair1, and
                            grad of h_i at theta_{t-1}, with G, mu_s and the random features of round t-1
-                server:    theta_half = theta_t - alpha lambda (2 / (n-1)^2) sum_i grad h_i(theta_{t-1}),  n of round t-1
-                           (theta_half = theta_t in the first round),  then G and mu_s from the new statistics
+                server:    theta_half = theta_t - alpha lambda (2 / (n-1)^2) sum_i grad h_i(theta_{t-1}), n of t-1
+                           (theta_half = theta_t in the first round), then G and mu_s from the new statistics
 train:          as in KFFL
 
-The client keeps theta and the random features of its last round, so neither is sent twice. A client that was not there in
-round t-1 has nothing to add to its gradient; the others' sum then stands for all, scaled by n / sum of their rows.
+The client keeps theta and the random features of its last round, so neither is sent twice. A client that was not there
+in round t-1 has nothing to add to its gradient; the others' sum then stands for all, scaled by n / sum of their rows.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class KFFLTD(KFFL):
 
     def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
         some, D = tree.leaves(parameters)[0], self.features
-        draws = (some.new_zeros(size + 1, D) for size in (task.sensitive_size, output_size(task)))
-        return Client(parameters, *draws, t=some.new_zeros(()))
+        phi_s, phi_f = (some.new_zeros(size + 1, D) for size in (task.sensitive_size, output_size(task)))
+        return Client(parameters, phi_s, phi_f, some.new_zeros(()))
 
-    def statistics(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:  # type: ignore[override]
+    def statistics(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         before = data.replace(draws={"phi_s": state.phi_s, "phi_f": state.phi_f})
         was_there = ((down["t"] > 0) & (state.t == down["t"])).to(data.mask.dtype)
         gradient = tree.scale(self.slope(state.theta, down["G"], down["mu_s"], before), was_there)

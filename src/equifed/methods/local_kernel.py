@@ -1,4 +1,4 @@
-"""Local-Kernel, KFFL's baseline without global fairness: every client regularises with the kernel measure of its own rows.
+"""Local-Kernel, KFFL's baseline without global fairness: each client regularises with the dependence in its own rows.
 
 client k:  theta_k minimises  mean loss + lambda psi_k,   psi_k the dependence within its batch    (see kernels.py)
 server:    as FedAvg

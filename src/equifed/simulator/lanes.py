@@ -92,7 +92,7 @@ class _LaneData(Data):
         return self._tables.s[self._rows]  # type: ignore[attr-defined]
 
     @cached_property
-    def attribute(self) -> Tensor | None:  # type: ignore[override]
+    def attribute(self) -> Tensor | None:
         stored = self._tables.attribute  # type: ignore[attr-defined]
         return None if stored is None else stored[self._rows]
 
@@ -297,7 +297,7 @@ class LanesEngine:
             return (context, *work.fixed[1:]), rows
 
         work = Training((stage, position), step, fixed, begin.per_row, lanes, sources)
-        if phase.client.resample is not None:  # type: ignore[union-attr]
+        if isinstance(phase.client, LocalTraining) and phase.client.resample is not None:
             work = dataclasses.replace(work, resample=resample)
         carry, fixed = self._stepper.train(work, carry)
         parameters, _ = tree.unflatten(carry, structure)

@@ -62,9 +62,7 @@ class Training:
 
     def part(self, lanes: slice) -> Training:
         fixed, per_row = tree.take((self.fixed, self.per_row), lanes)
-        return replace(
-            self, fixed=fixed, per_row=per_row, lanes=self.lanes.part(lanes), sources=self.sources[lanes]
-        )
+        return replace(self, fixed=fixed, per_row=per_row, lanes=self.lanes.part(lanes), sources=self.sources[lanes])
 
 
 class Stepper:

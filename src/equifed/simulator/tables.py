@@ -57,7 +57,7 @@ def make_tables(job: Job) -> Tables:
         raise ValueError(f"{total} rows are more than 32-bit positions can address.")
     offset = np.array([stored[id(fed.rows.x)][1] for fed in feds], dtype=np.int64)
     tables = [rows for rows, _ in stored.values()]
-    x, y, s = (_join([table[i] for table in tables]) for i in range(3))
+    x, y, s = (_join([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
     attributes = [table.attribute for table in tables if table.attribute is not None]
     attribute = _join(attributes) if attributes else None
     one_scaling = len(tables) == 1 and all(fed.scaling is feds[0].scaling for fed in feds)
