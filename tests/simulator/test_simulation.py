@@ -66,7 +66,8 @@ def test_a_reply_with_nan_is_rejected_by_name_and_the_run_goes_on(uneven: Federa
 @ENGINES
 def test_a_round_without_any_reply_leaves_the_model(uneven: Federation, engine: str) -> None:
     alone = ef.Federation.from_arrays(
-        [tuple(part[uneven.train[5]] for part in uneven.rows[:3])], test=tuple(part[uneven.test] for part in uneven.rows[:3])
+        [tuple(part[uneven.train[5]] for part in uneven.rows[:3])],
+        test=tuple(part[uneven.test] for part in uneven.rows[:3]),
     )
     result = ef.simulate(Broken(), alone, engine=engine, **QUICK)  # type: ignore[arg-type]
     assert not result.log["applied"].any()

@@ -9,6 +9,7 @@ import typer
 
 from equifed.cli.options import FailIf, Output, Settings, expand
 from equifed.cli.talk import command, near, print_json, say, show
+from equifed.experiments import EXPERIMENTS
 
 EXITS = (
     "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
@@ -242,51 +243,51 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="PAPER/TABLE",
-            help="fair-fate/table1 (accuracy and fairness of eleven methods) or fair-fate/figure3 (FAIR-FATE's "
-            "trade-off between them).",
+            metavar="PAPER/TABLE", help="; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items()) + "."
         ),
     ],
     datasets: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,...", help="compas, adult, law, dutch. Hyper-parameters are known for compas and adult only."
-        ),
-    ] = "compas",
+        str | None,
+        typer.Option(metavar="A,B,...", help="Data sets of the experiment. (default: its own, or the quickest)"),
+    ] = None,
     sigma: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="A,B,...",
-            help="How unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random parts.",
+            help="FAIR-FATE: how unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random "
+            "parts. (default: all)",
         ),
-    ] = "0.5,1.0,RND",
+    ] = None,
+    skew: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)"),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="Rows of table1, by their name there, 'FAIR-FATE (SP)', or all of a method: fair-fate. (default: all)",
-            show_default=False,
+            help="Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=10, help="The first N of the authors' 10 seeds.")] = 10,
+    seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs. (default: the paper's)")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rounds. (default: the paper's)")] = None,
     reading: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="KIND",
-            help="Of table1: as-published (what the authors' code does and measures, to compare with their figures), "
-            "algorithm-1 (the paper's text, with correct metrics), or both.",
+            help="FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their "
+            "figures), algorithm-1 (the paper's text, with correct metrics), or both. (default: both)",
         ),
-    ] = "both",
+    ] = None,
     select: Annotated[
         str | None,
         typer.Option(
             metavar="validation",
-            help="Of table1: choose FAIR-FATE's hyper-parameters on validation data, the fairest within 2 points of "
+            help="FAIR-FATE's table1: choose its hyper-parameters on validation data, the fairest within 2 points of "
             "FedAvg's accuracy. (default: the authors' choice, made on test data)",
-            show_default=False,
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="3 seeds and 20 rounds: a look, not a test.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few seeds and rounds: a look, not a test.")] = False,
     pages: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write an HTML page per table or curve into this folder."),
@@ -294,25 +295,23 @@ def reproduce(
     *,
     output: Output,
 ) -> None:
-    """Carry out a paper's experiment and show our figures beside the published ones.
-
-    Splits, partitions and sampled clients are the authors' own, drawn from their seeds.
-    """
+    """Carry out a paper's experiment and show our figures beside the published ones."""
     from equifed.cli.options import split_names
-    from equifed.cli.reproduce import QUICK, Wanted, reproduce
-    from equifed.errors import ConfigError
-    from equifed.experiments.fair_fate import READINGS, ROUNDS
+    from equifed.cli.reproduce import Wanted, reproduce
 
-    if select not in (None, "validation"):
-        raise ConfigError(f"--select takes only validation, got {select!r}.")
+    def names(given: str | None, option: str) -> list[str] | None:
+        return None if given is None else split_names(given, option)
+
     wanted = Wanted(
-        datasets=split_names(datasets, "--datasets"),
-        sigmas=split_names(sigma, "--sigma"),
-        readings=list(READINGS) if reading == "both" else [reading],
-        methods=None if methods is None else split_names(methods, "--methods"),
-        seeds=min(seeds, QUICK[0]) if quick else seeds,
-        rounds=QUICK[1] if quick else ROUNDS,
+        datasets=names(datasets, "--datasets"),
+        sigma=names(sigma, "--sigma"),
+        skew=names(skew, "--skew"),
+        methods=names(methods, "--methods"),
+        seeds=seeds,
+        rounds=rounds,
+        reading=reading,
         select=select,
+        quick=quick,
         pages=pages,
     )
     reproduce(name, wanted, output.runs, output.json)
