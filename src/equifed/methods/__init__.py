@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods.citations import Citation, citation
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
@@ -18,6 +19,7 @@ from equifed.protocol import Method
 
 __all__ = [
     "REGISTRY",
+    "Citation",
     "FairFate",
     "FedAvg",
     "FedAvgGR",
@@ -30,6 +32,7 @@ __all__ = [
     "Method",
     "check",
     "check_value",
+    "citation",
     "documentation",
     "make",
 ]
