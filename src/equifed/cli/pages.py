@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +68,10 @@ def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
             }
         )
     elif wanted.csv:
-        show_csv(records(about).to_csv(index=False))
+        sys.stdout.write(records(about).to_csv(index=False))  # as it is: not wrapped, nothing escaped
         say(f"Report: {near(page)}")
     else:
         show(near(page), *(near(path) for path in drawn))
-
-
-def show_csv(text: str) -> None:
-    """To stdout as it is: a table for programs must not be wrapped or escaped."""
-    import sys
-
-    sys.stdout.write(text)
 
 
 def documented(folder: RunFolder, result: Result) -> Result:
@@ -84,7 +79,7 @@ def documented(folder: RunFolder, result: Result) -> Result:
     about: dict[str, Any] = {
         name: json.loads((folder.path / f"{name}.json").read_text()) for name in ("data", "environment", "status")
     }
-    run = {"id": folder.id, "started": about["status"]["created"], "finished": about["status"]["changed"]}
+    run = {"id": folder.id, "started": _time(about["status"]["created"]), "finished": _time(about["status"]["changed"])}
     data = {"fingerprint of the rows": about["data"]["fingerprint"], "files of the silos": about["data"]["files"]}
     more = {
         "run": run,
@@ -93,6 +88,10 @@ def documented(folder: RunFolder, result: Result) -> Result:
         "config": (folder.path / "config.toml").read_text(encoding="utf-8"),
     }
     return replace(result, info={**result.info, **more})
+
+
+def _time(stamp: str) -> str:
+    return datetime.fromisoformat(stamp).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def check_page(page: Path, option: str) -> Path:

@@ -34,7 +34,8 @@
   const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const name = (text, most = 32) => {
     let short = [...String(text).replace(/\s+/g, " ")];
-    if (short.length > most) short = [...short.slice(0, most - 1), "…"];
+    // what tells settings apart stands at the end
+    if (short.length > most) short = [...short.slice(0, most - 9), "…", ...short.slice(-8)];
     const plain = short.join("");
     return safe(/[\u0590-\u08ff\u202a-\u202e\u2066-\u2069\ufb1d-\ufefc]/.test(plain) ? `\u2068${plain}\u2069` : plain);
   };
@@ -159,16 +160,20 @@
       return {
         type: "scatter", mode: "markers", name: name(families ? arm.method : arm.label), x: [x.mean], y: [y.mean],
         error_x: bars(x), error_y: bars(y), hoverinfo: "text", hovertext: [text.join("<br>")],
-        ...(families ? { legendgroup: String(arm.result), showlegend: data.arms.findIndex((each) => each.result === arm.result) === i } : {}),
+        ...(families ? { legendgroup: String(arm.result), showlegend: false } : {}),
         marker: { color: fill, size: 11, symbol: arm.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
       };
     });
     const best = drawn.filter((arm) => !arm.degenerate && !data.pareto[metric][data.arms.indexOf(arm)]);
     const paths = results.map((result) => drawn.filter((arm) => arm.result === result)).filter((arms) => arms.length > 1)
       .map((arms) => line(arms.map(place), { line: { color: faded(own(data.arms.indexOf(arms[0])), "80"), width: 1.5 } }));
+    const keys = !families ? [] : results.map((result) => { // a method's own colour, whatever its settings are
+      const i = data.arms.findIndex((arm) => arm.result === result);
+      return { type: "scatter", mode: "markers", name: name(data.arms[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: own(i), size: 11 } };
+    });
     const front = line(best.map(place), { line: { color: look.soft, width: 1, dash: "dot" } });
-    const room = count > 1 ? legendRoom(families ? data.arms.map((arm) => arm.method) : labels) : 0;
-    return [[...paths, front, ...points], layout(look, {
+    const room = count > 1 ? legendRoom(families ? keys.map((key) => key.name) : labels) : 0;
+    return [[...paths, front, ...points, ...keys], layout(look, {
       height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: count > 1, hovermode: "closest",
       xaxis: { title: under(metric) }, yaxis: { title: words(axis(data.quality)) },
     })];
@@ -227,7 +232,7 @@
     return [traces, layout(look, {
       height: Math.max(180, Math.min(1600, 100 + (34 + 3 * these.names.length) * count)) + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 },
       showlegend: true, hovermode: "closest", xaxis: { title: under(metric) },
-      yaxis: { tickmode: "array", tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => name(label, narrow() ? 14 : 32)), range: [count - .5, -.5], zeroline: false },
+      yaxis: { tickmode: "array", tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => name(label, narrow() ? 17 : 32)), range: [count - .5, -.5], zeroline: false },
     })];
   };
 
@@ -251,7 +256,7 @@
     return [traces, layout(look, {
       height: Math.max(200, Math.min(1400, 90 + 62 * count)), showlegend: false, margin: { l: 60, r: 14, t: 12, b: 52 },
       xaxis: { title: under(metric) },
-      yaxis: { tickmode: "array", tickvals: places, ticktext: labels.map((label) => name(label, narrow() ? 14 : 32)), autorange: "reversed", showgrid: false, zeroline: false },
+      yaxis: { tickmode: "array", tickvals: places, ticktext: labels.map((label) => name(label, narrow() ? 17 : 32)), autorange: "reversed", showgrid: false, zeroline: false },
     })];
   };
 
@@ -272,7 +277,7 @@
     const room = legendRoom(names);
     const which = upright
       ? { title: words("client"), showticklabels: false, showgrid: false }
-      : { tickmode: "array", tickvals: places, ticktext: part.clients.map((each) => name(each, narrow() ? 14 : 32)), autorange: "reversed", title: words("client"), showgrid: false };
+      : { tickmode: "array", tickvals: places, ticktext: part.clients.map((each) => name(each, narrow() ? 17 : 32)), autorange: "reversed", title: words("client"), showgrid: false };
     const size = { title: words("training rows") };
     return [traces, layout(look, {
       barmode: "stack", showlegend: true, margin: { l: 60, r: 14, t: 16 + room, b: 52 },

@@ -82,7 +82,7 @@ def _over(found: list[Arm]) -> str:
 
 
 def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
-    gap = f" with a {words.title(disparity)} of {_value(arm, disparity)}" if disparity else ""
+    gap = f" with {words.a(words.title(disparity))} of {_value(arm, disparity)}" if disparity else ""
     return [
         f"{words.plain(arm.label)} reached {words.title(quality)} {_value(arm, quality)}{gap} "
         f"after round {arm.last} ({_over([arm])}). There is nothing else in this report to compare it with."
@@ -110,7 +110,7 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
         )
     elif pick is best:
         first = f"Take {name}: it has the {quality_word}, {_value(pick, quality)}"
-        first += f", with a {gap} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
+        first += f", with {words.a(gap)} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
     else:
         first = (
             f"Take {name}: it has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "

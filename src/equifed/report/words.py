@@ -73,6 +73,11 @@ def heading(metric: str) -> str:
     return title(metric)[:1].upper() + title(metric)[1:]
 
 
+def a(name: str) -> str:
+    """The name with its article."""
+    return f"{'an' if name[:1].lower() in 'aeio' or name[:4] == 'RMSE' else 'a'} {name}"
+
+
 def is_disparity(metric: str) -> bool:
     """Whether it says how far apart groups are."""
     return metric in _DISPARITIES or metric.endswith(("_difference", "_ratio"))
