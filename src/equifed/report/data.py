@@ -34,21 +34,13 @@ def page_data(about: Comparison) -> dict[str, Any]:
     found, names = about.arms, measured_metrics(about.arms)
     groups, marginals, clients = (_scopes(found, kind) for kind in ("groups", "marginals", "clients"))
     logged = list(dict.fromkeys(f"{LOG}{name}" for arm in found for name in arm.observed["name"].unique()))
-    shown = [*names, *groups["metrics"], *clients["metrics"], "kib_up", "kib_down", "seconds", *logged]
+    summary = summary_data(about)
+    summary["metrics"] |= _described([*groups["metrics"], *clients["metrics"], *logged], about.task)
     return {
+        **summary,
         "task": about.task,
         "quality": about.quality,
         "disparity": about.disparity,
-        "metrics": {
-            name: {
-                "title": words.title(name.removeprefix(LOG)),
-                "help": "Logged by the method itself." if name in logged else words.HELP.get(name, ""),
-                "better": "" if name in logged else words.better(name, about.task),
-            }
-            for name in dict.fromkeys(shown)
-        },
-        "arms": [_arm(arm, names) for arm in found],
-        "table": _table(about),
         "tests": _tests(about),
         "pareto": {name: dominated(about, name) for name in names if words.is_disparity(name)},
         "rounds": _curves(found, names, logged),
@@ -56,6 +48,27 @@ def page_data(about: Comparison) -> dict[str, Any]:
         "marginals": marginals,
         "clients": _clients(clients, len(found)),
         "partitions": _partitions(about.results),
+    }
+
+
+def summary_data(about: Comparison) -> dict[str, Any]:
+    """The comparison table alone, and what its columns mean."""
+    names = measured_metrics(about.arms)
+    return {
+        "metrics": _described([*names, "kib_up", "kib_down", "seconds"], about.task),
+        "arms": [_arm(arm, names) for arm in about.arms],
+        "table": _table(about),
+    }
+
+
+def _described(names: list[str], task: str) -> dict[str, dict[str, str]]:
+    return {
+        name: {
+            "title": words.title(name.removeprefix(LOG)),
+            "help": "Logged by the method itself." if name.startswith(LOG) else words.HELP.get(name, ""),
+            "better": "" if name.startswith(LOG) else words.better(name, task),
+        }
+        for name in dict.fromkeys(names)
     }
 
 

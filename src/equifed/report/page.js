@@ -32,7 +32,7 @@
 
   // plotly reads a little HTML in its texts: names must not become any
   const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const name = (text, most = 32) => {
+  const name = (text, most = 40) => {
     let short = [...String(text).replace(/\s+/g, " ")];
     // what tells settings apart stands at the end
     if (short.length > most) short = [...short.slice(0, most - 9), "…", ...short.slice(-8)];
@@ -126,7 +126,7 @@
   const narrow = () => (paper || window.innerWidth) < 600;
   const legendRoom = (labels) => { // rows of a horizontal legend, so that the plot keeps its height
     const width = (paper || Math.min(window.innerWidth, 1200)) - 90;
-    const perRow = Math.max(1, Math.floor(width / (44 + 7 * Math.max(...labels.map((label) => Math.min(label.length, 32))))));
+    const perRow = Math.max(1, Math.floor(width / (44 + 7 * Math.max(...labels.map((label) => Math.min(label.length, 40))))));
     return Math.min(200, 20 * Math.ceil(labels.length / perRow));
   };
   const labels = data.arms.map((arm) => arm.label);
@@ -172,9 +172,10 @@
       return { type: "scatter", mode: "markers", name: name(data.arms[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: own(i), size: 11 } };
     });
     const front = line(best.map(place), { line: { color: look.soft, width: 1, dash: "dot" } });
-    const room = count > 1 ? legendRoom(families ? keys.map((key) => key.name) : labels) : 0;
+    const entries = families ? keys.map((key) => key.name) : labels;
+    const room = entries.length > 1 && entries.length <= 20 ? legendRoom(entries) : 0; // beyond, hovering tells
     return [[...paths, front, ...points, ...keys], layout(look, {
-      height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: count > 1, hovermode: "closest",
+      height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: room > 0, hovermode: "closest",
       xaxis: { title: under(metric) }, yaxis: { title: words(axis(data.quality)) },
     })];
   };
@@ -214,7 +215,7 @@
     const lift = (g) => (g - (these.names.length - 1) / 2) * step; // intervals beside each other
     const legend = these.names.map((group, g) => {
       const known = rows ? rows.map((each, i) => each[g] === null ? null : each[g] / data.arms[i].models).filter((n) => n !== null) : [];
-      return name(group, narrow() ? 18 : 32) + (known.length ? ` (n = ${Math.round(Math.min(...known)).toLocaleString("en")})` : "");
+      return name(group, narrow() ? 18 : 40) + (known.length ? ` (n = ${Math.round(Math.min(...known)).toLocaleString("en")})` : "");
     });
     const traces = these.names.map((group, g) => {
       const [mean, std, low, high] = ["mean", "std", "low", "high"].map((what) => labels.map((_, i) => values[what][i][g]));
@@ -232,7 +233,7 @@
     return [traces, layout(look, {
       height: Math.max(180, Math.min(1600, 100 + (34 + 3 * these.names.length) * count)) + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 },
       showlegend: true, hovermode: "closest", xaxis: { title: under(metric) },
-      yaxis: { tickmode: "array", tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => name(label, narrow() ? 17 : 32)), range: [count - .5, -.5], zeroline: false },
+      yaxis: { tickmode: "array", tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => name(label, narrow() ? 17 : 40)), range: [count - .5, -.5], zeroline: false },
     })];
   };
 
@@ -256,7 +257,7 @@
     return [traces, layout(look, {
       height: Math.max(200, Math.min(1400, 90 + 62 * count)), showlegend: false, margin: { l: 60, r: 14, t: 12, b: 52 },
       xaxis: { title: under(metric) },
-      yaxis: { tickmode: "array", tickvals: places, ticktext: labels.map((label) => name(label, narrow() ? 17 : 32)), autorange: "reversed", showgrid: false, zeroline: false },
+      yaxis: { tickmode: "array", tickvals: places, ticktext: labels.map((label) => name(label, narrow() ? 17 : 40)), autorange: "reversed", showgrid: false, zeroline: false },
     })];
   };
 
@@ -277,7 +278,7 @@
     const room = legendRoom(names);
     const which = upright
       ? { title: words("client"), showticklabels: false, showgrid: false }
-      : { tickmode: "array", tickvals: places, ticktext: part.clients.map((each) => name(each, narrow() ? 17 : 32)), autorange: "reversed", title: words("client"), showgrid: false };
+      : { tickmode: "array", tickvals: places, ticktext: part.clients.map((each) => name(each, narrow() ? 17 : 40)), autorange: "reversed", title: words("client"), showgrid: false, zeroline: false };
     const size = { title: words("training rows") };
     return [traces, layout(look, {
       barmode: "stack", showlegend: true, margin: { l: 60, r: 14, t: 16 + room, b: 52 },

@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -18,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from equifed.report import words
-from equifed.report.data import page_data
+from equifed.report.data import page_data, summary_data
 from equifed.report.stats import ENOUGH_SEEDS
 from equifed.report.table import Comparison
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
@@ -85,7 +86,7 @@ def render(about: Comparison, title: str | None = None) -> str:
             settings=_settings(results),
             configs=_configs(results),
             citations=_citations(results),
-            versions=_versions(),
+            versions=_versions(results),
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             small_group=SMALL_GROUP,
             enough_seeds=ENOUGH_SEEDS,
@@ -104,7 +105,7 @@ def summary_html(result: Result) -> str:
     return template.render(
         title=_title([result]),
         verdict=verdict_of(about),
-        data=page_data(about),
+        data=summary_data(about),
         number=words.number,
         size=words.size,
         rounds=result.info["rounds"],
@@ -323,6 +324,9 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     return list(papers.values())
 
 
-def _versions() -> dict[str, str]:
-    """Of what writes the report; what ran is recorded with the runs."""
-    return {name: metadata.version(name) for name in ("equifed", "plotly")}
+def _versions(results: Sequence[Result]) -> dict[str, str]:
+    """Of what writes the report; with what ran where the runs do not know it themselves."""
+    names = ["equifed", "plotly"]
+    if not all(result.info.get("versions") for result in results):
+        names += ["torch", "numpy"]
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
