@@ -77,7 +77,7 @@ def _over(found: list[Arm]) -> str:
     counts = sorted({arm.seeds for arm in found})
     if counts == [1]:
         return "one seed"
-    brackets = "; in brackets the mean's 95\N{NO-BREAK SPACE}% interval" if counts[-1] >= ENOUGH_SEEDS else ""
+    brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= ENOUGH_SEEDS else ""
     return f"mean ± sample std over {' or '.join(map(str, counts))} seeds{brackets}"
 
 
@@ -155,7 +155,7 @@ def _degenerate(found: list[Arm]) -> list[str]:
         return []
     left_out = "" if len(found) == 1 else " Left out of the verdict."
     return [
-        f"Degenerate: {words.listing(said, most=8, longest=200)}. There more than 99\N{NO-BREAK SPACE}% of a group's rows get the "
+        f"Degenerate: {words.listing(said, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get the "
         f"same prediction; such a predictor can look fair and be useless.{left_out}"
     ]
 
@@ -176,7 +176,8 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
         if close and metric:
             said.append(
                 f"{words.heading(metric)}: {words.plain(order[0].label)} has the best mean, but cannot be told apart "
-                f"from {words.listing([arm.label for arm in close])} (paired t-test over seeds, Holm-corrected, 5\N{NO-BREAK SPACE}%)."
+                f"from {words.listing([arm.label for arm in close])} "
+                "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= ENOUGH_SEEDS:
         said.append(
