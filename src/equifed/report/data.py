@@ -345,12 +345,15 @@ def records(about: Comparison) -> pd.DataFrame:
 
 def _scope_lines(arm: Arm, kind: str) -> list[dict[str, Any]]:
     frame: pd.DataFrame = getattr(arm, f"{kind}s")
+    block = frame.groupby(["name", "metric"], observed=True, sort=False)["value"].agg(["mean", "std", "count"])
+    keys = [(str(name), str(metric)) for name, metric in block.index]
+    means: dict[str, dict[str, float]] = {}
+    for (name, metric), mean in zip(keys, block["mean"], strict=True):
+        means.setdefault(name, {})[metric] = float(mean)
     lines = []
-    for name, rows in frame.groupby("name", observed=True, sort=False):
-        block = rows.groupby("metric", observed=True, sort=False)["value"].agg(["mean", "std", "count"])
-        means = {str(metric): float(value) for metric, value in block["mean"].items()}
-        for metric, std, n in zip(means, block["std"], block["count"], strict=True):
-            low, high = (math.nan, math.nan) if kind == "client" else rate_interval(metric, means, arm.models)
-            line = {"method": arm.label, "scope": f"{kind}:{name}", "metric": metric, "mean": means[metric], "std": std}
-            lines.append(line | {"n": n, "low": low, "high": high, "interval": "" if math.isnan(low) else "wilson"})
+    for (name, metric), std, n in zip(keys, block["std"], block["count"], strict=True):
+        low, high = (math.nan, math.nan) if kind == "client" else rate_interval(metric, means[name], arm.models)
+        line = {"method": arm.label, "scope": f"{kind}:{name}", "metric": metric, "mean": means[name][metric]}
+        line |= {"std": std, "n": n, "low": low, "high": high, "interval": "" if math.isnan(low) else "wilson"}
+        lines.append(line)
     return lines
