@@ -5,29 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.citations import Citation, citation
 from equifed.methods.fair_fate import FairFate
+from equifed.methods.fairfed import FairFed
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
+from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
 from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.kffl import KFFL
+from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.local import LocalTraining
+from equifed.methods.local_kernel import LocalKernel
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.protocol import Method
 
 __all__ = [
+    "KFFL",
+    "KFFLTD",
     "REGISTRY",
+    "CentralizedKernel",
     "Citation",
     "FairFate",
+    "FairFed",
     "FedAvg",
     "FedAvgGR",
     "FedAvgLR",
     "FedDemon",
+    "FedMinMax",
     "FedMom",
     "FedProx",
     "FedVal",
+    "LocalKernel",
     "LocalTraining",
     "Method",
     "check",
@@ -47,6 +59,12 @@ REGISTRY: dict[str, type[Method]] = {
     "fedavg-gr": FedAvgGR,
     "fedval": FedVal,
     "fair-fate": FairFate,
+    "fairfed": FairFed,
+    "kffl": KFFL,
+    "kffl-td": KFFLTD,
+    "local-kernel": LocalKernel,
+    "centralized-kernel": CentralizedKernel,
+    "fedminmax": FedMinMax,
 }
 
 

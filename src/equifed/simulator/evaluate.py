@@ -40,7 +40,7 @@ class Evaluator:
 
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
-        self._at_once = max(64, EVAL_BYTES // job.row_bytes)
+        self._at_once = max(64, EVAL_BYTES // job.row_bytes())
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
         """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
