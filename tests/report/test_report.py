@@ -434,6 +434,22 @@ def test_degenerate_predictors_are_named_and_left_out(pair, tmp_path):
     assert verdict(both).chosen is None
 
 
+def test_a_reference_on_pooled_rows_is_shown_and_never_taken(pair, tmp_path):
+    pooled = run(ef.methods.CentralizedKernel(), federation())
+    best = with_values(pooled, accuracy=[0.99, 0.98, 0.99], demographic_parity_difference=[0.0, 0.01, 0.0])
+    best = with_values(best, degenerate=[0, 0, 0])
+    said = verdict([*pair, best])
+    assert said.chosen in ("fedavg", "fedprox")
+    assert any(caveat.startswith("Reference: centralized-kernel") for caveat in said.caveats)
+    assert not any("differ in more than the method" in caveat for caveat in said.caveats)
+    page = page_of([*pair, best], tmp_path)
+    assert [arm["pooled"] for arm in page.data["arms"]] == [False, False, True]
+    assert all(cell["mark"] == "" for cell in page.data["table"]["rows"][2])
+    assert sum(page.data["pareto"]["demographic_parity_difference"][:2]) <= 1  # it beats nobody
+    assert len(page.data["partitions"]) == 1
+    assert "all rows no federation" in page.text
+
+
 def test_caveats_from_the_log(pair):
     log = pair[0].log.copy()
     log.loc[0, "applied"] = False

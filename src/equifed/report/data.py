@@ -13,7 +13,7 @@ import pandas as pd
 from equifed.report import words
 from equifed.report.groups import rate_interval
 from equifed.report.stats import Paired, against, mean_interval
-from equifed.report.table import Arm, Comparison, measured_metrics, moments, summary_of
+from equifed.report.table import Arm, Comparison, is_pooled, measured_metrics, moments, summary_of
 from equifed.report.verdict import ranked, unclear
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def _arm(arm: Arm, names: list[str]) -> dict[str, Any]:
         "last": arm.last,
         "models": arm.models,
         "degenerate": int(arm.degenerate.sum()),
+        "pooled": arm.pooled,
         "final": {name: _final(arm, name) for name in names},
     }
 
@@ -186,12 +187,12 @@ def _test(test: Paired | None, arm: Arm, other: Arm, metric: str, task: str) -> 
 
 
 def dominated(about: Comparison, disparity: str) -> list[bool]:
-    """Whether another arm is at least as good in both means and better in one; degenerate ones beat nobody."""
+    """Whether another arm is at least as good in both means and better in one; who is not eligible beats nobody."""
     names = (about.quality, disparity)
     bad = np.array(
         [[words.badness(name, moments(arm.values(name))[0], about.task) for name in names] for arm in about.arms]
     )
-    usable = np.array([not arm.degenerate.any() for arm in about.arms])
+    usable = np.array([arm.eligible for arm in about.arms])
     better = (bad[None] <= bad[:, None]).all(-1) & (bad[None] < bad[:, None]).any(-1) & usable[None]
     return list(np.asarray(better.any(1)).tolist())
 
@@ -282,7 +283,7 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
     shown: dict[str, dict[str, Any]] = {}
     for result in results:
         info = result.info
-        if not info.get("clients"):
+        if not info.get("clients") or is_pooled(str(info["method"])):
             continue
         one = {
             "clients": [str(name) for name in info["clients"]] if info.get("cells") is not None else [],

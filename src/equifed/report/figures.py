@@ -132,6 +132,10 @@ def _name(text: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
+def _flag(arm: dict[str, Any]) -> str:
+    return " (reference)" if arm["pooled"] else " (degenerate)" if arm["degenerate"] else ""
+
+
 def _axis(metric: str, data: dict[str, Any]) -> str:
     about = data["metrics"][metric]
     way = {"high": " (higher is better)", "low": " (lower is better)", "": ""}[about["better"]]
@@ -158,14 +162,15 @@ def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
             xerr=bars[0],
             yerr=bars[1],
             fmt="x" if arm["degenerate"] else MARKERS[i % len(MARKERS)],
+            fillstyle="none" if arm["pooled"] else "full",
             color=GREY if beaten else _colour(i),
             markeredgecolor=_colour(i),
             markersize=5,
             elinewidth=0.8,
             capsize=1.5,
-            label=_name(arm["label"]) + (" (degenerate)" if arm["degenerate"] else ""),
+            label=_name(arm["label"]) + _flag(arm),
         )
-        if not beaten and not arm["degenerate"]:
+        if not beaten and not arm["degenerate"] and not arm["pooled"]:
             front.append((x["mean"], y["mean"]))
     axes.plot(*np.array(sorted(front)).reshape(-1, 2).T, ":", color="#777777", linewidth=0.9, zorder=0)
     axes.set(xlabel=_axis(metric, data), ylabel=_axis(quality, data))
@@ -177,7 +182,8 @@ def _rounds(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
         if metric not in series["mean"]:
             continue
         mean, std = (np.array(series[what][metric], dtype=float) for what in ("mean", "std"))
-        axes.plot(series["round"], mean, "o" if len(mean) == 1 else "-", color=_colour(i), label=_name(arm["label"]))
+        line = "o" if len(mean) == 1 else ("-", "--", ":")[i // len(COLOURS) % 3]
+        axes.plot(series["round"], mean, line, color=_colour(i), label=_name(arm["label"]))
         if len(data["arms"]) <= 4:  # more bands than that hide each other
             axes.fill_between(series["round"], mean - std, mean + std, color=_colour(i), alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel=_axis(metric, data))

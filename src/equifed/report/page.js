@@ -51,7 +51,8 @@
   };
   const under = (metric) => words(axis(metric, narrow() ? "<br>" : " "));
 
-  const palette = ["#3b76d6", "#e07b00", "#2a9d5c", "#c8443f", "#8a63c9", "#9a6a4f", "#d763a8", "#7d8a1e", "#1b9aaa", "#6d7788"];
+  const palette = ["#3b76d6", "#e07b00", "#2a9d5c", "#c8443f", "#8a63c9", "#9a6a4f", "#d763a8", "#7d8a1e", "#1b9aaa", "#6d7788",
+    "#1f3f7a", "#f2a65a", "#7ccf9f", "#8c1d18", "#c3a6ec", "#5c3a26", "#f3a6cf", "#b8c24a", "#0e5f6b", "#a9b1bd"];
   const count = data.arms.length;
   const shade = (i, total) =>
     total <= palette.length ? palette[i] : `hsl(${Math.round(260 - 260 * i / (total - 1))} 62% 52%)`;
@@ -161,10 +162,10 @@
         type: "scatter", mode: "markers", name: name(families ? arm.method : arm.label), x: [x.mean], y: [y.mean],
         error_x: bars(x), error_y: bars(y), hoverinfo: "text", hovertext: [text.join("<br>")],
         ...(families ? { legendgroup: String(arm.result), showlegend: false } : {}),
-        marker: { color: fill, size: 11, symbol: arm.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
+        marker: { color: fill, size: 11, symbol: arm.pooled ? "square-open" : arm.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
       };
     });
-    const best = drawn.filter((arm) => !arm.degenerate && !data.pareto[metric][data.arms.indexOf(arm)]);
+    const best = drawn.filter((arm) => !arm.degenerate && !arm.pooled && !data.pareto[metric][data.arms.indexOf(arm)]);
     const paths = results.map((result) => drawn.filter((arm) => arm.result === result)).filter((arms) => arms.length > 1)
       .map((arms) => line(arms.map(place), { line: { color: faded(own(data.arms.indexOf(arms[0])), "80"), width: 1.5 } }));
     const keys = !families ? [] : results.map((result) => { // a method's own colour, whatever its settings are

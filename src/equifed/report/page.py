@@ -21,7 +21,7 @@ from markupsafe import Markup
 from equifed.report import words
 from equifed.report.data import page_data, summary_data
 from equifed.report.stats import ENOUGH_SEEDS
-from equifed.report.table import Comparison
+from equifed.report.table import Comparison, is_pooled
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -240,7 +240,8 @@ def _messages(result: Result) -> dict[str, Any]:
         }
         for row in result.messages.to_dict("records")
     ]
-    return {"method": str(result.info["method"]), "phases": phases}
+    method = str(result.info["method"])
+    return {"method": method, "pooled": is_pooled(method), "phases": phases}
 
 
 # -- provenance --------------------------------------------------------------------------------------------------------

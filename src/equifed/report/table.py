@@ -78,6 +78,16 @@ class Arm:
         return len(self.final)
 
     @property
+    def pooled(self) -> bool:
+        """A reference that trains on all clients' rows in one place, which a federation cannot."""
+        return is_pooled(self.method)
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be taken, be the best, or dominate others."""
+        return not self.pooled and not self.degenerate.any()
+
+    @property
     def degenerate(self) -> pd.Series:
         """By seed: whether some group gets one constant prediction."""
         if "degenerate" not in self.final:
@@ -117,6 +127,12 @@ class Comparison:
     def metrics(self) -> list[str]:
         """The columns of the comparison table that were measured."""
         return main_metrics(self.arms, self.task, self.disparity)
+
+
+def is_pooled(method: str) -> bool:
+    from equifed.methods import REGISTRY
+
+    return method in REGISTRY and REGISTRY[method].pooled
 
 
 def check_results(results: Sequence[Result]) -> str:

@@ -47,9 +47,9 @@ def verdict_of(about: Comparison) -> Verdict:
 
 
 def ranked(found: list[Arm], metric: str, task: str) -> list[Arm]:
-    """Best mean first; arms that are degenerate in a seed, or where the metric is undefined, are left out."""
+    """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
     scored = [(words.badness(metric, moments(arm.values(metric))[0], task), arm) for arm in found]
-    usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and not arm.degenerate.any()]
+    usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
     return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
 
 
@@ -133,6 +133,7 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
 def _caveats(found: list[Arm], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
     return [
         *_degenerate(found),
+        *_references(found),
         *_certainty(found, quality, disparity),
         *_undefined(found, quality, disparity),
         *_small_groups(found),
@@ -157,6 +158,17 @@ def _degenerate(found: list[Arm]) -> list[str]:
     return [
         f"Degenerate: {words.listing(said, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get the "
         f"same prediction; such a predictor can look fair and be useless.{left_out}"
+    ]
+
+
+def _references(found: list[Arm]) -> list[str]:
+    pooled = [arm.label for arm in found if arm.pooled]
+    if not pooled:
+        return []
+    left_out = "" if len(found) == 1 else ", and is left out of the verdict"
+    return [
+        f"Reference: {words.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the data "
+        f"would give{left_out}."
     ]
 
 
@@ -218,6 +230,9 @@ _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "local", "model", "s
 
 def _unlike(results: Sequence[Result], found: list[Arm]) -> list[str]:
     said = []
+    # a reference on pooled rows has one client, as was said
+    found = [arm for arm in found if not arm.pooled] or found
+    results = [results[i] for i in dict.fromkeys(arm.result for arm in found)]
     differing = [name for name in _ALIKE if len({repr(_plain_value(result.info.get(name))) for result in results}) > 1]
     if "data" not in differing and len({arm.data for arm in found}) > 1:
         differing.insert(0, "partition")
