@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.options import FailIf, Output, Settings, expand
-from equifed.cli.talk import command, near, print_json, say, show
+from equifed.cli.talk import command, print_json, say, show
 from equifed.experiments import EXPERIMENTS
 
 EXITS = (
@@ -30,6 +30,12 @@ app.add_typer(data_app, name="data")
 
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its own name, or "latest".')
+]
+Closely = Annotated[
+    bool,
+    typer.Option(
+        "--watch", help="Follow it closely: a table that is refreshed, or without a terminal a line per evaluation."
+    ),
 ]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
 
@@ -63,6 +69,7 @@ def run(
         ),
     ] = None,
     fail_if: FailIf = None,
+    watch: Closely = False,
     *,
     output: Output,
 ) -> None:
@@ -75,7 +82,7 @@ def run(
     from equifed.cli.checks import parse_checks
     from equifed.config import load_config
 
-    new_run(load_config(file, set or ()), output, parse_checks(fail_if))
+    new_run(load_config(file, set or ()), output, parse_checks(fail_if), watch)
 
 
 @app.command()
@@ -158,7 +165,7 @@ def _swept(text: str) -> tuple[str, list[float]]:
 @app.command()
 @command
 @expand
-def resume(reference: RunName, fail_if: FailIf = None, *, output: Output) -> None:
+def resume(reference: RunName, fail_if: FailIf = None, watch: Closely = False, *, output: Output) -> None:
     """Take up a run that was interrupted or killed.
 
     The result is bit by bit that of a run which was never stopped. Checks are not part of a run: give them again.
@@ -166,7 +173,7 @@ def resume(reference: RunName, fail_if: FailIf = None, *, output: Output) -> Non
     from equifed.cli.carry import resumed
     from equifed.cli.checks import parse_checks
 
-    resumed(reference, output, parse_checks(fail_if))
+    resumed(reference, output, parse_checks(fail_if), watch)
 
 
 @app.command("list")
@@ -219,21 +226,34 @@ def report(
     file: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path(
         "equifed-report.html"
     ),
+    title: Annotated[str | None, typer.Option(help="The page's title. (default: methods and data)")] = None,
+    disparity: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC", help="What the verdict is about, e.g. equal_opportunity_difference."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="What the others are tested against. (default: fedavg, else the first)"),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the charts as files for a paper too (needs the extra `figures`)."),
+    ] = None,
+    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Of the figures: svg, png, pdf.")] = "svg,png",
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print all numbers as CSV on stdout, and nothing else there.")
+    ] = False,
     *,
     output: Output,
 ) -> None:
-    """Write one self-contained HTML page about one run or several."""
-    from equifed.cli.carry import check_page
-    from equifed.report import write_report
-    from equifed.store import Store
+    """Write one self-contained HTML page about one run, a comparison or a sweep.
 
-    store = Store(output.runs)
-    results = [store.find(reference).result() for reference in references]
-    page = Path(write_report(results, check_page(file, "--output")))
-    if output.json:
-        print_json({"report": str(page)})
-    else:
-        show(near(page))
+    --json and --csv print its numbers for other programs, --figures draws its charts for a paper.
+    """
+    from equifed.cli.pages import Wanted
+    from equifed.cli.pages import report as write_about
+
+    write_about(references, Wanted(file, title, disparity, baseline, csv, figures, formats), output)
 
 
 @app.command()
@@ -338,6 +358,8 @@ def methods(
         parent = f"; with its fairness weight 0 it is {about['parent']}" if about["parent"] else ""
         show(f"{about['name']}: {about['summary']}\n", about["equations"], f"\nNeeds: {needs}{parent}\n")
         show(phases_table(about), "", hyper_table(about) if about["hyper_parameters"] else "No hyper-parameters.")
+        if about["bibtex"]:
+            show(f"\n{about['bibtex']}")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]

@@ -6,6 +6,7 @@ from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods.centralized_kernel import CentralizedKernel
+from equifed.methods.citations import Citation, citation
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
 from equifed.methods.fedavg import FedAvg
@@ -27,6 +28,7 @@ __all__ = [
     "KFFLTD",
     "REGISTRY",
     "CentralizedKernel",
+    "Citation",
     "FairFate",
     "FairFed",
     "FedAvg",
@@ -42,6 +44,7 @@ __all__ = [
     "Method",
     "check",
     "check_value",
+    "citation",
     "documentation",
     "make",
 ]
