@@ -192,5 +192,10 @@ class Method:
         return task.predict(server.theta, x)
 
     def observe(self, server: Any) -> dict[str, Tensor]:
-        """Scalars worth logging every round: schedules, multipliers."""
+        """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends
+        with 0 has not met its constraint, and its result says so."""
         return {}
+
+    def converged(self, server: Any) -> Tensor:
+        """Whether the run may stop, as a boolean tensor: looked at after every round; True is final."""
+        return torch.tensor(False)

@@ -61,7 +61,7 @@ class Watch:
             if step.scores is not None and now - self._last > PAUSE:
                 self._last, self._figures = now, self._measured(step)
             self._bar.update(self._task, completed=step.round, figures=self._figures)
-        elif step.scores is not None and (step.round >= self._next or step.round == self.job.rounds):
+        elif step.scores is not None and (step.round >= self._next or step.last):
             self._next = step.round + self.job.rounds / LINES
             say(f"{self.title}: round {step.round}/{self.job.rounds}, {self._measured(step)}{self._left(step)}")
 
@@ -76,6 +76,6 @@ class Watch:
         return ", ".join(f"{short(name) if self._bar else name} {values[name]:.3f}" for name in shown)
 
     def _left(self, step: Step) -> str:
-        todo = self.job.rounds - step.round
+        todo = 0 if step.last else self.job.rounds - step.round
         left = todo * sum(self._seconds[-10:]) / len(self._seconds[-10:])
         return f", {left:.0f} s left" if todo else ""

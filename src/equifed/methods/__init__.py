@@ -8,26 +8,32 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
+from equifed.methods.fedfair import FedFair
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
 from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.lco import LCO
 from equifed.methods.local import LocalTraining
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
+from equifed.methods.separate_training import SeparateTraining
 from equifed.protocol import Method
 
 __all__ = [
+    "LCO",
     "REGISTRY",
     "FairFate",
     "FedAvg",
     "FedAvgGR",
     "FedAvgLR",
     "FedDemon",
+    "FedFair",
     "FedMom",
     "FedProx",
     "FedVal",
     "LocalTraining",
     "Method",
+    "SeparateTraining",
     "check",
     "check_value",
     "documentation",
@@ -44,6 +50,9 @@ REGISTRY: dict[str, type[Method]] = {
     "fedavg-gr": FedAvgGR,
     "fedval": FedVal,
     "fair-fate": FairFate,
+    "fedfair": FedFair,
+    "lco": LCO,
+    "separate-training": SeparateTraining,
 }
 
 

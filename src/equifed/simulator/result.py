@@ -181,6 +181,25 @@ def _remarks(job: Job, logs: list[RoundLog]) -> list[str]:
         )
     if rejected:
         remarks.append(f"{rejected} replies were rejected; `rejections` names the clients, rounds and reasons.")
+    return [*remarks, *_ending(job, logs)]
+
+
+def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
+    """Which runs stopped before the last round, and which ended without meeting their constraint."""
+    final = {log.run: log for log in logs}
+    many = len(job.runs)
+    stopped = [log.round for log in final.values() if log.stopped and log.round < job.rounds]
+    missed = [run for run, log in final.items() if log.observed.get("feasible") == 0]
+    remarks = []
+    if stopped:
+        rounds = f"round {stopped[0]}" if len(set(stopped)) == 1 else f"rounds {min(stopped)} to {max(stopped)}"
+        who = "The run" if many == 1 else f"{len(stopped)} of {many} runs"
+        remarks.append(f"{who} converged and stopped at {rounds} of {job.rounds}; `log` says when each.")
+    if missed:
+        where = ", ".join(f"{name} {value:g}" for name, value in job.runs[missed[0]].hyper.items())
+        first = f"seed {job.runs[missed[0]].seed}{f', {where}' if where else ''}"
+        who = "the run" if many == 1 else f"{len(missed)} of {many} runs (first: {first})"
+        remarks.append(f"The constraint is not met at the end of {who}; `log` has its value. More rounds may help.")
     return remarks
 
 
@@ -336,7 +355,8 @@ def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
     for log in logs:
         run = job.runs[log.run]
         entry: dict[str, Any] = {"method": job.method.name, **run.hyper, "seed": run.seed}
-        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed")}
+        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped")}
+        entry["stopped"] = log.stopped
         rows.append(entry | log.observed)
     return pd.DataFrame(rows)
 
