@@ -156,6 +156,8 @@ class Method:
     """Each client must belong to a known group of clients."""
     personal: ClassVar[bool] = False
     """Clients end up with models of their own: predictions depend on the client's state."""
+    predicts_with: ClassVar[tuple[str, ...]] = ("theta",)
+    """Server fields that `predict` uses: what a client needs to apply the model itself."""
     sweepable: ClassVar[bool] = True
     """Runs (seeds, sweep values) can share one vectorised call; False: they are looped over."""
 
@@ -190,6 +192,10 @@ class Method:
     def predict(self, task: Task, server: Any, client: Tree, x: Tensor) -> Tensor:
         """Probabilities (classification) or values (regression) for the rows x; see `Task.predict`."""
         return task.predict(server.theta, x)
+
+    def adjust(self, task: Task, server: Any, client: Tree, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        """What `predict` returned, post-processed: s are the rows' groups, u a random number in 0..1 for each row."""
+        return prediction
 
     def observe(self, server: Any) -> dict[str, Tensor]:
         """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends

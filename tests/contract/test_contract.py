@@ -40,8 +40,13 @@ VARIANTS: tuple[Method, ...] = (
     methods.FedAvgGR(scope="round"),
     methods.FedVal(fairness=("demographic_parity_ratio", "average_odds_ratio"), as_published=True),
     methods.FairFate(fairness="average_odds_ratio", lambda0=0.4, rho=0.2, as_published=True),
+    ef.postprocess.EqualizedOdds(methods.FedAvg()),
+    ef.postprocess.EqualizedOdds(methods.FairFate(lambda0=0.4), fit="global"),
+    ef.postprocess.EqualizedOdds(methods.LocalTraining(), fit="global"),
+    ef.postprocess.CalibratedEqualizedOdds(methods.LCO(epsilon=0.01, dual_step_size=2.0), cost="weighted"),
+    ef.postprocess.CalibratedEqualizedOdds(methods.FedAvgGR(), fit="global"),
 )
-"""Methods whose options change their phases or their server step."""
+"""Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
 every_method = pytest.mark.parametrize(
     "method", [*METHODS, *VARIANTS, *SKETCHES], ids=lambda method: repr(method).replace("Method", "")
@@ -142,7 +147,11 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
         client_groups=uneven.client_groups[order],
     )
     a, b = run(method, uneven), run(method, shuffled)
-    if method.name in ("local", "separate-training"):  # the parameters are the clients' own, in the clients' order
+    if method.name in (
+        "local",
+        "local+eo",
+        "separate-training",
+    ):  # the parameters are the clients' own, in the clients' order
         b.parameters = {s: {n: v[np.argsort(order)] for n, v in p.items()} for s, p in b.parameters.items()}
     assert_same(a, b)
 

@@ -272,9 +272,7 @@ def test_variance_of_the_federated_estimate_falls_as_one_over_n() -> None:
 
 @pytest.mark.parametrize("kind", [FedFair, LCO, SeparateTraining])
 def test_groups_and_classes_that_the_data_lacks(kind: type[FedFair], uneven: Federation) -> None:
-    with pytest.raises(
-        ef.ConfigError, match="protected_class is 2, but the classes of this data"
-    ):
+    with pytest.raises(ef.ConfigError, match="protected_class is 2, but the classes of this data"):
         run(kind(protected_class=2), uneven, 1)
     for groups in ((0,), (0, 0), (0, 5)):
         with pytest.raises(ef.ConfigError, match="compares at least two different groups; groups names"):

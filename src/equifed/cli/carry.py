@@ -10,15 +10,15 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import Check, require_known
+from equifed.cli.checks import AnyCheck, require_known
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.progress import Watch
 from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record
 from equifed.cli.talk import name_of, near, out, print_json, say, show, traceback_if_wanted
 from equifed.config import Config, build, job_of, load_federations, parse_config
-from equifed.errors import ConfigError, RunError, unknown_name
+from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
-from equifed.methods import REGISTRY
+from equifed.methods import REGISTRY, kind_of
 from equifed.simulator import Result
 from equifed.store import Recording, Store
 from equifed.store.files import writable_folder
@@ -27,14 +27,16 @@ PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
 
 
-def begin(store: Store, config: Config, checks: Sequence[Check], feds: Sequence[Federation] | None = None) -> Recording:
+def begin(
+    store: Store, config: Config, checks: Sequence[AnyCheck], feds: Sequence[Federation] | None = None
+) -> Recording:
     """A new run, refused before it has a folder when a check names an unknown metric."""
     simulation = build(config, feds)
     require_known(checks, simulation.job)
     return store.start(config, simulation)
 
 
-def carry_out(recording: Recording, checks: Sequence[Check]) -> Result:
+def carry_out(recording: Recording, checks: Sequence[AnyCheck]) -> Result:
     """All rounds with progress; Ctrl-C says how to go on."""
     try:
         with recording, Watch(recording.config.method.name, recording.simulation, recording.done) as watch:
@@ -49,7 +51,7 @@ def carry_out(recording: Recording, checks: Sequence[Check]) -> Result:
         raise typer.Exit(130) from None
 
 
-def new_run(config: Config, output: Output, checks: Sequence[Check]) -> None:
+def new_run(config: Config, output: Output, checks: Sequence[AnyCheck]) -> None:
     store = Store(output.runs)
     store.prepare()
     recording = begin(store, config, checks)
@@ -57,7 +59,7 @@ def new_run(config: Config, output: Output, checks: Sequence[Check]) -> None:
     tell(recording, carry_out(recording, checks), output, checks)
 
 
-def resumed(reference: str, output: Output, checks: Sequence[Check]) -> None:
+def resumed(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
     if folder.status()["status"] == "finished":
@@ -75,7 +77,7 @@ def resumed(reference: str, output: Output, checks: Sequence[Check]) -> None:
     tell(recording, carry_out(recording, checks), output, checks)
 
 
-def tell(recording: Recording, result: Result, output: Output, checks: Sequence[Check]) -> None:
+def tell(recording: Recording, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
     """Print one run's result, or the trade-off of a sweep, and fail if a check says so."""
     about = record(recording.folder, result) | {"status": "finished"}
     failed = [line for check in checks for line in check.failures(result)]
@@ -118,7 +120,7 @@ def fail(lines: Sequence[str]) -> None:
 
 
 def compare(
-    data: str, names: str | None, settings: Settings, report: Path | None, output: Output, checks: Sequence[Check]
+    data: str, names: str | None, settings: Settings, report: Path | None, output: Output, checks: Sequence[AnyCheck]
 ) -> None:
     """Every method on the same federations, a run each; then the table and the report."""
     store = Store(output.runs)
@@ -169,8 +171,7 @@ def _names(text: str) -> list[str]:
     """The methods that --methods names."""
     names = split_names(text, "--methods")
     for name in names:
-        if name not in REGISTRY:
-            raise ConfigError(unknown_name("method", name, REGISTRY))
+        kind_of(name)
     return names
 
 
@@ -192,7 +193,7 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
     if lacks:
         say(f"{config.method.name} is left out: it needs {' and '.join(lacks)}, which this data does not have.")
         return False
-    if kind.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
+    if config.method.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
         say(
             f"{config.method.name} is left out: every evaluation would test {fed.num_clients:,} models on "
             f"{len(fed.test):,} rows each. Name it with --methods to have it all the same."

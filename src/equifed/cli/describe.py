@@ -12,16 +12,13 @@ from rich.table import Table
 
 from equifed import methods
 from equifed.cli.tables import plain_table
-from equifed.errors import ConfigError, unknown_name
 from equifed.methods.hyper import type_names
 from equifed.protocol import Method
 
 
 def describe_method(name: str) -> dict[str, Any]:
     """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
-    if name not in methods.REGISTRY:
-        raise ConfigError(unknown_name("method", name, methods.REGISTRY))
-    kind = methods.REGISTRY[name]
+    kind = methods.kind_of(name)
     method = kind()
     phases = [
         {"stage": stage, "phase": phase.name, "down": phase.down, "up": phase.up, "gather": phase.gather}
@@ -44,7 +41,7 @@ def describe_method(name: str) -> dict[str, Any]:
         "equations": inspect.cleandoc(sys.modules[kind.__module__].__doc__ or ""),
         "parent": kind.parent or None,
         "needs": needs,
-        "personal": kind.personal,
+        "personal": method.personal,
         "sweepable": kind.sweepable,
         "gather": "stack" if any(phase["gather"] == "stack" for phase in phases) else "sum",
         "exchanges_per_round": len(method.round),

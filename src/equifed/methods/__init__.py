@@ -15,6 +15,7 @@ from equifed.methods.fedval import FedVal
 from equifed.methods.hyper import check, check_value, documentation
 from equifed.methods.lco import LCO
 from equifed.methods.local import LocalTraining
+from equifed.methods.postprocess import HOW, compose
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.methods.separate_training import SeparateTraining
 from equifed.protocol import Method
@@ -37,6 +38,7 @@ __all__ = [
     "check",
     "check_value",
     "documentation",
+    "kind_of",
     "make",
 ]
 
@@ -56,11 +58,19 @@ REGISTRY: dict[str, type[Method]] = {
 }
 
 
+def kind_of(name: str) -> type[Method]:
+    """The class with this registry name; NAME+eo and NAME+ceo are NAME post-processed."""
+    base, plus, how = name.partition("+")
+    if base not in REGISTRY:
+        raise ConfigError(unknown_name("method", base, REGISTRY))
+    if plus and how not in HOW:
+        raise ConfigError(f"{name}: {unknown_name('post-processing', how, HOW)}")
+    return compose(REGISTRY[base], HOW[how]) if plus else REGISTRY[base]  # type: ignore[arg-type]
+
+
 def make(name: str, **hyper_parameters: Any) -> Method:
     """The method with this registry name; hyper-parameters may be written with dashes or underscores."""
-    if name not in REGISTRY:
-        raise ConfigError(unknown_name("method", name, REGISTRY))
-    kind = REGISTRY[name]
+    kind = kind_of(name)
     values = {
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
         for key, value in hyper_parameters.items()

@@ -40,6 +40,7 @@ class SeparateTraining(Constrained):
 
     name: ClassVar[str] = "separate-training"
     personal: ClassVar[bool] = True
+    predicts_with: ClassVar[tuple[str, ...]] = ()
 
     @property
     def round(self) -> tuple[Phase, ...]:
