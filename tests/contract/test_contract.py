@@ -34,6 +34,7 @@ METHODS: tuple[Method, ...] = (
     methods.FedFair(epsilon=0.01, dual_step_size=2.0),
     methods.LCO(epsilon=0.01, dual_step_size=2.0),
     methods.SeparateTraining(epsilon=0.01, dual_step_size=2.0),
+    methods.AgnosticFair(steps=2),
 )
 
 VARIANTS: tuple[Method, ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods.agnostic_fair import AgnosticFair
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
@@ -23,6 +24,7 @@ from equifed.protocol import Method
 __all__ = [
     "LCO",
     "REGISTRY",
+    "AgnosticFair",
     "FairFate",
     "FedAvg",
     "FedAvgGR",
@@ -55,6 +57,7 @@ REGISTRY: dict[str, type[Method]] = {
     "fedfair": FedFair,
     "lco": LCO,
     "separate-training": SeparateTraining,
+    "agnostic-fair": AgnosticFair,
 }
 
 
