@@ -224,6 +224,8 @@ def test_fedfair_finds_the_constrained_optimum(federation: Federation) -> None:
     last = decayed.log.iloc[-1]
     assert last["constraint"] == pytest.approx(0.05 + 0.01 * (last["lambda_a"] + last["lambda_b"]), abs=2e-4)
     assert last["feasible"] == 0
+    assert decayed.summary()[("constraint_met", "mean")].item() == 0
+    assert (result.summary()[("constraint_met", "mean")] == 1).all()
     assert any("constraint is not met at the end of the run" in note for note in decayed.notes)
 
 

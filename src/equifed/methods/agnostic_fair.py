@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 from torch.func import grad
 
@@ -116,8 +115,9 @@ class AgnosticFair(Method):
     def kernel(self, down: Record, data: Data) -> Tensor:
         """k(x_i, r_j) [n, J]."""
         points = down["mean"] + down["std"] * data.draws["references"]
-        distance = (data.x[:, None] - points).square().sum(-1)
-        return torch.exp(-distance / (2 * self.bandwidth**2))
+        # |x - r|^2 = |x|^2 + |r|^2 - 2 x.r, without the differences [n, J, d]
+        distance = data.x.square().sum(-1, keepdim=True) + points.square().sum(-1) - 2 * data.x @ points.T
+        return torch.exp(-distance.clamp_min(0) / (2 * self.bandwidth**2))
 
     def weigh(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         k = self.kernel(down, data)
@@ -180,5 +180,7 @@ def signed_distance(theta: Tree, data: Data) -> Tensor:
 
 def _programme(loss: np.ndarray, kernel: np.ndarray, bound: float, fair: dict[str, Any]) -> np.ndarray | None:
     """The coefficients that maximise the weighted loss with mean weight 1; None where there are none."""
+    from scipy.optimize import linprog  # here, so that the simulator needs only torch and NumPy
+
     found = linprog(-loss, A_eq=kernel[None], b_eq=[1.0], bounds=(0, bound), method="highs", **fair)
     return np.asarray(found.x) if found.success else None

@@ -102,7 +102,9 @@ def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
     names = job.runs[0].hyper
     hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
     observed, converged = vmap(one)(state.server, hyper)
-    values = torch.stack([value.double() for value in (*observed.values(), converged)]).cpu().numpy()
+    values = (
+        torch.stack([value.to(job.device, torch.float64) for value in (*observed.values(), converged)]).cpu().numpy()
+    )
     return dict(zip(observed, values, strict=False)), values[-1] > 0
 
 

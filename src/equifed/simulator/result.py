@@ -72,8 +72,15 @@ class Result:
         return wide.reset_index()
 
     def summary(self, split: str = "test") -> pd.DataFrame:
-        """Mean and sample standard deviation over seeds of the last round's global metrics."""
-        wide = self.final(split).drop(columns="seed")
+        """Mean and sample standard deviation over seeds of the last round's global metrics.
+
+        A method that trains under a constraint also has `constraint_met`, 1 for a seed that ended within it, else 0.
+        """
+        wide = self.final(split)
+        if "feasible" in self.log and not wide.empty:
+            ends = self.log.groupby([*self.swept, "seed"], sort=False).tail(1)[[*self.swept, "seed", "feasible"]]
+            wide = wide.merge(ends.rename(columns={"feasible": "constraint_met"}), on=[*self.swept, "seed"])
+        wide = wide.drop(columns="seed")
         if wide.empty:
             return wide.set_index(["method", *self.swept])
         grouped = wide.groupby(["method", *self.swept], observed=True, sort=False)
