@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -27,6 +27,9 @@ class Rows(NamedTuple):
     """Class codes, int64 [n], or float32 values for regression."""
     s: np.ndarray
     """Group codes, int64 [n]."""
+    attribute: np.ndarray | None = None
+    """The sensitive attribute as numbers, float32 [n, d], where it says more than the group: a continuous one, or
+    several columns. Only methods that measure dependence (KFFL) look at it."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,22 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        clients: Sequence[tuple[Any, Any, Any]],
+        clients: Sequence[tuple[Any, ...]],
         *,
-        validation: tuple[Any, Any, Any] | None = None,
-        test: tuple[Any, Any, Any] | None = None,
-        client_tests: Sequence[tuple[Any, Any, Any]] | None = None,
+        validation: tuple[Any, ...] | None = None,
+        test: tuple[Any, ...] | None = None,
+        client_tests: Sequence[tuple[Any, ...]] | None = None,
         task: Kind = "classification",
         ids: Sequence[str] | None = None,
         client_groups: Sequence[Any] | None = None,
         features: Sequence[str] | None = None,
         name: str = "",
     ) -> Federation:
-        """From one (x, y, s) per client, NumPy or torch; s is the group of each row, or several columns of groups."""
+        """From one (x, y, s) per client, NumPy or torch; s is the group of each row, or several columns of groups.
+
+        (x, y, s, a) gives the sensitive attribute as numbers too, [n] or [n, d]: an age, say, where s is the age group.
+        Methods that measure dependence (KFFL) take a in place of s; it should be scaled to a deviation of about 1.
+        """
         if task not in get_args(Kind):
             raise ConfigError(unknown_name("task", task, get_args(Kind)))
         if len(clients) == 0:
@@ -165,7 +172,7 @@ class Federation:
                 raise DataError(f"client_groups has {len(client_groups)} entries for {k} clients.")
             group_codes = _client_group_codes(client_groups, ids)
         return cls(
-            rows=Rows(x, y, codes),
+            rows=Rows(x, y, codes, _attribute(named)),
             train=Sets.of(ranges[:k]),
             validation=ranges[k] if v else np.empty(0, np.int64),
             test=ranges[k + v] if t else np.empty(0, np.int64),
@@ -234,6 +241,16 @@ class Federation:
             )
         return self
 
+    def pooled(self) -> Federation:
+        """All training rows with the first client by name, none with the others: data in one place, for reference.
+
+        Test rows, also the clients' own, stay as they are.
+        """
+        order = np.argsort(np.asarray(self.ids, dtype=str), kind="stable")
+        held = [np.empty(0, np.int64)] * self.num_clients
+        held[order[0]] = np.concatenate([self.train[k] for k in order])
+        return replace(self, train=Sets.of(held))
+
     # -- looking at it -------------------------------------------------------------------------------------------------
 
     @property
@@ -251,6 +268,13 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """Shape of one row's features."""
         return self.rows.x.shape[1:]
+
+    @property
+    def sensitive_size(self) -> int:
+        """How many numbers describe a row's sensitive attribute."""
+        if self.rows.attribute is not None:
+            return int(self.rows.attribute.shape[1])
+        return 1 if len(self.groups) <= 2 else len(self.groups)
 
     def cells(self) -> np.ndarray:
         """Training rows per client, group and label [clients, groups, classes] (one label column for regression)."""
@@ -343,10 +367,13 @@ def _check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
 
 
 def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if not isinstance(part, tuple | list) or len(part) != 3:
-        raise DataError(f"{label}: expected a triple (x, y, s) of features, labels and groups.")
+    if not isinstance(part, tuple | list) or len(part) not in (3, 4):
+        raise DataError(
+            f"{label}: expected a triple (x, y, s) of features, labels and groups, or (x, y, s, a) with the sensitive "
+            "attribute as numbers."
+        )
     try:
-        x, y, s = (np.asarray(_numpy(value)) for value in part)
+        x, y, s = (np.asarray(_numpy(value)) for value in part[:3])
     except ValueError as error:
         raise DataError(f"{label}: features, labels and groups must be arrays: {error}") from None
     if x.ndim < 2:
@@ -393,6 +420,40 @@ def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarr
             "Did you mean task='regression'? Otherwise name the classes."
         )
     return x, y, s
+
+
+def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
+    """The sensitive attribute of all parts as numbers: as given, or from several columns of groups; else None."""
+    given = {len(part) == 4 for _, part in named}
+    if given == {True, False}:
+        without = next(label for label, part in named if len(part) == 3)
+        raise DataError(
+            f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none."
+        )
+    if given == {False}:
+        tables = [np.asarray(_numpy(part[2])) for _, part in named]
+        if all(table.ndim == 1 for table in tables):
+            return None
+        columns = zip(*(table.astype(str).T for table in tables if table.ndim == 2), strict=True)
+        codes = [np.unique(np.concatenate(column), return_inverse=True)[1] for column in columns]
+        return np.concatenate([as_numbers(code, int(code.max(initial=0)) + 1) for code in codes], axis=1)
+    parts = []
+    for label, part in named:
+        values = np.asarray(_numpy(part[3]))
+        if values.dtype.kind not in "biuf" or values.ndim not in (1, 2) or len(values) != len(part[1]):
+            raise DataError(f"{label}: the attribute a must be numbers [{len(part[1])}] or [{len(part[1])}, d].")
+        values = _as_float32(values.reshape(len(values), -1) if values.ndim == 1 else values)
+        if not np.isfinite(values).all():
+            raise DataError(f"{label}: the attribute a has a missing or infinite value.")
+        parts.append(values)
+    if len({part.shape[1] for part in parts}) > 1:
+        raise DataError("All parts need an attribute a with the same number of columns.")
+    return np.concatenate(parts)
+
+
+def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
+    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
+    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:

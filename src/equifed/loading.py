@@ -178,7 +178,9 @@ def from_files(
             encoded.append(schema.encode(frame))
         except DataError as error:
             raise DataError(f"{paths[silo].name}: {error}") from error
-    rows = Rows(*(np.concatenate([getattr(each, part) for each in encoded]) for part in ("x", "y", "s")))
+    x, y, s = (np.concatenate([getattr(each, part) for each in encoded]) for part in ("x", "y", "s"))
+    attributes = [each.attribute for each in encoded if each.attribute is not None]
+    rows = Rows(x, y, s, np.concatenate(attributes) if attributes else None)
     stops = np.cumsum([len(each.y) for each in encoded])
     train, held, tests = [], [], []
     for silo, begin, stop in zip(paths, [0, *stops[:-1]], stops, strict=True):
@@ -253,7 +255,7 @@ def _dealt(
         held, own = [pair[0] for pair in pairs], Sets.of([pair[1] for pair in pairs])
     sets = Sets.of(held)
     return Federation(
-        rows=Rows(encoded.x, encoded.y, encoded.s),
+        rows=Rows(encoded.x, encoded.y, encoded.s, encoded.attribute),
         train=sets,
         validation=validation,
         test=test,

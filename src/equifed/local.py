@@ -136,14 +136,21 @@ class LocalTraining:
     """(parameters, context, batch) -> scalar."""
     prepare: Callable[[Record, Tree, Data], Start] = start_from_theta
     """(down, client state, data) -> where training starts."""
+    resample: Callable[[Tree, Tree, Tensor, Data], tuple[Tree, Tensor]] | None = None
+    """Before each epoch, (parameters, context, uniform random numbers [n], data) -> (context, rows [n]): the rows to
+    train on in place of the client's own, each as often as it is named."""
 
     def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         local = data.task.local
         parameters, context, per_row = self.prepare(down, state, data)
         optimizer = local.start(parameters)
         gradient = grad(self.loss)
-        for rows in data.batches:
-            batch = data.batch(rows, per_row)
+        steps = len(data.batches) // local.epochs
+        chosen = None
+        for number, rows in enumerate(data.batches):
+            if self.resample is not None and number % steps == 0:
+                context, chosen = self.resample(parameters, context, data.uniforms[number // steps], data)
+            batch = data.batch(rows if chosen is None else chosen[rows], per_row)
             parameters, optimizer = local.step(
                 parameters, gradient(parameters, context, batch), optimizer, data.learning_rate
             )

@@ -18,7 +18,7 @@ Rules for client and server functions:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -57,8 +57,24 @@ class Data:
     """The client's known group, where the federation has them."""
     batches: tuple[Tensor, ...] = ()
     """Row positions of each step of local training, in order."""
+    uniforms: tuple[Tensor, ...] = ()
+    """Random numbers in [0, 1) for each row [n], for each epoch of local training that resamples."""
     learning_rate: float | Tensor = 0.0
     """The step size of this round."""
+    attribute: Tensor | None = None
+    """The sensitive attribute as numbers [n, d], where it says more than the group; see `sensitive`. A batch has none:
+    hand its rows' numbers on as `per_row`."""
+
+    @property
+    def sensitive(self) -> Tensor:
+        """The sensitive attribute as numbers [n, d]: a continuous one or several columns where the federation has them,
+        else the group, as 0 or 1 where there are two and one-hot where there are more."""
+        if self.attribute is not None:
+            return self.attribute
+        if self.task.num_groups <= 2:
+            return self.s[:, None].to(self.mask.dtype)
+        groups = torch.arange(self.task.num_groups, device=self.s.device)
+        return (self.s[:, None] == groups).to(self.mask.dtype)
 
     @property
     def n(self) -> Tensor:
@@ -76,20 +92,22 @@ class Data:
 
     def where(self, keep: Tensor) -> Data:
         """The same rows with those outside `keep` treated as padding: `data.where((data.s == 1) & (data.y == 1))`."""
-        return self._replace(mask=self.mask * keep.to(self.mask.dtype))
+        return self.replace(mask=self.mask * keep.to(self.mask.dtype))
 
     def batch(self, rows: Tensor, per_row: Mapping[str, Tensor]) -> Data:
         """The rows at these positions, with their entries of `per_row`."""
-        return self._replace(
+        return self.replace(
             x=self.x[rows],
             y=self.y[rows],
             s=self.s[rows],
             mask=self.mask[rows],
             per_row={name: values[rows] for name, values in per_row.items()},
+            attribute=None,
         )
 
-    def _replace(self, **changes: Any) -> Data:
-        names = ("x", "y", "s", "mask", "task", "per_row", "draws", "client_group", "batches", "learning_rate")
+    def replace(self, **changes: Any) -> Data:
+        """The same with some fields changed."""
+        names = (field.name for field in fields(Data))
         return Data(**{name: changes[name] if name in changes else getattr(self, name) for name in names})
 
 
@@ -158,6 +176,8 @@ class Method:
     """Clients end up with models of their own: predictions depend on the client's state."""
     predicts_with: ClassVar[tuple[str, ...]] = ("theta",)
     """Server fields that `predict` uses: what a client needs to apply the model itself."""
+    pooled: ClassVar[bool] = False
+    """No federated method but a reference: it trains on the rows of all clients in one place."""
     sweepable: ClassVar[bool] = True
     """Runs (seeds, sweep values) can share one vectorised call; False: they are looped over."""
 
@@ -196,6 +216,9 @@ class Method:
     def adjust(self, task: Task, server: Any, client: Tree, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         """What `predict` returned, post-processed: s are the rows' groups, u a random number in 0..1 for each row."""
         return prediction
+
+    def check(self, task: Task) -> None:
+        """Raise a ConfigError for what this setting of the method cannot do."""
 
     def observe(self, server: Any) -> dict[str, Tensor]:
         """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends

@@ -35,6 +35,8 @@ class Task:
     """Rounds planned (T)."""
     local: Local
     """Settings of local training."""
+    sensitive_size: int = 1
+    """Numbers that describe a row's sensitive attribute (`Data.sensitive`)."""
     num_client_groups: int = 0
     """Known groups of clients (0: none known)."""
     binary: bool = False

@@ -35,6 +35,12 @@ METHODS: tuple[Method, ...] = (
     methods.LCO(epsilon=0.01, dual_step_size=2.0),
     methods.SeparateTraining(epsilon=0.01, dual_step_size=2.0),
     methods.AgnosticFair(steps=2),
+    methods.FairFed(),
+    methods.KFFL(fairness_weight=20.0, step_size=2.0),
+    methods.KFFLTD(fairness_weight=20.0, step_size=2.0),
+    methods.LocalKernel(fairness_weight=20.0),
+    methods.CentralizedKernel(fairness_weight=20.0),
+    methods.FedMinMax(adversary_rate=0.3),
 )
 
 VARIANTS: tuple[Method, ...] = (
@@ -46,6 +52,10 @@ VARIANTS: tuple[Method, ...] = (
     ef.postprocess.EqualizedOdds(methods.LocalTraining(), fit="global"),
     ef.postprocess.CalibratedEqualizedOdds(methods.LCO(epsilon=0.01, dual_step_size=2.0), cost="weighted"),
     ef.postprocess.CalibratedEqualizedOdds(methods.FedAvgGR(), fit="global"),
+    methods.FairFed(fairness="demographic_parity_difference", version="v1", debias="reweighing"),
+    methods.FairFed(fairness="equalized_odds_difference", beta=0.5, debias="fairbatch", debias_step=0.1),
+    methods.FairFed(debias="kernel", debias_weight=20.0),
+    methods.KFFL(fairness_weight=20.0, redraw="once", condition_on="label"),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
@@ -161,7 +171,7 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
 def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """More padding, and a stranger's extreme row standing in the padded places."""
     plain = run(method, uneven, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1))
-    x, y, s = uneven.rows
+    x, y, s, _ = uneven.rows
     far = np.full((200, *x.shape[1:]), 50, dtype=np.float32)
     stranger = len(y) + np.arange(200)
     pieces = [np.r_[uneven.train[k], stranger] for k in range(uneven.num_clients)]  # after each client's rows
@@ -234,12 +244,16 @@ def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
                 np.testing.assert_allclose(parameter, swept.parameters[(value, seed)][name], rtol=2e-6, atol=2e-6)
 
 
+PARENTS = {"kffl": {"mu": 1 / 2}, "kffl-td": {"mu": 1 / 2}}
+"""Hyper-parameters of the parent, where its defaults are not the ones."""
+
+
 @pytest.mark.parametrize("method", [m for m in (*METHODS, *SKETCHES) if m.parent], ids=lambda m: m.name)
 def test_without_its_weight_it_is_its_parent(method: Method, uneven: Federation) -> None:
     weights = [f.name for f in dataclasses.fields(method) if f.metadata.get("vanishes")]
     assert weights, "a method with a parent marks the weight that vanishes: hyper(..., vanishes=True)"
     without = dataclasses.replace(method, **dict.fromkeys(weights, 0.0))
-    parent = run(methods.make(method.parent), uneven)
+    parent = run(methods.make(method.parent, **PARENTS.get(method.name, {})), uneven)
     for seed, parameters in run(without, uneven).parameters.items():
         for name, value in parameters.items():
             np.testing.assert_allclose(value, parent.parameters[seed][name], rtol=2e-6, atol=2e-6)

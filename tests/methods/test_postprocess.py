@@ -170,7 +170,7 @@ def test_rates_are_fitted_on_the_final_models_decisions(uneven: Federation, fit:
     for name, value in plain.parameters[4].items():
         np.testing.assert_array_equal(value, processed.parameters[4][name])
     _, step = last_state(method, uneven)
-    x, y, s = uneven.rows
+    x, y, s = uneven.rows.x, uneven.rows.y, uneven.rows.s
     own = []
     for k in range(uneven.num_clients):
         part = uneven.train[k]

@@ -176,6 +176,18 @@ def test_skewed_shares(n0, n1, half, majority):
         assert part.max() - part.min() <= 2
 
 
+def test_skewed_by_group_works_for_groups_of_any_size():
+    rows = P.Rows(np.zeros(1000, dtype=int), np.repeat([0, 1], [970, 30]))
+    result = P.Skewed(4, 0.9, of="group")(rows, np.random.default_rng(0))
+    assert_disjoint(result, 1000, all_rows=True)
+    held = np.array([[(rows.group[members] == g).sum() for g in (0, 1)] for members in result.rows])
+    assert held[:2].sum(0).tolist() == [873, 3]  # 90 % of group 0, 10 % of group 1
+    assert held[2:].sum(0).tolist() == [97, 27]
+    assert (np.abs(np.diff(held[[0, 2]] - held[[1, 3]])) <= 2).all()
+    with pytest.raises(ConfigError, match="of must be 'client' or 'group'"):
+        P.Skewed(4, of="rows")
+
+
 def test_skewed_refuses_with_numbers():
     rows = P.Rows(np.zeros(1000, dtype=int), np.repeat([0, 1], [950, 50]))
     with pytest.raises(ConfigError, match=r"950 and 50 rows in the groups"):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from fairlearn import metrics as fairlearn
 from torch import nn
@@ -227,6 +228,34 @@ def test_pareto_marks_dominated_points(uneven: Federation) -> None:
         assert row["dominated"] == (better.sum() > 1)
     with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
         result.pareto("acuracy")
+
+
+def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
+    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.5, 5.0]}, seeds=range(6), **QUICK)  # type: ignore[arg-type]
+    points, final = result.pareto(), result.final()
+    for _, row in points.iterrows():
+        values = final[final["mu"] == row["mu"]]["accuracy"].to_numpy()
+        assert row["accuracy"] == pytest.approx(values.mean())
+        interval = scipy.stats.bootstrap([values], np.mean, method="percentile", n_resamples=4000, rng=1)
+        # both are random: 1000 and 4000 resamples of the same six numbers
+        ends = interval.confidence_interval
+        assert row["accuracy_low"] == pytest.approx(ends.low, abs=0.15 * (ends.high - ends.low) + 1e-9)
+        assert row["accuracy_high"] == pytest.approx(ends.high, abs=0.15 * (ends.high - ends.low) + 1e-9)
+    reference = (0.5, 0.6)
+    found = result.hypervolume(reference=reference)
+    # by counting: how much of the box between the corner (1, 0) and the reference some point dominates
+    a, d = np.meshgrid(np.linspace(0.5, 1, 1001), np.linspace(0, 0.6, 1001))
+    covered = np.zeros_like(a, dtype=bool)
+    for accuracy, gap in zip(points["accuracy"], points["demographic_parity_difference"], strict=True):
+        covered |= (a <= accuracy) & (d >= gap)
+    assert found.value == pytest.approx(covered.mean() * 0.5 * 0.6, rel=0.01)
+    assert found.low <= found.value <= found.high
+    assert result.hypervolume().reference == (
+        points["accuracy"].min(), points["demographic_parity_difference"].max(),
+    )  # fmt: skip
+    one = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 5.0]}, seeds=[0], **QUICK)  # type: ignore[arg-type]
+    assert one.pareto()["accuracy_low"].isna().all()
+    assert np.isnan(one.hypervolume().low)
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------

@@ -197,6 +197,12 @@ def pareto_table(points: Any, title: str | None = None) -> Table:
     """The trade-off of `pareto_of`; in how many runs both metrics are defined is shown where it is not in all."""
     counts = points["defined"].astype(str) + " of " + points["runs"].astype(str)
     shown = points.drop(columns=["defined", "runs"])
+    for name in [str(column).removesuffix("_low") for column in shown if str(column).endswith("_low")]:
+        # mean [interval], where there is one
+        ends = zip(shown[name], shown.pop(f"{name}_low"), shown.pop(f"{name}_high"), strict=True)
+        shown[name] = [
+            f"{mean:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]") for mean, low, high in ends
+        ]
     return frame_table(shown if (points["defined"] == points["runs"]).all() else shown.assign(defined=counts), title)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
+from equifed.federation import as_numbers
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -59,6 +60,11 @@ class Sensitive(_Strict):
     below: str | None = None
     at_least: str | None = None
     """With a threshold: the groups of the values below it, and of those equal or above."""
+    continuous: bool = False
+    """With a threshold: methods that measure dependence (KFFL) take the number itself; groups are for the report."""
+    mean: float | None = None
+    deviation: float | None = None
+    """Of a continuous column, by which it is standardised. Empty: inference fills them."""
 
     @model_validator(mode="after")
     def _one_rule(self) -> Sensitive:
@@ -66,10 +72,17 @@ class Sensitive(_Strict):
             raise ValueError("threshold, below and at_least go together")
         if self.threshold is not None and (self.groups or self.other):
             raise ValueError("give a threshold or groups, not both")
+        if self.continuous and self.threshold is None:
+            raise ValueError("a continuous column needs a threshold, which makes the groups that are reported")
+        if self.deviation is not None and not self.deviation > 0:
+            raise ValueError("the deviation must be positive")
         return self
 
     def infer(self, frame: pd.DataFrame) -> Sensitive:
         """The same rule with every value of the frame named, where it named none."""
+        if self.continuous and (self.mean is None or self.deviation is None):
+            number = _numbers(_series(frame, self.column), f"sensitive column {self.column!r}")
+            return self.model_copy(update={"mean": float(number.mean()), "deviation": float(number.std()) or 1.0})
         if self.threshold is not None or self.groups:
             return self
         series = _series(frame, self.column)
@@ -98,6 +111,15 @@ class Sensitive(_Strict):
         )
         return codes, known
 
+    def numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+        """The column as numbers without a false order [n, d]: see `Data.sensitive`."""
+        if self.continuous:
+            values = _numbers(_series(frame, self.column), f"sensitive column {self.column!r}")
+            assert self.mean is not None and self.deviation is not None  # noqa: PT018 - filled by `infer`
+            return ((values - self.mean) / self.deviation).astype(np.float32)[:, None]
+        codes, names = self.names(frame)
+        return as_numbers(codes, len(names))
+
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
@@ -116,6 +138,8 @@ class Encoded:
     scale_columns: NDArray[np.bool_]
     """[d] the inputs that the caller standardises with the mean and deviation of its training rows."""
     task: Task
+    attribute: NDArray[np.float32] | None = None
+    """[n, d] the sensitive attribute as numbers, where it says more than the group: continuous, or several columns."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Raw columns carried along, row by row (STATE, split), for natural partitions and given splits."""
     schema: Schema | None = None
@@ -150,6 +174,9 @@ class Schema(_Strict):
             raise ValueError("classification needs at least two classes")
         if not self.groups:
             raise ValueError("at least one group is needed")
+        for rule in self.sensitive:
+            if rule.continuous and (rule.mean is None or rule.deviation is None):
+                raise ValueError(f"the continuous sensitive column {rule.column!r} needs its mean and deviation")
         if self.label_range and not self.label_range[0] < self.label_range[1]:
             raise ValueError("label_range must be (low, high) with low < high")
         for column in self.columns:
@@ -223,9 +250,15 @@ class Schema(_Strict):
             group_names=self.groups,
             scale_columns=scale,
             task=self.task,
+            attribute=self._attribute(frame),
             columns={name: _series(frame, name).to_numpy() for name in columns},
             schema=self,
         )
+
+    def _attribute(self, frame: pd.DataFrame) -> NDArray[np.float32] | None:
+        if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
+            return None
+        return np.concatenate([rule.numbers(frame) for rule in self.sensitive], axis=1)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"

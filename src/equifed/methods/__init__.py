@@ -6,34 +6,46 @@ from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods.agnostic_fair import AgnosticFair
+from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.fair_fate import FairFate
+from equifed.methods.fairfed import FairFed
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
 from equifed.methods.fedfair import FedFair
+from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
 from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.kffl import KFFL
+from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.lco import LCO
 from equifed.methods.local import LocalTraining
+from equifed.methods.local_kernel import LocalKernel
 from equifed.methods.postprocess import HOW, compose
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.methods.separate_training import SeparateTraining
 from equifed.protocol import Method
 
 __all__ = [
+    "KFFL",
+    "KFFLTD",
     "LCO",
     "REGISTRY",
     "AgnosticFair",
+    "CentralizedKernel",
     "FairFate",
+    "FairFed",
     "FedAvg",
     "FedAvgGR",
     "FedAvgLR",
     "FedDemon",
     "FedFair",
+    "FedMinMax",
     "FedMom",
     "FedProx",
     "FedVal",
+    "LocalKernel",
     "LocalTraining",
     "Method",
     "SeparateTraining",
@@ -58,6 +70,12 @@ REGISTRY: dict[str, type[Method]] = {
     "lco": LCO,
     "separate-training": SeparateTraining,
     "agnostic-fair": AgnosticFair,
+    "fairfed": FairFed,
+    "kffl": KFFL,
+    "kffl-td": KFFLTD,
+    "local-kernel": LocalKernel,
+    "centralized-kernel": CentralizedKernel,
+    "fedminmax": FedMinMax,
 }
 
 

@@ -90,9 +90,12 @@ class AgnosticFair(Method):
     def draw(self, rng: np.random.Generator, task: Task) -> np.ndarray:
         return rng.normal(size=(self.references, _features(task))).astype(np.float32)
 
-    def init(self, task: Task, parameters: Tree) -> Server:
+    def check(self, task: Task) -> None:
         if task.num_groups != 2:
             raise ConfigError(f"agnostic-fair compares two groups; this data has {task.num_groups}.")
+        _features(task)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.leaves(parameters)[0].new_zeros(())
         origin = zero.expand(_features(task)).clone()
         a = zero.expand(self.references).clone()

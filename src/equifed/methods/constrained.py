@@ -69,7 +69,7 @@ class Constrained(Method):
         """The pairs (a, b) of groups that are constrained."""
         return list(combinations(range(task.num_groups) if self.groups is None else self.groups, 2))
 
-    def check_task(self, task: Task) -> None:
+    def check(self, task: Task) -> None:
         """Refuse groups and a class that the data does not have."""
         if self.protected_class >= task.num_classes:
             raise ConfigError(

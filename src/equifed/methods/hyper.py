@@ -49,7 +49,8 @@ def check_value(kind: type[Method], name: str, value: Any) -> None:
         known = ", ".join(map(repr, choices))
         raise ConfigError(f"{kind.name}: {name} must be one of {known}{or_several}, got {value!r}.")
     if low is not None or high is not None:
-        check_number(f"{kind.name}: {name}", value, low=low, high=high)
+        whole = type(fields[name].default) is int
+        check_number(f"{kind.name}: {name}", value, low=low, high=high, whole=whole)
 
 
 @cache

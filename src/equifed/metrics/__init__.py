@@ -25,6 +25,7 @@ from equifed.metrics.disparities import (
     rmse,
     rmse_by_group,
 )
+from equifed.metrics.fronts import dominated, hypervolume
 from equifed.metrics.rates import (
     accuracy,
     counts,
@@ -52,6 +53,7 @@ __all__ = [
     "dgeo",
     "discrimination_index",
     "disparities",
+    "dominated",
     "equal_opportunity_difference",
     "equal_opportunity_ratio",
     "equalized_odds_difference",
@@ -62,6 +64,7 @@ __all__ = [
     "false_positive_rate",
     "group_equity",
     "harmonic_mean",
+    "hypervolume",
     "ks_distance",
     "mean_difference",
     "rates",

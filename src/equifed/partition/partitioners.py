@@ -203,18 +203,24 @@ def _seats(sizes: np.ndarray, clients: int) -> np.ndarray:
 class Skewed:
     """Two-sided skew: half of the clients hold mostly the first group, half mostly the second (KFFL's 90/10).
 
-    Using every row fixes the sizes of the halves: with n0 and n1 rows in the groups and m = majority,
-    m A + (1-m) B = n0 and (1-m) A + m B = n1. So clients of the halves differ in size when the groups do, and
-    a group that has less than 1 - m of all rows makes it impossible.
+    of="client": a share m of each client's rows is of its half's own group. Using every row fixes the sizes of the
+    halves: with n0 and n1 rows in the groups, m A + (1-m) B = n0 and (1-m) A + m B = n1. So clients of the halves
+    differ in size when the groups do, and a group that has less than 1 - m of all rows makes it impossible.
+    of="group": a share m of each group's rows lies with its own half. That is possible whatever the groups' sizes
+    (Bank: 2.6 % are under 25), but with unequal groups most rows of every client are of the larger one.
     """
 
     num_partitions: int
     """Number of clients, even."""
     majority: float = 0.9
-    """Share of the half's own group in each client, above 0.5 and at most 1."""
+    """m, above 0.5 and at most 1."""
+    of: Literal["client", "group"] = "client"
+    """What the majority is a share of: each client's rows, or each group's."""
 
     def __post_init__(self) -> None:
         check_number("num_partitions", self.num_partitions, whole=True, above=0)
+        if self.of not in ("client", "group"):
+            raise ConfigError(f"of must be 'client' or 'group', not {self.of!r}.")
         if self.num_partitions % 2:
             raise ConfigError(f"Skewed needs an even number of clients, not num_partitions={self.num_partitions}.")
         check_number("majority", self.majority)
@@ -232,17 +238,9 @@ class Skewed:
             )
         n0, n1 = np.bincount(group).tolist()
         m = self.majority
-        # A = (m n0 - (1-m) n1) / (2m - 1), the size of the first half; B = n - A
-        first = (m * n0 - (1 - m) * n1) / (2 * m - 1)
         half = self.num_partitions // 2
-        if min(first, n - first) < half:
-            raise ConfigError(
-                f"A {m:.0%} skew on both sides cannot use every row: with {n0} and {n1} rows in the groups "
-                f"the halves would hold {first:.0f} and {n - first:.0f} rows for {half} clients each. "
-                "Lower majority, or use Dirichlet with partition_by=('group',)."
-            )
-        # rows of each group that go to the first half: m A of the first group, (1-m) A of the second
-        to_first = np.rint([m * first, (1 - m) * first]).astype(np.int64)
+        # rows of each group that go to the first half
+        to_first = np.rint([m * n0, (1 - m) * n1] if self.of == "group" else self._to_first(n0, n1)).astype(np.int64)
         owner = np.empty(n, dtype=np.int64)
         order = shuffled_by(group, rng)
         for block, cut in zip(np.split(order, [n0]), to_first, strict=True):
@@ -250,6 +248,18 @@ class Skewed:
             # from the last client backwards: the odd rows of the two groups then fall to different clients
             owner[block[cut:]] = self.num_partitions - 1 - np.arange(len(block) - cut) % half
         return Partition.from_owner(owner, numbered(self.num_partitions))
+
+    def _to_first(self, n0: int, n1: int) -> list[float]:
+        m, n, half = self.majority, n0 + n1, self.num_partitions // 2
+        # A = (m n0 - (1-m) n1) / (2m - 1), the size of the first half; B = n - A
+        first = (m * n0 - (1 - m) * n1) / (2 * m - 1)
+        if min(first, n - first) < half:
+            raise ConfigError(
+                f"A {m:.0%} skew on both sides cannot use every row: with {n0} and {n1} rows in the groups "
+                f"the halves would hold {first:.0f} and {n - first:.0f} rows for {half} clients each. "
+                "Lower majority, or take it as a share of each group with of='group'."
+            )
+        return [m * first, (1 - m) * first]
 
 
 @dataclass(frozen=True)

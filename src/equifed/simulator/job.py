@@ -158,7 +158,12 @@ def make_job(
     runs = tuple(
         Run(seed, fed, hyper) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
     )
+    if method.pooled:  # one place holds everything, and is always there
+        together = {id(fed): fed.pooled() for fed in feds}
+        runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
+        clients_per_round, dropout = None, 0.0
     task, starts = _task_and_start(first, model, local, rounds, method, seed_list, initial_parameters)
+    method.check(task)
     return Job(
         method,
         runs,
@@ -191,7 +196,7 @@ def _seeds(feds: list[Federation], seeds: Sequence[int] | None) -> list[int]:
 
 
 def _check_same(first: Federation, fed: Federation) -> None:
-    for what in ("kind", "classes", "groups", "shape", "num_clients"):
+    for what in ("kind", "classes", "groups", "shape", "sensitive_size", "num_clients"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
             raise ConfigError(f"Federations that run together must agree in {what}; one has {a}, another {b}.")
@@ -219,6 +224,8 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
             check_number(f"{name}, swept,", value)
         if isinstance(getattr(method, name), bool):
             raise ConfigError(f"{name} is true or false and cannot be swept in one call; simulate both.")
+        if isinstance(getattr(method, name), int):
+            raise ConfigError(f"{name} is a size, and runs of different sizes cannot share one call; simulate each.")
         if len(set(values)) != len(values):
             raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.")
         points = [{**point, name: value} for point in points for value in values]
@@ -245,6 +252,7 @@ def _task_and_start(
         num_clients=fed.num_clients,
         rounds=rounds,
         local=local,
+        sensitive_size=fed.sensitive_size,
         num_client_groups=0 if fed.client_groups is None else int(fed.client_groups.max()) + 1,
         binary=_is_binary(module, fed),
     )

@@ -91,6 +91,11 @@ class _LaneData(Data):
     def s(self) -> Tensor:
         return self._tables.s[self._rows]  # type: ignore[attr-defined]
 
+    @cached_property
+    def attribute(self) -> Tensor | None:
+        stored = self._tables.attribute  # type: ignore[attr-defined]
+        return None if stored is None else stored[self._rows]
+
 
 class LanesEngine:
     def __init__(self, job: Job, tables: Tables) -> None:
@@ -274,9 +279,29 @@ class LanesEngine:
             plan.Batches(job.runs[r].seed, round, job.client_keys[k], phase.name, int(n), local)
             for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
         ]
-        carry = self._stepper.train(Training((stage, position), step, fixed, begin.per_row, lanes, sources), carry)
+
+        def resample(carry: list[Tensor], work: Training) -> tuple[Tree, Tensor]:
+            def one(work: LocalTraining, parameters: Tree, context: Tree, uniforms: Tensor, data: Data) -> Any:
+                assert work.resample is not None
+                context, rows = work.resample(parameters, context, _fit(uniforms, data.mask.shape[0]), data)
+                return context, _fit(rows.to(torch.int32), longest)
+
+            parameters, _ = tree.unflatten(carry, structure)
+            uniforms = np.zeros((len(work.lanes), longest), dtype=np.float32)
+            for line, source in zip(uniforms, work.sources, strict=True):
+                made = source.uniforms()
+                line[: len(made)] = made
+            values = (parameters, work.fixed[0], torch.from_numpy(uniforms).to(job.device))
+            inputs = self._inputs(phase, work.lanes, round)
+            context, rows = self._map(stage, position, one, values, inputs, work.lanes)
+            return (context, *work.fixed[1:]), rows
+
+        work = Training((stage, position), step, fixed, begin.per_row, lanes, sources)
+        if isinstance(phase.client, LocalTraining) and phase.client.resample is not None:
+            work = dataclasses.replace(work, resample=resample)
+        carry, fixed = self._stepper.train(work, carry)
         parameters, _ = tree.unflatten(carry, structure)
-        reply, new = self._map(stage, position, finish, (parameters, down, own, begin.context), inputs, lanes)
+        reply, new = self._map(stage, position, finish, (parameters, down, own, fixed[0]), inputs, lanes)
         return reply, new
 
     # -- the server ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -52,12 +52,21 @@ class Batches:
 
     def __init__(self, seed: int, round: int, client_key: int, phase: str, n: int, local: Local) -> None:
         self._rng = generator(seed, "batches", round, client_key, key(phase))
+        self._source = (seed, "resample", round, client_key, key(phase))
         self._n = n
         self._size = local.batch_size or max(n, 1)
 
     def epoch(self) -> np.ndarray:
         """The rows' order of the next epoch [n]; batch b holds entries b*size to (b+1)*size."""
         return self._rng.permutation(self._n)
+
+    @cached_property
+    def _resampling(self) -> np.random.Generator:
+        return generator(*self._source)
+
+    def uniforms(self) -> np.ndarray:
+        """Random numbers in [0, 1) for the next epoch that resamples [n]."""
+        return self._resampling.random(self._n, dtype=np.float32)
 
     def split(self, order: np.ndarray) -> list[np.ndarray]:
         return [order[i : i + self._size] for i in range(0, self._n, self._size)]

@@ -91,6 +91,7 @@ class Reference:
         begin, n = tables.start[run, client], int(tables.sizes[run, client])
         rows = tables.index[begin : begin + n].long()
         batches: tuple[Tensor, ...] = ()
+        uniforms: tuple[Tensor, ...] = ()
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
             source = plan.Batches(seed, round, job.client_keys[client], phase.name, n, local)
@@ -99,6 +100,8 @@ class Reference:
                 for _ in range(local.epochs)
                 for rows in source.split(source.epoch())
             )
+            if phase.client.resample is not None:
+                uniforms = tuple(torch.from_numpy(source.uniforms()).to(job.device) for _ in range(local.epochs))
         groups = job.runs[run].federation.client_groups
         return Data(
             tables.features(rows, run),
@@ -112,7 +115,9 @@ class Reference:
             },
             client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
             batches=batches,
+            uniforms=uniforms,
             learning_rate=job.task.local.rate(max(round, 1)),
+            attribute=None if tables.attribute is None else tables.attribute[rows],
         )
 
     def _combine(self, phase: Phase, replies: list[Record], clients: np.ndarray) -> Record:

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from equifed import metrics as M
 from equifed import tree
 from equifed.errors import ConfigError, unknown_name
+from equifed.metrics.fronts import as_costs
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.evaluate import Scored
 from equifed.simulator.job import Job
@@ -86,24 +87,66 @@ class Result:
         grouped = wide.groupby(["method", *self.swept], observed=True, sort=False)
         return grouped.agg(["mean", "std"])
 
-    def pareto(self, quality: str = "accuracy", disparity: str = "demographic_parity_difference") -> pd.DataFrame:
-        """Mean of both metrics for each swept setting, and whether another setting is better in both.
+    def pareto(
+        self, quality: str = "accuracy", disparity: str = "demographic_parity_difference", split: str = "test"
+    ) -> pd.DataFrame:
+        """The trade-off: mean of both metrics for each swept setting, and whether another setting is better in both.
 
+        `..._low` and `..._high` bound the means, 95 % intervals of a bootstrap over the seeds (nan for one seed).
         `accuracy`-like metrics count as better when higher, `rmse` and `loss` when lower; disparities named
         `..._ratio` when closer to 1, all others when closer to 0.
         """
-        wide = self.final()
+        import pandas as pd
+
+        keys, values = self._trade_offs(quality, disparity, split)
+        points = pd.DataFrame(keys, columns=["method", *self.swept])
+        means = _mean_over_seeds(values)
+        low, high = np.quantile(_resampled_means(values), [0.025, 0.975], axis=0)
+        for i, name in enumerate((quality, disparity)):
+            points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
+        points["dominated"] = M.dominated(as_costs(quality, disparity, means))
+        return points
+
+    def hypervolume(
+        self,
+        quality: str = "accuracy",
+        disparity: str = "demographic_parity_difference",
+        *,
+        reference: tuple[float, float] | None = None,
+        split: str = "test",
+    ) -> Hypervolume:
+        """How much of the plane of both metrics the settings' means dominate, up to the reference (quality, disparity).
+
+        Give all methods that are compared the same reference, such as the accuracy of always predicting the majority
+        and the disparity of FedAvg; None takes the worst of this sweep's own. The interval is of a bootstrap over the
+        seeds, the same seeds for all settings.
+        """
+        _, values = self._trade_offs(quality, disparity, split)
+        means = _mean_over_seeds(values)
+        if reference is None:
+            worst = np.nanargmax(as_costs(quality, disparity, means), axis=0)
+            reference = float(means[worst[0], 0]), float(means[worst[1], 1])
+        corner = as_costs(quality, disparity, reference)
+
+        def area(means: np.ndarray) -> float:
+            return M.hypervolume(as_costs(quality, disparity, means), corner)
+
+        resampled = _resampled_means(values)
+        areas = [area(each) for each in resampled] if len(resampled) > 1 else [np.nan]
+        low, high = np.quantile(areas, [0.025, 0.975])
+        return Hypervolume(area(means), float(low), float(high), reference)
+
+    def _trade_offs(self, quality: str, disparity: str, split: str) -> tuple[list[tuple[Any, ...]], np.ndarray]:
+        """Every setting, and both metrics of its seeds [settings, seeds, 2]."""
+        wide = self.final(split)
         for name in (quality, disparity):
             if name not in wide:
                 raise ConfigError(unknown_name("metric", name, wide.columns))
-        points = wide.groupby(["method", *self.swept], observed=True, sort=False)[[quality, disparity]].mean()
-        points = points.reset_index()
-        good = points[quality] * (-1 if quality in ("rmse", "loss") else 1)
-        unfair = 1 - points[disparity] if disparity.endswith("_ratio") else points[disparity].abs()
-        a, b = good.to_numpy()[:, None], unfair.to_numpy()[:, None]
-        better = (a <= a.T) & (b >= b.T) & ((a < a.T) | (b > b.T))
-        points["dominated"] = np.asarray(better.any(1))
-        return points
+        groups = [
+            (key, part.sort_values("seed")[[quality, disparity]].to_numpy())
+            for key, part in wide.groupby(["method", *self.swept], observed=True, sort=False)
+        ]
+        return [key for key, _ in groups], np.stack([part for _, part in groups])
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report, one self-contained HTML page."""
@@ -114,6 +157,36 @@ class Result:
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()
         return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
+
+
+class Hypervolume(NamedTuple):
+    value: float
+    """The area that the front of the means dominates."""
+    low: float
+    """Lower end of its 95 % interval (nan for one seed)."""
+    high: float
+    """Upper end."""
+    reference: tuple[float, float]
+    """The (quality, disparity) up to which it is measured."""
+
+
+RESAMPLES = 1000
+
+
+def _mean_over_seeds(values: np.ndarray) -> np.ndarray:
+    """Means of the defined values [settings, seeds, 2] -> [settings, 2]; nan where none is."""
+    defined = ~np.isnan(values)
+    total = np.where(defined, values, 0).sum(-2)
+    return np.where(defined.any(-2), total / np.maximum(defined.sum(-2), 1), np.nan)
+
+
+def _resampled_means(values: np.ndarray) -> np.ndarray:
+    """Means over seeds drawn with replacement, the same draw for all settings [RESAMPLES, settings, 2]."""
+    seeds = values.shape[1]
+    if seeds < 2:
+        return np.full((1, len(values), 2), np.nan)
+    drawn = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    return np.stack([_mean_over_seeds(values[:, some]) for some in drawn])
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,12 @@ class Training:
     """Values of each lane's rows [L, n, ...]."""
     lanes: Lanes
     sources: Sequence[Batches]
+    resample: Callable[[list[Tensor], Training], tuple[Tree, Tensor]] | None = None
+    """Before each epoch, (carry, this training) -> (fixed, rows to train on [L, n])."""
 
     def part(self, lanes: slice) -> Training:
         fixed, per_row = tree.take((self.fixed, self.per_row), lanes)
-        return Training(self.phase, self.step, fixed, per_row, self.lanes.part(lanes), self.sources[lanes])
+        return replace(self, fixed=fixed, per_row=per_row, lanes=self.lanes.part(lanes), sources=self.sources[lanes])
 
 
 class Stepper:
@@ -68,8 +70,9 @@ class Stepper:
         self.job, self.tables, self.notes = job, tables, notes
         self._ready: dict[Any, Run] = {}
 
-    def train(self, work: Training, carry: list[Tensor]) -> list[Tensor]:
-        """All epochs of all lanes: `carry` holds parameters and optimiser state, leaves [L, ...]."""
+    def train(self, work: Training, carry: list[Tensor]) -> tuple[list[Tensor], Tree]:
+        """All epochs of all lanes: `carry` holds parameters and optimiser state, leaves [L, ...]. Returns them, and
+        what stays fixed within an epoch."""
         size = self.job.task.local.batch_size
         if size is not None:
             return self._epochs(work, carry, size)
@@ -78,17 +81,28 @@ class Stepper:
             self._epochs(work.part(lanes), tree.take(carry, lanes), width)
             for lanes, width in portions(work.lanes.n, self.job.row_bytes)
         ]
-        return [torch.cat(leaves) for leaves in zip(*done, strict=True)]
+        joined: tuple[list[Tensor], Tree] = tree.map(lambda *parts: torch.cat(parts), *done)
+        return joined
 
-    def _epochs(self, work: Training, carry: list[Tensor], size: int) -> list[Tensor]:
+    def _epochs(self, work: Training, carry: list[Tensor], size: int) -> tuple[list[Tensor], Tree]:
         count = -(-work.lanes.n // size)
+        chosen = None
         if count.any():
             for _ in range(self.job.task.local.epochs):
-                carry = self._epoch(work, carry, [source.epoch() for source in work.sources], size, count)
-        return carry
+                if work.resample is not None:
+                    fixed, chosen = work.resample(carry, work)
+                    work = replace(work, fixed=fixed)
+                carry = self._epoch(work, carry, [source.epoch() for source in work.sources], size, count, chosen)
+        return carry, work.fixed
 
     def _epoch(
-        self, work: Training, carry: list[Tensor], positions: list[np.ndarray], size: int, count: np.ndarray
+        self,
+        work: Training,
+        carry: list[Tensor],
+        positions: list[np.ndarray],
+        size: int,
+        count: np.ndarray,
+        chosen: Tensor | None,
     ) -> list[Tensor]:
         # a compiled step is quick but each width takes seconds to compile: use fewer of them
         shrink = 0.5 if self._worth_compiling(carry, size) else 0.7
@@ -96,7 +110,7 @@ class Stepper:
         for begin, end, width in segments(count, shrink):
             same = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), work.fixed)
             moving = [leaf[:width].contiguous() for leaf in carry]
-            batches = self._batches(work, positions, size, begin, end, width)
+            batches = self._batches(work, positions, size, begin, end, width, chosen)
             run = self._prepared(work, (moving, same, tree.take(batches, 0)), size, idle, end - begin)
             moving = run(moving, tree.leaves(same), tree.leaves(batches))
             carry = [
@@ -106,7 +120,14 @@ class Stepper:
         return carry
 
     def _batches(
-        self, work: Training, positions: list[np.ndarray], size: int, begin: int, end: int, width: int
+        self,
+        work: Training,
+        positions: list[np.ndarray],
+        size: int,
+        begin: int,
+        end: int,
+        width: int,
+        chosen: Tensor | None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Steps begin to end of an epoch for the first `width` lanes: the batches' rows in the tables [T, W, B], how
         many of the B are rows [T, W], and the rows' own values. Beyond them the client's first row stands in, with
@@ -117,11 +138,13 @@ class Stepper:
             part = order[begin * size : end * size]
             line[: len(part)] = part
         places = torch.from_numpy(own).to(device).view(width, steps, size).transpose(0, 1).contiguous()
+        lane = torch.arange(width, device=device)[:, None]
+        if chosen is not None:
+            places = chosen[lane, places]
         start = torch.from_numpy(work.lanes.start[:width].astype(np.int32)).to(device)
         rows = self.tables.index[(places + start[:, None]).clamp_(max=len(self.tables.index) - 1)]
         left = work.lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
         filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(device)
-        lane = torch.arange(width, device=device)[:, None]
         return rows, filled, {name: values[lane, places] for name, values in work.per_row.items()}
 
     def _prepared(self, work: Training, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:

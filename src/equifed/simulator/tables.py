@@ -20,6 +20,8 @@ class Tables:
     """Labels [rows]."""
     s: Tensor
     """Groups [rows]."""
+    attribute: Tensor | None
+    """The sensitive attribute as numbers [rows, d], where it is more than the group."""
     index: Tensor
     """Training row positions of all clients of all federations, one after the other (int32)."""
     start: np.ndarray
@@ -55,7 +57,9 @@ def make_tables(job: Job) -> Tables:
         raise ValueError(f"{total} rows are more than 32-bit positions can address.")
     offset = np.array([stored[id(fed.rows.x)][1] for fed in feds], dtype=np.int64)
     tables = [rows for rows, _ in stored.values()]
-    x, y, s = (_join([table[i] for table in tables]) for i in range(3))
+    x, y, s = (_join([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
+    attributes = [table.attribute for table in tables if table.attribute is not None]
+    attribute = _join(attributes) if attributes else None
     one_scaling = len(tables) == 1 and all(fed.scaling is feds[0].scaling for fed in feds)
     shift = factor = None
     if one_scaling and feds[0].scaling is not None:
@@ -69,6 +73,7 @@ def make_tables(job: Job) -> Tables:
         torch.from_numpy(x).to(job.device),
         torch.from_numpy(y).to(job.device),
         torch.from_numpy(s).to(job.device),
+        None if attribute is None else torch.from_numpy(attribute).to(job.device),
         torch.from_numpy(index).to(job.device),
         start,
         sizes,

@@ -54,7 +54,7 @@ def fingerprint(federations: Sequence[Federation]) -> str:
         arrays = [fed.train.index, fed.train.start, fed.train.stop, fed.validation, fed.test]
         if id(fed.rows.x) not in seen:
             seen.add(id(fed.rows.x))
-            arrays += [*fed.rows]
+            arrays += [array for array in fed.rows if array is not None]
         for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
         digest.update("\0".join(fed.ids).encode())

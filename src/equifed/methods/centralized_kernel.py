@@ -1,0 +1,44 @@
+"""Centralised kernel learning, KFFL's upper reference: all rows in one place, regularised with the kernels themselves.
+
+theta minimises  mean loss + lambda HSIC,   HSIC of the batch by its full kernel matrices    (see kernels.py)
+
+It is no federated method: it shows what pooling the data, which is not allowed, would give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from equifed.local import mean_loss
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.hyper import hyper
+from equifed.methods.kernels import exact_dependence, outputs
+from equifed.methods.local_kernel import with_attribute
+from equifed.protocol import Data, LocalTraining, Phase
+from equifed.tree import Tree
+
+
+@dataclass(frozen=True)
+class CentralizedKernel(FedAvg):
+    """Training on the pooled rows of all clients with the exact kernel dependence of each batch: for comparison."""
+
+    name: ClassVar[str] = "centralized-kernel"
+    pooled: ClassVar[bool] = True
+
+    fairness_weight: float = hyper(1.0, low=0)
+    """lambda: the weight of the dependence."""
+    kernel_width: float = hyper(1.0, low=1e-6)
+    """sigma of the Gaussian kernels."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(weighted_update, self.loss, with_attribute)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
+
+    def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
+        s, f = batch.per_row["sensitive"], outputs(parameters, batch)
+        hsic = exact_dependence(s, f, batch, self.kernel_width)
+        return mean_loss(parameters, (), batch) + self.fairness_weight * hsic

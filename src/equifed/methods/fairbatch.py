@@ -1,0 +1,66 @@
+"""FairBatch: Roh et al., FairBatch: Batch Selection for Model Fairness, ICLR 2021; a client's local debiasing.
+
+Batches hold the labels in the client's own shares, but within label y the groups in shares lambda_y, which start at
+the client's own and move before every epoch by a small step, from the group with the lowest loss to that with the
+highest:
+equal_opportunity:   within y = 1
+equalized_odds:      within the label whose gap between groups is larger
+demographic_parity:  the same with losses per row of the group; within y = 0 the other way round
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equifed.methods.reweighing import cell_counts
+from equifed.protocol import Data
+from equifed.tree import Tree
+
+
+def begin(shares: Tensor, data: Data) -> Tensor:
+    """lambda [2, G]: the kept shares, or before the first epoch (all zeros) the client's own."""
+    counts = cell_counts(data).T  # [label, group]
+    return torch.where(shares.sum() > 0, shares, counts / counts.sum(1, keepdim=True).clamp_min(1))
+
+
+def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tensor | float) -> Tensor:
+    """lambda after one step towards the groups with high loss."""
+    counts = cell_counts(data).T
+    losses = cell_losses(parameters, data)
+    per = counts.sum(0, keepdim=True) if fairness.startswith("demographic_parity") else counts
+    loss = losses / per.clamp_min(1)
+    there = counts > 0
+    highest, lowest = torch.where(there, loss, -torch.inf), torch.where(there, loss, torch.inf)
+    gap = torch.where(there.sum(1) >= 2, highest.amax(1) - lowest.amin(1), 0.0)  # [label]
+    # which label's shares move: class 1, or the one with the larger gap
+    if fairness.startswith("equal_opportunity"):
+        moves = torch.stack([torch.zeros_like(gap[0]), (gap[1] > 0).to(gap.dtype)])
+    else:
+        moves = torch.nn.functional.one_hot(gap.argmax(), 2).to(gap.dtype) * (gap > 0)
+    if fairness.startswith("demographic_parity"):
+        moves = moves * torch.tensor([-1.0, 1.0], device=gap.device)
+    groups = shares.shape[1]
+    up = torch.nn.functional.one_hot(highest.argmax(1), groups) - torch.nn.functional.one_hot(lowest.argmin(1), groups)
+    new = (shares + step * moves[:, None] * up).clamp(0, 1) * there
+    return new / new.sum(1, keepdim=True).clamp_min(1e-12)
+
+
+def cell_losses(parameters: Tree, data: Data) -> Tensor:
+    """Summed loss by label and group [2, G]."""
+    losses = data.task.row_loss(parameters, data.x, data.y)
+    groups = torch.arange(data.task.num_groups, device=data.s.device)
+    s = (data.s[:, None] == groups).to(losses.dtype)
+    y = (data.y[:, None] == torch.arange(2, device=data.y.device)).to(losses.dtype)
+    return data.sum(losses[:, None, None] * y[:, :, None] * s[:, None, :])
+
+
+def pick(shares: Tensor, uniforms: Tensor, data: Data) -> Tensor:
+    """Rows [n] drawn independently: label in its own share, group in share lambda, a row of that cell at random."""
+    counts = cell_counts(data).T
+    labels = counts.sum(1, keepdim=True)
+    # P(row) = P(y) lambda(s | y) / rows of the cell; padding 0
+    chance = torch.where(counts > 0, labels * shares / counts.clamp_min(1), 0.0)[data.y, data.s] * data.mask
+    ends = chance.double().cumsum(0)
+    drawn = torch.searchsorted(ends, uniforms.double() * ends[-1:], right=True)
+    return drawn.clamp_max((data.n - 1).clamp_min(0).long())

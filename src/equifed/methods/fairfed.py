@@ -1,0 +1,218 @@
+"""FairFed: Ezzeldin et al., FairFed: Enabling Group Fairness in Federated Learning, AAAI 2023.
+
+measure:  client k:  counts by group, label and prediction of theta on its rows;    server: their sum
+compare:  Delta_k = |F - F_k|, F of all rows and F_k of its own; |Acc - Acc_k| where F_k is undefined
+          server: the mean of Delta_k
+train:    omega_k <- omega_k - beta (Delta_k - mean Delta),  n_k / n at the start, kept at 0 or above and normalised
+          theta  <- sum_k omega_k theta_k / sum_k omega_k
+
+version "v1" (arXiv v1): omega_k = exp(-beta Delta_k) n_k / n, with neither memory nor `compare`. The client computes
+its own weight, so that the server needs only sums. With several groups, Delta_k is the largest difference over pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.methods import fairbatch
+from equifed.methods.hyper import hyper
+from equifed.methods.kernels import dependence, feature_draws, outputs
+from equifed.methods.reweighing import cell_counts, cell_weights
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+FAIRNESS = ("demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    counts: Tensor
+    """Rows by group, label and prediction of theta, over the round's clients [G, 2, 2]."""
+    gap: Tensor
+    """Mean of Delta_k over the round's clients."""
+    n: Tensor
+    """n, rows of all clients."""
+    scale: Tensor
+    """What the normalisations so far make of a weight of 1."""
+
+
+class Client(NamedTuple):
+    theta: Tree
+    """theta as it came down in `measure`, so that it need not come again in `train`."""
+    counts: Tensor
+    """This client's counts for it."""
+    omega: Tensor
+    """omega_k before normalisation; below 0 until the first round."""
+    shares: Tensor
+    """lambda of FairBatch [2, G]; 0 until its first epoch."""
+
+
+@dataclass(frozen=True)
+class FairFed(Method):
+    """Give clients whose fairness is close to that of all rows more weight in the average."""
+
+    name: ClassVar[str] = "fairfed"
+    parent: ClassVar[str] = "fedavg"
+    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+
+    fairness: str = hyper("equal_opportunity_difference", choices=FAIRNESS)
+    """F: the gap between groups in selection rate, in true positive rate, or in both error rates."""
+    beta: float = hyper(1.0, low=0, vanishes=True)
+    """The fairness budget; 0 gives FedAvg (with the local debiasing, if any)."""
+    version: Literal["aaai", "v1"] = hyper("aaai", choices=("aaai", "v1"))
+    """Weights that add up over the rounds (AAAI 2023), or exponential ones without memory (arXiv v1)."""
+    debias: Literal["reweighing", "fairbatch", "kernel"] | None = hyper(
+        None, choices=(None, "reweighing", "fairbatch", "kernel")
+    )
+    """What each client does against bias in its own rows while training."""
+    debias_weight: float = hyper(1.0, low=0)
+    """Weight of the kernel dependence with debias="kernel"."""
+    debias_step: float = hyper(0.005, low=0, high=1)
+    """Step of the groups' shares per epoch with debias="fairbatch"."""
+
+    # -- exchanges -----------------------------------------------------------------------------------------------------
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        if self.version == "v1":
+            return ()
+
+        def rows(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+            return {"rows": data.n}, state
+
+        def total(server: Server, replies: Record, validation: Data | None) -> Server:
+            return server._replace(n=replies["rows"])
+
+        return (Phase("rows", (), ("rows",), rows, total, "sum"),)
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        measure = Phase("measure", ("theta",), ("counts",), measured, keep_counts, "sum")
+        compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum")
+        train = LocalTraining(self.reply, self.loss, self.start, self.resample if self.debias == "fairbatch" else None)
+        draws = feature_draws(10) if self.debias == "kernel" else {}
+        up = ("update", "weight", "weight_before")
+        down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "scale")
+        fit = Phase("train", down, up, train, average, "sum", draws)
+        return (measure, fit) if self.version == "v1" else (measure, compare, fit)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        some = tree.leaves(parameters)[0]
+        zero = some.new_zeros(())
+        return Server(parameters, some.new_zeros(task.num_groups, 2, 2), zero, zero, zero + 1)
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        some, groups = tree.leaves(parameters)[0], task.num_groups
+        return Client(parameters, some.new_zeros(groups, 2, 2), some.new_full((), -1.0), some.new_zeros(2, groups))
+
+    def compare(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+        some = (data.n > 0).to(data.mask.dtype)
+        return {"gap": some * difference(down["counts"], state.counts, self.fairness), "clients": some}, state
+
+    # -- local training ------------------------------------------------------------------------------------------------
+
+    def start(self, down: Record, state: Client, data: Data) -> Start:
+        if self.debias == "reweighing":
+            return Start(state.theta, per_row={"weight": cell_weights(cell_counts(data))[data.s, data.y]})
+        if self.debias == "kernel":
+            return Start(state.theta, per_row={"sensitive": data.sensitive})
+        if self.debias == "fairbatch":
+            return Start(state.theta, context=fairbatch.begin(state.shares, data))
+        return Start(state.theta)
+
+    def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
+        losses = batch.task.row_loss(parameters, batch.x, batch.y)
+        if self.debias == "reweighing":
+            return batch.mean(batch.per_row["weight"] * losses)
+        if self.debias == "kernel":
+            s, f = batch.per_row["sensitive"], outputs(parameters, batch)
+            return batch.mean(losses) + self.debias_weight * dependence(s, f, batch, batch.draws, 1.0)
+        return batch.mean(losses)
+
+    def resample(self, parameters: Tree, shares: Tree, uniforms: Tensor, data: Data) -> tuple[Tree, Tensor]:
+        shares = fairbatch.move(shares, parameters, data, self.fairness, self.debias_step)
+        return shares, fairbatch.pick(shares, uniforms, data)
+
+    def reply(self, parameters: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Tree]:
+        gap = difference(down["counts"], state.counts, self.fairness)
+        if self.version == "v1":
+            # omega_k = exp(-beta Delta_k) n_k; the n falls out of the average
+            before = omega = torch.exp(-self.beta * gap) * data.n
+            kept = state.omega
+        else:
+            # omega_k <- max(omega_k - beta (Delta_k - mean Delta), 0), n_k / n at the start
+            before = down["scale"] * torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), state.omega)
+            omega = (before - self.beta * (gap - down["gap"])).clamp_min(0) * (data.n > 0)
+            kept = omega / down["scale"]
+        shares = context if self.debias == "fairbatch" else state.shares
+        update = tree.scale(tree.sub(parameters, state.theta), omega)
+        return {"update": update, "weight": omega, "weight_before": before}, state._replace(omega=kept, shares=shares)
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {"mean_gap": server.gap} if self.version == "aaai" else {}
+
+
+def measured(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+    """Rows by group, label and prediction of theta."""
+    task = data.task
+    predicted = task.decide(task.predict(down["theta"], data.x))
+    s = one_hot(data.s, task.num_groups, data)
+    y, p = one_hot(data.y, 2, data), one_hot(predicted, 2, data)
+    counts = data.sum(s[:, :, None, None] * y[:, None, :, None] * p[:, None, None, :])
+    return {"counts": counts}, state._replace(theta=down["theta"], counts=counts)
+
+
+def one_hot(codes: Tensor, count: int, data: Data) -> Tensor:
+    return (codes[:, None] == torch.arange(count, device=codes.device)).to(data.mask.dtype)
+
+
+def keep_counts(server: Server, replies: Record, validation: Data | None) -> Server:
+    return server._replace(counts=replies["counts"])
+
+
+def mean_gap(server: Server, replies: Record, validation: Data | None) -> Server:
+    return server._replace(gap=replies["gap"] / replies["clients"].clamp_min(1))
+
+
+def average(server: Server, replies: Record, validation: Data | None) -> Server:
+    # theta <- theta + sum_k omega_k (theta_k - theta) / sum_k omega_k; weights keep their sum when some were cut at 0
+    total = replies["weight"]
+    theta = tree.map(
+        lambda p, u: p + torch.where(total > 0, u / total.clamp_min(1e-30), 0.0), server.theta, replies["update"]
+    )
+    scale = server.scale * torch.where(total > 0, replies["weight_before"] / total.clamp_min(1e-30), 1.0)
+    return server._replace(theta=theta, scale=scale)
+
+
+def difference(everyone: Tensor, own: Tensor, fairness: str) -> Tensor:
+    """Delta_k from counts [G, label, prediction] of all rows and of its own."""
+    (all_part, all_number), (own_part, own_number) = (rate_parts(counts, fairness) for counts in (everyone, own))
+    rate = all_part / all_number.clamp_min(1) - own_part / own_number.clamp_min(1)  # [rates, G]
+    there = (all_number > 0) & (own_number > 0)
+    # |(r_a - r_b) of all - (r_a - r_b) of its own|, the largest over pairs of groups and over the rates
+    widest = torch.where(there, rate, -torch.inf).amax(1) - torch.where(there, rate, torch.inf).amin(1)
+    defined = there.sum(1) >= 2
+    gap = torch.where(defined, widest, 0.0).amax()
+    return torch.where(defined.any(), gap, (accuracy(everyone) - accuracy(own)).abs())
+
+
+def rate_parts(counts: Tensor, fairness: str) -> tuple[Tensor, Tensor]:
+    """(predicted positive, rows) of each rate and group, [rates, G] each."""
+    selected = (counts[:, :, 1].sum(1), counts.sum((1, 2)))
+    positive, negative = ((counts[:, y, 1], counts[:, y].sum(1)) for y in (1, 0))
+    rates: Any = {
+        "demographic_parity_difference": (selected,),
+        "equal_opportunity_difference": (positive,),
+        "equalized_odds_difference": (positive, negative),
+    }[fairness]
+    return torch.stack([part for part, _ in rates]), torch.stack([number for _, number in rates])
+
+
+def accuracy(counts: Tensor) -> Tensor:
+    return (counts[:, 0, 0] + counts[:, 1, 1]).sum() / counts.sum().clamp_min(1)

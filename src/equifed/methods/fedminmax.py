@@ -1,0 +1,100 @@
+"""FedMinMax: Papadaki et al., Minimax Demographic Group Fairness in Federated Learning, FAccT 2022.
+
+rho_a = n_a / n, the share of group a in all clients' rows;  mu = rho at the start
+client k:  theta_k minimises  sum_a (n_ak / n_k) (mu_a / rho_a) r_ak  =  mean of (mu_s / rho_s) loss over its rows
+           and tells the loss of theta on its rows of every group
+server:    theta <- sum_k (n_k / n) theta_k
+           r_a = mean loss of theta on all rows of group a;  mu <- projection of mu + eta r on the simplex
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.hyper import hyper
+from equifed.methods.reweighing import weighted_loss
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
+from equifed.tree import Tree, leaves
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    mu: Tensor
+    """mu [G], the adversary's weight of each group."""
+    rho: Tensor
+    """rho [G], the groups' shares of all rows."""
+
+
+@dataclass(frozen=True)
+class FedMinMax(FedAvg):
+    """Minimise the loss of the worst group: an adversary shifts weight to the groups with high loss."""
+
+    name: ClassVar[str] = "fedminmax"
+    parent: ClassVar[str] = "fedavg"
+
+    adversary_rate: float = hyper(0.01, low=0, vanishes=True)
+    """eta: step of the adversary, usually 0.001 to 0.1; 0 leaves mu at rho, which is FedAvg."""
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        def count(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+            return {"counts": group_sums(data, torch.ones_like(data.mask))}, state
+
+        def begin(server: Server, replies: Record, validation: Data | None) -> Server:
+            rho = replies["counts"] / replies["counts"].sum().clamp_min(1)
+            return server._replace(mu=rho, rho=rho)
+
+        return (Phase("count", (), ("counts",), count, begin, "sum"),)
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(update_and_risks, weighted_loss, adversarial_weights)
+        up = ("update", "rows", "losses", "counts")
+        return (Phase("train", ("theta", "mu", "rho"), up, train, self.step, "sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+        zeros = leaves(parameters)[0].new_zeros(task.num_groups)
+        return Server(parameters, zeros, zeros)
+
+    def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        # r_a over the round's clients; a group that none of them has counts with the mean of all rows
+        losses, counts = replies["losses"], replies["counts"]
+        risk = torch.where(counts > 0, losses / counts.clamp_min(1), losses.sum() / counts.sum().clamp_min(1))
+        mu = project(server.mu + self.adversary_rate * risk)
+        return apply_mean_update(server._replace(mu=mu), replies, validation)  # type: ignore[arg-type,return-value]
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {"largest_weight": (server.mu / server.rho.clamp_min(1e-12)).max()}
+
+
+def group_sums(data: Data, values: Tensor) -> Tensor:
+    """Sum of the values over the rows of each group [G]."""
+    groups = torch.arange(data.task.num_groups, device=data.s.device)
+    return data.sum(values[:, None] * (data.s[:, None] == groups).to(values.dtype))
+
+
+def adversarial_weights(down: Record, state: Tree, data: Data) -> Start:
+    weight = down["mu"] / down["rho"].clamp_min(1e-12)
+    return Start(down["theta"], per_row={"weight": weight[data.s]})
+
+
+def update_and_risks(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+    reply, state = weighted_update(parameters, down, state, data, context)
+    losses = data.task.row_loss(down["theta"], data.x, data.y)
+    reply |= {"losses": group_sums(data, losses), "counts": group_sums(data, torch.ones_like(data.mask))}
+    return reply, state
+
+
+def project(mu: Tensor) -> Tensor:
+    """The closest point of the simplex {mu >= 0, sum = 1}, by Euclidean distance (Held, Wolfe and Crowder 1974)."""
+    ordered = mu.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(mu) + 1, device=mu.device)
+    # the last threshold that leaves its own entry positive
+    kept = (ordered > excess).sum()
+    return (mu - excess.gather(0, (kept - 1).clamp_min(0).reshape(1))).clamp_min(0)

@@ -1,0 +1,168 @@
+"""KFFL: Kernel Fairness in Federated Learning (the paper's Algorithms 2 and 3); three exchanges per round.
+
+fair1:  client i:  n_i, sum Z_s, sum Z_f, Z_s'Z_f  at theta                    (see kernels.py)
+        server:    mu_s = sum Z_s / n,  mu_f = sum Z_f / n,  G = sum Z_s'Z_f - n mu_s mu_f'
+fair2:  client i:  grad of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) >,   G and mu_s held fixed
+        server:    theta_half = theta - alpha lambda (2 / (n-1)^2) sum_i grad h_i = theta - alpha lambda grad psi
+train:  client i:  minimises  mean loss + ||theta - theta_half||^2 / (2 alpha)  from theta_half
+        server:    theta <- sum_i (n_i / n) theta_i
+
+The server needs only sums over the clients in all three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.local import mean_loss
+from equifed.methods.hyper import hyper
+from equifed.methods.kernels import feature_draws, outputs, own_rows, phi
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    half: Tree
+    """theta_half, after the fairness step."""
+    G: Tensor
+    """G [D, D], cross-covariance of the features, times n."""
+    mu_s: Tensor
+    """mu_s [D], mean feature of the sensitive attribute."""
+    n: Tensor
+    """n, rows that G was summed over."""
+
+
+class Client(NamedTuple):
+    theta: Tree
+    """theta as it came down in fair1, so that it need not come again in fair2."""
+
+
+@dataclass(frozen=True)
+class KFFL(Method):
+    """Step down the gradient of a kernel measure of dependence, computed from sums, then train close to there."""
+
+    name: ClassVar[str] = "kffl"
+    parent: ClassVar[str] = "fedprox"
+
+    fairness_weight: float = hyper(1.0, low=0, vanishes=True)
+    """lambda: the weight of the dependence between prediction and sensitive attribute; 0 gives FedProx with
+    mu = 1/step_size."""
+    features: int = hyper(10, low=1)
+    """D, random features of each of the two kernels."""
+    kernel_width: float = hyper(1.0, low=1e-6)
+    """sigma of the Gaussian kernels."""
+    step_size: float = hyper(10.0, low=1e-6)
+    """alpha: step of the fairness gradient, and how far local training may go from there."""
+    redraw: Literal["round", "once"] = hyper("round", choices=("round", "once"))
+    """New random features every "round", or "once" for the whole run."""
+    condition_on: Literal["label"] | None = hyper(None, choices=(None, "label"))
+    """"label": measure the dependence among rows of class 1 only, for equal opportunity; None: among all rows, for
+    demographic parity."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        draws = feature_draws(self.features, self.redraw)
+        statistics = ("n", "sum_s", "sum_f", "sum_sf")
+        return (
+            Phase("fair1", ("theta",), statistics, self.statistics, self.combine, "sum", draws),
+            Phase("fair2", ("G", "mu_s"), ("gradient",), self.gradient, self.fairness_step, "sum", draws),
+            self.train,
+        )
+
+    @property
+    def train(self) -> Phase:
+        train = LocalTraining(weighted_step, self.proximal_loss, from_half)
+        return Phase("train", ("half",), ("update", "rows"), train, apply_to_half, "sum")
+
+    def check(self, task: Task) -> None:
+        if self.condition_on == "label" and (task.kind == "regression" or task.num_classes != 2):
+            raise ConfigError(
+                f"{self.name}: condition_on='label' needs two classes; leave it at None for other labels."
+            )
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        some = tree.leaves(parameters)[0]
+        D = self.features
+        return Server(parameters, parameters, some.new_zeros(D, D), some.new_zeros(D), some.new_zeros(()))
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        return Client(parameters)
+
+    # -- fair1 ---------------------------------------------------------------------------------------------------------
+
+    def statistics(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        return self.sums(down["theta"], data), Client(down["theta"])
+
+    def sums(self, theta: Tree, data: Data) -> Record:
+        """n_i, sum Z_s, sum Z_f, Z_s'Z_f."""
+        rows = self.counted(data)
+        zs = own_rows(phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width), rows)
+        zf = own_rows(phi(outputs(theta, rows), rows.draws["phi_f"], self.kernel_width), rows)
+        return {"n": rows.n, "sum_s": zs.sum(0), "sum_f": zf.sum(0), "sum_sf": zs.T @ zf}
+
+    def counted(self, data: Data) -> Data:
+        """The rows among which the dependence is measured."""
+        return data.where(data.y == 1) if self.condition_on == "label" else data
+
+    @staticmethod
+    def combine(server: Any, replies: Record, validation: Data | None) -> Any:
+        n = replies["n"].clamp_min(1)
+        mu_s, mu_f = replies["sum_s"] / n, replies["sum_f"] / n
+        # G = sum Z_s'Z_f - n mu_s mu_f'
+        return server._replace(G=replies["sum_sf"] - n * torch.outer(mu_s, mu_f), mu_s=mu_s, n=n)
+
+    # -- fair2 ---------------------------------------------------------------------------------------------------------
+
+    def gradient(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+        return {"gradient": self.slope(state.theta, down["G"], down["mu_s"], data)}, state
+
+    def slope(self, theta: Tree, G: Tensor, mu_s: Tensor, data: Data) -> Tree:
+        """grad of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) > = sum over rows of < (z_s - mu_s) G, z_f(theta) >."""
+        rows = self.counted(data)
+        weight = (phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width) - mu_s) @ G
+
+        def h(theta: Tree) -> Tensor:
+            zf = phi(outputs(theta, rows), rows.draws["phi_f"], self.kernel_width)
+            return rows.sum((weight * zf).sum(1))
+
+        return grad(h)(theta)
+
+    def fairness_step(self, server: Any, replies: Record, validation: Data | None) -> Any:
+        # theta_half = theta - alpha lambda (2 / (n-1)^2) sum_i grad h_i
+        scale = self.step_size * self.fairness_weight * 2 / (server.n - 1).clamp_min(1) ** 2
+        return server._replace(half=tree.add_scaled(server.theta, replies["gradient"], -scale))
+
+    # -- train ---------------------------------------------------------------------------------------------------------
+
+    def proximal_loss(self, parameters: Tree, centre: Tree, batch: Data) -> Tensor:
+        # mean loss + ||theta - theta_half||^2 / (2 alpha)
+        away = tree.squared_norm(tree.sub(parameters, centre))
+        return mean_loss(parameters, (), batch) + away / (2 * self.step_size)
+
+    def observe(self, server: Any) -> dict[str, Tensor]:
+        # psi = ||G||^2 / (n-1)^2
+        return {"dependence": server.G.square().sum() / (server.n - 1).clamp_min(1) ** 2}
+
+
+def from_half(down: Record, state: Tree, data: Data) -> Start:
+    return Start(down["half"], context=down["half"])
+
+
+def weighted_step(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+    """Reply n_i (theta_i - theta_half) and n_i."""
+    return {"update": tree.scale(tree.sub(parameters, down["half"]), data.n), "rows": data.n}, state
+
+
+def apply_to_half(server: Any, replies: Record, validation: Data | None) -> Any:
+    # theta <- theta_half + sum_i n_i (theta_i - theta_half) / sum_i n_i
+    mean = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
+    return server._replace(theta=tree.add(server.half, mean))

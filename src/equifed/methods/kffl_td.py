@@ -1,0 +1,89 @@
+"""KFFL-TD: KFFL with a time delay (the paper's Algorithms 4 and 5); two exchanges per round instead of three.
+
+fair, round t:  client i:  statistics at theta_t, as in KFFL's fair1, and
+                           grad of h_i at theta_{t-1}, with G, mu_s and the random features of round t-1
+                server:    theta_half = theta_t - alpha lambda (2 / (n-1)^2) sum_i grad h_i(theta_{t-1}), n of t-1
+                           (theta_half = theta_t in the first round), then G and mu_s from the new statistics
+train:          as in KFFL
+
+The client keeps theta and the random features of its last round, so neither is sent twice. A client that was not there
+in round t-1 has nothing to add to its gradient; the others' sum then stands for all, scaled by n / sum of their rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.methods.kernels import feature_draws, output_size
+from equifed.methods.kffl import KFFL
+from equifed.protocol import Data, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta_t, the global model."""
+    half: Tree
+    """theta_half, after the fairness step."""
+    G: Tensor
+    """G of the last round [D, D]."""
+    mu_s: Tensor
+    """mu_s of the last round [D]."""
+    n: Tensor
+    """n, rows that G was summed over."""
+    t: Tensor
+    """t, rounds with statistics so far."""
+
+
+class Client(NamedTuple):
+    theta: Tree
+    """theta_{t-1}, the global model of the last round this client was in."""
+    phi_s: Tensor
+    """Random features of that round."""
+    phi_f: Tensor
+    """Random features of that round."""
+    t: Tensor
+    """That round's number; 0 before the first."""
+
+
+@dataclass(frozen=True)
+class KFFLTD(KFFL):
+    """KFFL that saves one exchange: its fairness step follows the gradient of the round before."""
+
+    name: ClassVar[str] = "kffl-td"
+    parent: ClassVar[str] = "fedprox"
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        up = ("n", "sum_s", "sum_f", "sum_sf", "gradient", "gradient_rows")
+        draws = feature_draws(self.features, self.redraw)
+        fair = Phase("fair", ("theta", "G", "mu_s", "t"), up, self.statistics, self.delayed_step, "sum", draws)
+        return (fair, self.train)
+
+    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+        return Server(*super().init(task, parameters), t=tree.leaves(parameters)[0].new_zeros(()))
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
+        some, D = tree.leaves(parameters)[0], self.features
+        phi_s, phi_f = (some.new_zeros(size + 1, D) for size in (task.sensitive_size, output_size(task)))
+        return Client(parameters, phi_s, phi_f, some.new_zeros(()))
+
+    def statistics(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+        before = data.replace(draws={"phi_s": state.phi_s, "phi_f": state.phi_f})
+        was_there = ((down["t"] > 0) & (state.t == down["t"])).to(data.mask.dtype)
+        gradient = tree.scale(self.slope(state.theta, down["G"], down["mu_s"], before), was_there)
+        reply = self.sums(down["theta"], data)
+        reply |= {"gradient": gradient, "gradient_rows": reply["n"] * was_there}
+        return reply, Client(down["theta"], data.draws["phi_s"], data.draws["phi_f"], down["t"] + 1)
+
+    def delayed_step(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        # those who were there in round t-1 stand for all n rows of G
+        share = replies["gradient_rows"] / server.n.clamp_min(1)
+        gradient = tree.scale(replies["gradient"], torch.where(share > 0, 1 / share.clamp_min(1e-12), 0.0))
+        stepped = self.fairness_step(server, {"gradient": gradient}, validation)
+        return self.combine(stepped, replies, validation)._replace(t=server.t + 1)

@@ -1,0 +1,52 @@
+"""Local-Kernel, KFFL's baseline without global fairness: each client regularises with the dependence in its own rows.
+
+client k:  theta_k minimises  mean loss + lambda psi_k,   psi_k the dependence within its batch    (see kernels.py)
+server:    as FedAvg
+
+What it cannot see is dependence between clients: where one client has mostly one group, psi_k says little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from equifed.local import mean_loss
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.hyper import hyper
+from equifed.methods.kernels import dependence, feature_draws, outputs
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start
+from equifed.tree import Tree
+
+
+def with_attribute(down: Record, state: Tree, data: Data) -> Start:
+    """Every batch knows its rows' sensitive attribute as numbers."""
+    return Start(down["theta"], per_row={"sensitive": data.sensitive})
+
+
+@dataclass(frozen=True)
+class LocalKernel(FedAvg):
+    """FedAvg whose clients each add the kernel dependence of their own rows to the loss."""
+
+    name: ClassVar[str] = "local-kernel"
+    parent: ClassVar[str] = "fedavg"
+
+    fairness_weight: float = hyper(1.0, low=0, vanishes=True)
+    """lambda: the weight of the dependence; 0 gives FedAvg."""
+    features: int = hyper(10, low=1)
+    """D, random features of each of the two kernels."""
+    kernel_width: float = hyper(1.0, low=1e-6)
+    """sigma of the Gaussian kernels."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(weighted_update, self.loss, with_attribute)
+        draws = feature_draws(self.features)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", draws),)
+
+    def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
+        s, f = batch.per_row["sensitive"], outputs(parameters, batch)
+        psi = dependence(s, f, batch, batch.draws, self.kernel_width)
+        return mean_loss(parameters, (), batch) + self.fairness_weight * psi
