@@ -42,7 +42,7 @@ class Evaluator:
 
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
-        self._at_once = max(64, EVAL_BYTES // job.row_bytes)
+        self._at_once = max(64, EVAL_BYTES // job.row_bytes())
         self._adjusts = type(job.method).adjust is not Method.adjust
         self._draws: dict[int, Tensor] = {}
 

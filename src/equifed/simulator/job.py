@@ -51,11 +51,14 @@ class Job:
     def rounds(self) -> int:
         return self.task.rounds
 
+    def row_bytes(self, models: int = 1) -> int:
+        """Memory that one row takes in the forward pass of so many models, its features and all activations: what
+        bounds how many are taken at once."""
+        return 4 * (math.prod(self.runs[0].federation.shape) + models * self._activations)
+
     @cached_property
-    def row_bytes(self) -> int:
-        """Memory that one row takes in a forward pass, its features and all activations: what bounds how many are taken
-        at once."""
-        sizes = [math.prod(self.runs[0].federation.shape)]
+    def _activations(self) -> int:
+        sizes: list[int] = []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
             sizes.extend(leaf.numel() for leaf in tree.leaves(output) if isinstance(leaf, Tensor))
@@ -67,7 +70,7 @@ class Job:
         finally:
             for hook in hooks:
                 hook.remove()
-        return 4 * sum(sizes)
+        return sum(sizes)
 
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""

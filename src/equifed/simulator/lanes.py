@@ -1,9 +1,12 @@
 """The fast engine: all clients of all runs as lanes of one vectorised computation.
 
-A lane is one client of one run. Local training steps through all lanes together: a step takes every lane's next batch
+A lane is one client of one seed. Local training steps through all lanes together: a step takes every lane's next batch
 from the shared rows with one `index_select`, and moves all models with one `vmap`. Lanes are sorted by their number of
 steps, so those that have finished fall off the end. The step is traced once per width to plain tensor operations,
 without vmap's and autograd's Python, and compiled when the run is long enough to pay for it.
+
+The settings of a sweep share a lane: the same seed samples the same clients, batches and random numbers whatever the
+hyper-parameters, so its rows are taken once and a second axis holds the models of all settings (leaves [L, V, ...]).
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class Lanes:
     """Which client of which run each lane is; sorted by rows, most first."""
 
     run: np.ndarray
+    """The lane's run, or the first of its runs where settings share it."""
     slot: np.ndarray
     client: np.ndarray
     n: np.ndarray
@@ -104,6 +108,8 @@ class LanesEngine:
         self.notes: list[str] = []
         names = list(job.runs[0].hyper)
         self._hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
+        # runs are settings x seeds
+        self._settings = len({tuple(run.hyper.values()) for run in job.runs})
         validation = validation_data(job, tables)
         self._validation = None if validation is None else tree.stack(validation)
         groups = job.runs[0].federation.client_groups  # the same in all runs
@@ -121,11 +127,19 @@ class LanesEngine:
         phase = phases(self.job.method, stage)[position]
         if not present.any():
             return Exchange(state, present, [])
-        lanes = self._lanes(cohorts, present)
-        run, client = self._index(lanes.run), self._index(lanes.client)
-        down = tree.take(down_of(state.server, phase), run)
-        own = tree.map(lambda leaf: leaf[run, client], state.clients)
-        inputs = self._inputs(phase, lanes, round)
+        # a client that resamples its rows does so by the model it has, so that settings differ in their batches
+        alone = self._settings == 1 or (isinstance(phase.client, LocalTraining) and phase.client.resample is not None)
+        settings = 1 if alone else self._settings
+        lanes = self._lanes(cohorts, present, settings)
+        # the runs of each lane [L, V], or [L] where settings do not share it
+        runs = lanes.run[:, None] + len(cohorts) // settings * np.arange(settings)
+        runs = runs[:, 0] if alone else runs
+        per_lane = (slice(None),) if alone else (slice(None), None)
+        slot, client = lanes.slot[per_lane], lanes.client[per_lane]
+        run_at, client_at = self._index(runs), self._index(client)
+        down = tree.take(down_of(state.server, phase), run_at)
+        own = tree.map(lambda leaf: leaf[run_at, client_at], state.clients)
+        inputs = self._inputs(phase, lanes, round, runs)
         try:
             if isinstance(phase.client, LocalTraining):
                 reply, new = self._train(stage, position, phase, down, own, inputs, lanes, round)
@@ -137,36 +151,35 @@ class LanesEngine:
                 "random numbers or branch on a tensor's value. engine='reference' goes client by client, to find where."
             ) from error
         check_reply(self.job.method, phase, reply)
-        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, len(lanes)))
+        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.size))
 
-        fine = _finite_lanes((reply, new), len(lanes), self.job.device)
-        here = torch.from_numpy(present[lanes.run, lanes.slot]).to(self.job.device)
+        fine = _finite_lanes((reply, new), runs.shape, self.job.device)
+        here = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
         use = fine & here
         for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
-            leaf[run, client] = _where_lane(use, value, leaf[run, client])
-        bad = (here & ~fine).cpu().numpy()
-        rejections = [
-            Rejection(
-                int(lanes.run[lane]),
-                self.job.runs[lanes.run[lane]].federation.ids[lanes.client[lane]],
-                phase.name,
-                "NaN or Inf in its reply",
-            )
-            for lane in np.flatnonzero(bad)
-        ]
+            leaf[run_at, client_at] = _where_lane(use, value, leaf[run_at, client_at])
+        bad = np.asarray((here & ~fine).cpu().numpy())
         present = present.copy()
-        present[lanes.run[bad], lanes.slot[bad]] = False
-        replies = self._gather(phase, reply, use, lanes, cohorts, present)
+        rejections = []
+        for place in zip(*np.nonzero(bad), strict=True):
+            run, lane = int(runs[place]), int(place[0])
+            name = self.job.runs[run].federation.ids[lanes.client[lane]]
+            rejections.append(Rejection(run, name, phase.name, "NaN or Inf in its reply"))
+            present[run, lanes.slot[lane]] = False
+        replies = self._gather(phase, reply, use, runs, slot, cohorts, present)
         heard = np.asarray(present.any(axis=1))
         server = self._server(stage, position, state.server, replies, heard)
         return Exchange(State(server, state.clients), present, rejections)
 
-    def _lanes(self, cohorts: np.ndarray, present: np.ndarray) -> Lanes:
+    def _lanes(self, cohorts: np.ndarray, present: np.ndarray, settings: int) -> Lanes:
         """A lane for everyone in the cohorts. Absent clients have one too, without rows, which does nothing: so widths,
-        and with them the prepared steps, stay the same whoever drops out."""
-        run, slot = (index.reshape(-1) for index in np.indices(cohorts.shape))
+        and with them the prepared steps, stay the same whoever drops out. (One whose reply was refused in some settings
+        only goes on there too; its replies are not used.)"""
+        seeds = len(cohorts) // settings
+        somewhere = np.asarray(present.reshape(settings, seeds, -1).any(0))
+        run, slot = (index.reshape(-1) for index in np.indices((seeds, cohorts.shape[1])))
         client = cohorts[run, slot]
-        n = np.where(present[run, slot], self.tables.sizes[run, client], 0)
+        n = np.where(somewhere[run, slot], self.tables.sizes[run, client], 0)
         order = np.argsort(-n, kind="stable")
         run, slot, client, n = run[order], slot[order], client[order], n[order]
         return Lanes(run, slot, client, n, self.tables.start[run, client])
@@ -174,19 +187,19 @@ class LanesEngine:
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
 
-    def _inputs(self, phase: Phase, lanes: Lanes, round: int) -> dict[str, Tree]:
+    def _inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> dict[str, Tree]:
         """What belongs to each lane besides its rows: hyper-parameters, random numbers, group, feature scaling."""
         job, run = self.job, self._index(lanes.run)
         draws: dict[str, Tensor] = {}
         if phase.draws:
-            made = [plan.draws(each.seed, round, phase.draws, job.task) for each in job.runs]
+            made = [plan.draws(each.seed, round, phase.draws, job.task) for each in job.runs[: lanes.run.max() + 1]]
             draws = {
                 name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
                 for name in phase.draws
             }
         scaling = () if self.tables.shift is None else (self.tables.shift[run], self.tables.factor[run])  # type: ignore[index]
         return {
-            "hyper": {name: values[run] for name, values in self._hyper.items()},
+            "hyper": {name: values[self._index(runs)] for name, values in self._hyper.items()},
             "draws": draws,
             "group": () if self._client_groups is None else self._client_groups[self._index(lanes.client)],
             "scaling": scaling,
@@ -211,7 +224,8 @@ class LanesEngine:
     ) -> Any:
         """part(the phase's work, *values, data) for every lane, in portions of similar size."""
         results = []
-        for rows, width in portions(lanes.n, self.job.row_bytes):
+        shared = self._is_shared(inputs)
+        for rows, width in portions(lanes.n, self.job.row_bytes(self._settings if shared else 1)):
 
             def one(values: tuple[Tree, ...], inputs: dict[str, Tree], width: int = width) -> Any:
                 data = _LaneData(
@@ -225,10 +239,18 @@ class LanesEngine:
                     client_group=_tensor_or_none(inputs["group"]),
                     learning_rate=inputs["rate"],
                 )
-                return part(self._phase(inputs["hyper"], stage, position).client, *values, data)
+
+                def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
+                    return part(self._phase(hyper, stage, position).client, *values, data)
+
+                return (vmap(setting) if shared else setting)(values, inputs["hyper"])
 
             results.append(vmap(one)(*tree.take((values, inputs), rows)))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
+
+    def _is_shared(self, inputs: dict[str, Tree]) -> bool:
+        """Whether settings share lanes here: values then have a second axis."""
+        return any(values.dim() == 2 for values in inputs["hyper"].values())
 
     # -- local training ------------------------------------------------------------------------------------------------
 
@@ -253,8 +275,10 @@ class LanesEngine:
         def finish(work: LocalTraining, parameters: Tree, down: Record, own: Tree, context: Tree, data: Data) -> Any:
             return work.finish(parameters, down, own, data, context)
 
+        shared = self._is_shared(inputs)
         begin: Start = self._map(stage, position, prepare, (down, own), inputs, lanes)
-        optimizer = vmap(local.start)(begin.parameters) if tree.leaves(begin.parameters) else ()
+        make = vmap(vmap(local.start)) if shared else vmap(local.start)
+        optimizer = make(begin.parameters) if tree.leaves(begin.parameters) else ()
         carry, structure = tree.flatten((begin.parameters, optimizer))
         fixed = (begin.context, inputs["rate"], inputs["hyper"], inputs["draws"], inputs["group"], inputs["scaling"])
 
@@ -269,9 +293,13 @@ class LanesEngine:
 
         def step(carry: Tree, fixed: Tree, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree) -> Tree:
             def one(carry: Tree, fixed: Tree, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree) -> Tree:
-                parameters, optimizer = tree.unflatten(carry, structure)
-                gradient = grad(loss)(parameters, fixed, x, y, s, mask, rows)
-                return tree.leaves(local.step(parameters, gradient, optimizer, fixed[1]))
+                def setting(carry: Tree, context: Tree, hyper: dict[str, Tensor], rows: Tree) -> Tree:
+                    own = (context, fixed[1], hyper, *fixed[3:])
+                    parameters, optimizer = tree.unflatten(carry, structure)
+                    gradient = grad(loss)(parameters, own, x, y, s, mask, rows)
+                    return tree.leaves(local.step(parameters, gradient, optimizer, fixed[1]))
+
+                return (vmap(setting) if shared else setting)(carry, fixed[0], fixed[2], rows)
 
             return vmap(one)(carry, fixed, *batch, mask, rows)
 
@@ -292,11 +320,11 @@ class LanesEngine:
                 made = source.uniforms()
                 line[: len(made)] = made
             values = (parameters, work.fixed[0], torch.from_numpy(uniforms).to(job.device))
-            inputs = self._inputs(phase, work.lanes, round)
+            inputs = self._inputs(phase, work.lanes, round, work.lanes.run)
             context, rows = self._map(stage, position, one, values, inputs, work.lanes)
             return (context, *work.fixed[1:]), rows
 
-        work = Training((stage, position), step, fixed, begin.per_row, lanes, sources)
+        work = Training((stage, position), step, fixed, begin.per_row, shared, lanes, sources)
         if isinstance(phase.client, LocalTraining) and phase.client.resample is not None:
             work = dataclasses.replace(work, resample=resample)
         carry, fixed = self._stepper.train(work, carry)
@@ -307,14 +335,21 @@ class LanesEngine:
     # -- the server ----------------------------------------------------------------------------------------------------
 
     def _gather(
-        self, phase: Phase, reply: Record, use: Tensor, lanes: Lanes, cohorts: np.ndarray, present: np.ndarray
+        self,
+        phase: Phase,
+        reply: Record,
+        use: Tensor,
+        runs: np.ndarray,
+        slots: np.ndarray,
+        cohorts: np.ndarray,
+        present: np.ndarray,
     ) -> Record:
         """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero."""
-        run, slot = self._index(lanes.run), self._index(lanes.slot)
+        run, slot = self._index(runs), self._index(slots)
         shape = cohorts.shape
 
         def spread(leaf: Tensor) -> Tensor:
-            out = torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
+            out = torch.zeros(*shape, *leaf.shape[runs.ndim :], dtype=leaf.dtype, device=leaf.device)
             out[run, slot] = _where_lane(use, leaf, torch.zeros_like(leaf))
             return out
 
@@ -359,13 +394,13 @@ def _fit(values: Tensor, length: int) -> Tensor:
 
 
 def _where_lane(fine: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(fine.reshape(-1, *(1,) * (a.dim() - 1)), a, b)
+    return torch.where(fine.reshape(*fine.shape, *(1,) * (a.dim() - fine.dim())), a, b)
 
 
-def _finite_lanes(value: Tree, lanes: int, device: torch.device) -> Tensor:
-    """Which lanes have only finite numbers [L]."""
-    fine = torch.ones(lanes, dtype=torch.bool, device=device)
+def _finite_lanes(value: Tree, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which lanes, and settings in them, have only finite numbers."""
+    fine = torch.ones(shape, dtype=torch.bool, device=device)
     for leaf in tree.leaves(value):
         if leaf.is_floating_point():
-            fine &= leaf.isfinite().reshape(lanes, -1).all(1)
+            fine &= leaf.isfinite().reshape(*shape, -1).all(-1)
     return fine

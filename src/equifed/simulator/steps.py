@@ -54,7 +54,9 @@ class Training:
     fixed: Tree
     """What the steps need besides their batches, leaves [L, ...]."""
     per_row: dict[str, Tensor]
-    """Values of each lane's rows [L, n, ...]."""
+    """Values of each lane's rows [L, n, ...], or [L, V, n, ...] where settings share the lane."""
+    shared: bool
+    """Whether settings share lanes: carry and fixed then have leaves [L, V, ...]."""
     lanes: Lanes
     sources: Sequence[Batches]
     resample: Callable[[list[Tensor], Training], tuple[Tree, Tensor]] | None = None
@@ -79,7 +81,7 @@ class Stepper:
         # full batches: lanes of similar size together, so that padding stays small
         done = [
             self._epochs(work.part(lanes), tree.take(carry, lanes), width)
-            for lanes, width in portions(work.lanes.n, self.job.row_bytes)
+            for lanes, width in portions(work.lanes.n, self.job.row_bytes(carry[0].shape[1] if work.shared else 1))
         ]
         joined: tuple[list[Tensor], Tree] = tree.map(lambda *parts: torch.cat(parts), *done)
         return joined
@@ -145,7 +147,15 @@ class Stepper:
         rows = self.tables.index[(places + start[:, None]).clamp_(max=len(self.tables.index) - 1)]
         left = work.lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
         filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(device)
-        return rows, filled, {name: values[lane, places] for name, values in work.per_row.items()}
+        if work.shared:
+            # [T, W, V, B, ...]: each setting's values of the rows that all of them take
+            extra = {
+                name: values[lane[..., None], torch.arange(values.shape[1], device=device)[:, None], places[:, :, None]]
+                for name, values in work.per_row.items()
+            }
+        else:
+            extra = {name: values[lane, places] for name, values in work.per_row.items()}
+        return rows, filled, extra
 
     def _prepared(self, work: Training, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:
         """A function that carries out the steps of a segment, as fast as is worth the preparation."""
