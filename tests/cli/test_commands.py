@@ -107,6 +107,22 @@ def test_post_processed_methods(place, invoke):
     assert "fedavg+eo" in compared.stdout
 
 
+def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
+    """A method that nobody asked for by name does not cost the others their results."""
+    kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
+    monkeypatch.setattr("equifed.cli.carry.REGISTRY", kinds)
+
+    def refuse(self, task):
+        raise methods.hyper.ConfigError("three groups are too many")
+
+    monkeypatch.setattr(methods.AgnosticFair, "check", refuse)
+    outcome = invoke("compare", "compas", *SMALL)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "agnostic-fair is left out: compare: three groups are too many" in outcome.stderr
+    assert invoke("compare", "compas", *SMALL, "--methods", "fedavg,agnostic-fair").exit_code == 2
+    assert invoke("compare", "compas", *SMALL, "--clients-per-round", "999").exit_code == 2
+
+
 def test_fail_if_is_read_before_the_run(place, invoke):
     path = str(write_config(place))
     for text, said in (

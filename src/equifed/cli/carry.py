@@ -129,6 +129,7 @@ def compare(
     store.prepare()
     page = _page(report, store, data)
     feds = load_federations(configs[0])
+    job_of(configs[0], feds)  # what is wrong with the settings is no method's fault
     able = [config for config in configs if names is not None or _can_run(config, feds)]
     for config in able:  # what is wrong with the last method is said before the first has trained
         require_known(checks, job_of(config, feds))
@@ -192,6 +193,11 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
     ]
     if lacks:
         say(f"{config.method.name} is left out: it needs {' and '.join(lacks)}, which this data does not have.")
+        return False
+    try:
+        job_of(config, feds)
+    except ConfigError as error:  # what only the method can refuse, such as a third group
+        say(f"{config.method.name} is left out: {error}")
         return False
     if config.method.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
         say(
