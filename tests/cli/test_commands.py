@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
+import math
 import re
+import sys
 
+import pandas as pd
 import pytest
+from rich.console import Console
 from store.silos import write_config
 
 from equifed import methods
@@ -459,6 +465,100 @@ def test_report(place, invoke):
     assert data(invoke("report", "latest", "latest", "--json"))["report"] == "equifed-report.html"
 
 
+@pytest.fixture
+def three_seeds(place, invoke):
+    """A run of fedavg, then one of fedprox."""
+    for method in ({"name": "fedavg"}, {"name": "fedprox", "mu": 5.0}):
+        path = str(write_config(place, run={"seeds": 3, "name": method["name"]}, method=method))
+        assert invoke("run", path).exit_code == 0
+    return ["report", "fedavg", "fedprox"]
+
+
+def test_report_for_other_programs(place, invoke, three_seeds):
+    found = data(invoke(*three_seeds, "--json", "--baseline", "fedprox"))
+    assert (found["baseline"], found["disparity"]) == ("fedprox", "demographic_parity_difference")
+    assert found["verdict"]["sentences"]
+    lines = {(each["method"], each["scope"], each["metric"]): each for each in found["metrics"]}
+    shown = data(invoke("show", "fedavg", "--json"))["metrics"]["accuracy"]
+    assert lines["fedavg", "global", "accuracy"]["mean"] == shown["mean"]
+    assert lines["fedavg", "global", "accuracy"]["std"] == pytest.approx(shown["std"])
+    assert lines["fedprox", "global", "accuracy"]["p"] is None
+    assert lines["fedavg", "group:f", "selection_rate"]["interval"] == "wilson"
+    assert found["messages"][0]["exchanges"][0]["up"] == "update, rows"
+    outcome = invoke(*three_seeds, "--csv", "-o", "page.html")
+    table = pd.read_csv(io.StringIO(outcome.stdout))
+    assert len(table) == len(lines)
+    exact = [math.nan if each["mean"] is None else each["mean"] for each in found["metrics"]]
+    assert table["mean"].tolist() == pytest.approx(exact, nan_ok=True)
+    assert "Report: page.html" in outcome.stderr
+    text = (place / "page.html").read_text()
+    for part in ("fingerprint of the rows", "versions: torch", "mu = 5.0", "equifed run FILE"):
+        assert part in text
+    assert next(place.glob("runs/*fedprox*/config.toml")).read_text() in html.unescape(text)
+    assert str(place) not in text  # nothing that names the machine
+
+
+def test_report_refuses(place, invoke, three_seeds):
+    for more, said in (
+        (["--csv", "--json"], "both want stdout"),
+        (["--baseline", "fedav"], "Did you mean 'fedavg'"),
+        (["--disparity", "demographic_parity_diff"], "Did you mean 'demographic_parity_difference'"),
+        (["--figures", "figures", "--formats", "pgn"], "Did you mean 'png'"),
+    ):
+        outcome = invoke(*three_seeds, *more)
+        assert outcome.exit_code == 2, more
+        assert said in outcome.stderr
+        assert outcome.stdout == ""
+    assert not (place / "equifed-report.html").exists()
+
+
+def test_report_figures(place, invoke, three_seeds, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (the extra `figures`)")
+    outcome = invoke(*three_seeds, "--figures", "figures", "--formats", "svg,png,pdf")
+    assert outcome.exit_code == 0, outcome.stderr
+    starts = {".svg": b"<?xml", ".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
+    drawn = sorted((place / "figures").iterdir())
+    assert {path.stem for path in drawn} >= {
+        "trade-off-demographic-parity-difference",
+        "rounds-accuracy",
+        "groups-selection-rate",
+        "partition",
+    }
+    for path in drawn:
+        assert path.read_bytes().startswith(starts[path.suffix])
+    assert sorted(outcome.stdout.splitlines()[1:]) == [str(path.relative_to(place)) for path in drawn]
+    assert "it is a file" in invoke(*three_seeds, "--figures", "experiment.toml").stderr
+    before = {path: path.read_bytes() for path in drawn}
+    invoke(*three_seeds, "--figures", "figures", "--formats", "svg,png,pdf")
+    assert {path: path.read_bytes() for path in drawn} == before
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    outcome = invoke(*three_seeds, "--figures", "figures")
+    assert outcome.exit_code == 2
+    assert "equifed[figures]" in outcome.stderr
+
+
+def test_watch_prints_a_line_per_evaluation(place, invoke):
+    path = write_config(place, run={"rounds": 60, "seeds": 1, "eval-every": 2}, local={"batch-size": "all"})
+    outcome = invoke("run", str(path), "--watch")
+    lines = [line for line in outcome.stderr.splitlines() if ": round " in line]
+    assert len(lines) == 30
+    assert "round 60/60" in lines[-1]
+    assert outcome.stdout.count("fedavg") == 1
+
+
+def test_watch_refreshes_a_table_on_a_terminal(place, invoke, monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr("equifed.cli.progress.err", lambda: screen)
+    path = write_config(place, run={"rounds": 3, "seeds": 2}, method={"name": "fedmom"})
+    outcome = invoke("run", str(path), "--watch")
+    assert outcome.exit_code == 0, outcome.stderr
+    seen = screen.file.getvalue()
+    for part in ("round 1 of 3", "round 3 of 3", "accuracy", "momentum_norm (of the method)", "replies"):
+        assert part in seen
+    found = data(invoke("show", "latest", "--json"))["metrics"]["accuracy"]
+    assert re.search(rf"accuracy +{found['mean']:.3f} +{found['std']:.3f}", seen.split("round 3 of 3")[1])
+
+
 def test_methods(invoke):
     outcome = invoke("methods")
     for name in REGISTRY:
@@ -475,6 +575,8 @@ def test_methods(invoke):
         assert part in one
     found = data(invoke("methods", "fair-fate", "--json"))
     assert {each["name"]: each["default"] for each in found["hyper_parameters"]}["as-published"] is False
+    assert found["bibtex"].startswith("@inproceedings{salazar2023fairfate")
+    assert found["bibtex"] in one
 
 
 def test_data(invoke, tiny):

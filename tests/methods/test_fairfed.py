@@ -101,23 +101,34 @@ def test_rounds_against_numpy(name: str, version: str, uneven: Federation) -> No
 
 
 def test_weights_of_clients_persist_when_they_are_away(uneven: Federation) -> None:
-    """With sampling, a client's weight goes on from its last round; the average is over the round's clients."""
+    """With sampling, a client's weight goes on from its last round, normalised if that was the one before; the average
+    is over the round's clients."""
     method = FairFed(beta=0.7)
-    result = ef.simulate(method, uneven, model=MODEL, rounds=5, clients_per_round=4, local=STEP, seeds=[4])
+    result = ef.simulate(method, uneven, model=MODEL, rounds=12, clients_per_round=4, local=STEP, seeds=[4])
     from equifed.simulator import plan
 
     n = uneven.train.sizes.astype(float)
-    omega, w, scale = n / n.sum(), np.zeros(5), 1.0
-    for t in range(1, 6):
+    omega, w, last, ratio = n / n.sum(), np.zeros(5), set[int](), 1.0
+    for t in range(1, 13):
         cohort = plan.cohort(4, t, plan.client_order(uneven.ids), 4).tolist()
         gaps = np.array([delta(w, uneven, cohort, k, "equal_opportunity_difference") for k in cohort])
         some = n[cohort] > 0
-        before = omega[cohort] * scale
+        before = np.array([omega[k] * (ratio if k in last else 1) for k in cohort])
         new = np.where(some, np.maximum(before - 0.7 * (gaps - gaps[some].mean()), 0), 0)
-        omega[cohort] = new / scale
-        scale *= before.sum() / new.sum()
-        w = (new / new.sum()) @ np.array([trained(w, *client(uneven, k)[:2]) for k in cohort])
+        omega[cohort], last = new, set(cohort)
+        ratio = before.sum() / new.sum() if before.sum() > 0 and new.sum() > 0 else 1.0
+        if new.sum() > 0:
+            w = (new / new.sum()) @ np.array([trained(w, *client(uneven, k)[:2]) for k in cohort])
     np.testing.assert_allclose(parameters(result, 4), w, rtol=1e-3, atol=1e-5)
+
+
+def test_weights_stay_finite_when_they_are_all_cut(uneven: Federation) -> None:
+    """A large beta with few clients a round cuts weights at 0 again and again."""
+    result = ef.simulate(
+        FairFed(beta=50.0), uneven, model=MODEL, rounds=60, clients_per_round=2, local=STEP, seeds=[0, 1]
+    )
+    assert not len(result.rejections)
+    assert all(np.isfinite(value).all() for found in result.parameters.values() for value in found.values())
 
 
 def test_difference_over_three_groups_is_the_largest_over_pairs() -> None:

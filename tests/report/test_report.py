@@ -16,57 +16,13 @@ import pytest
 from scipy import stats
 
 import equifed as ef
+from equifed.methods import REGISTRY, citation
 from equifed.report import summary_table, verdict, write_report
-from equifed.report.table import arms
-from equifed.report.verdict import interval
-
-HOSTILE = [
-    "<script>window.hacked=1</script>",
-    "</script><script>window.hacked=1</script>",
-    "<!--<script>",
-    "\"'><img src=x onerror=window.hacked=1>",
-    "{{7*7}}{% raw %}",
-    "javascript:alert(1)",
-    "<a href='https://evil.example'>here</a>",
-    "x" * 3000,
-    "שלום \u202eevil\u202c عالم",
-    "a\x07b\tc\nd",
-    "&lt;b&gt;&amp;",
-    "%{x}${y}$e^x$",
-]
-
-
-def rows(rng: np.random.Generator, n: int, groups: list[str], task: str = "classification") -> tuple[Any, Any, Any]:
-    x = rng.normal(size=(n, 3)).astype(np.float32)
-    s = rng.integers(0, len(groups), n)
-    y = x[:, 0] + 0.5 * s + rng.normal(size=n)
-    return x, (y > 0).astype(int) if task == "classification" else y.astype(np.float32), np.array(groups)[s]
-
-
-def federation(
-    *,
-    groups: tuple[str, ...] = ("a", "b"),
-    task: Any = "classification",
-    clients: bool = True,
-    name: str = "toy",
-    ids: list[str] | None = None,
-) -> ef.Federation:
-    rng = np.random.default_rng(3)
-    many, kinds = len(ids) if ids else 4, list(groups)
-    return ef.Federation.from_arrays(
-        [rows(rng, 30, kinds, task) for _ in range(many)],
-        test=rows(rng, 160, kinds, task),
-        client_tests=[rows(rng, 15, kinds, task) for _ in range(many)] if clients else None,
-        task=task,
-        ids=ids,
-        name=name,
-    )
-
-
-def run(method: ef.methods.FedAvg, fed: ef.Federation, **more: Any) -> ef.Result:
-    model = ef.models.Linear() if fed.kind == "regression" else ef.models.Logistic()
-    settings: dict[str, Any] = {"rounds": 3, "local": ef.Local(batch_size=10, learning_rate=0.1), "seeds": range(3)}
-    return ef.simulate(method, fed, model=model, **{**settings, **more})
+from equifed.report.data import records
+from equifed.report.groups import marginals, parts
+from equifed.report.stats import holm, mean_interval, paired, wilson
+from equifed.report.table import Comparison, arms
+from report.runs import HOSTILE, federation, hostile_result, rows, run
 
 
 @pytest.fixture(scope="module")
@@ -171,12 +127,213 @@ def test_table_page_and_result_agree(pair, tmp_path):
         assert table.loc[label, ("seconds", "mean")] == pytest.approx(result.timings["seconds"] / 3)
 
 
-def test_intervals_are_paired_t_intervals(pair):
+# -- how sure they are -------------------------------------------------------------------------------------------------
+
+
+def shaken(result: ef.Result, seed: int) -> ef.Result:
+    """Its metrics with noise: in so small runs some are equal in all seeds, and scipy warns of those."""
+    noise = np.random.default_rng(seed).normal(0.3 * seed, 0.1, len(result.metrics))
+    return replace(result, metrics=result.metrics.assign(value=result.metrics["value"] + noise))
+
+
+def test_paired_tests_are_those_of_scipy(pair, tmp_path):
+    pair = [shaken(result, i) for i, result in enumerate(pair)]
     a, b = arms(pair)
-    gaps = np.array(last_values(pair[0], "loss")) - np.array(last_values(pair[1], "loss"))
-    expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
-    assert interval(a, b, "loss") == pytest.approx((expected.low, expected.high))
-    assert interval(a, replace(b, data="other"), "loss") is None
+    for metric in ("loss", "accuracy", "demographic_parity_difference"):
+        own, other = (np.array(last_values(result, metric)) for result in pair)
+        expected = stats.ttest_rel(own, other)
+        found = paired(a, b, metric)
+        assert found.difference == pytest.approx((own - other).mean())
+        assert found.p == pytest.approx(expected.pvalue)
+        assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+        bounds = stats.t.interval(0.95, 2, own.mean(), stats.sem(own))
+        assert mean_interval(a.values(metric)) == pytest.approx(bounds)
+        final = page_of(pair, tmp_path).data["arms"][0]["final"][metric]
+        assert (final["low"], final["high"]) == pytest.approx(bounds)
+    assert paired(a, replace(b, data="other"), "loss") is None
+    assert paired(a, replace(b, final=b.final.iloc[:2]), "loss") is None
+    assert paired(a, a, "loss").p == 1
+    above = replace(a, final=a.final + 0.25)
+    assert paired(above, a, "accuracy").p == 0
+    assert paired(above, a, "accuracy").difference == pytest.approx(0.25)
+
+
+def test_holm_is_the_step_down_of_bonferroni():
+    rng = np.random.default_rng(0)
+    for m in (1, 2, 5, 12):
+        p = rng.random(m) ** 2
+        corrected = np.array(holm(p))
+        for level in (0.01, 0.05, 0.2, 0.7):
+            # the definition: reject in order of p while p_(k) <= level / (m - k), then stop
+            rejected = np.zeros(m, bool)
+            for k, i in enumerate(np.argsort(p)):
+                if p[i] > level / (m - k):
+                    break
+                rejected[i] = True
+            assert (corrected <= level).tolist() == rejected.tolist()
+    assert holm([]) == []
+    assert holm([0.01, 0.01, 0.5]) == pytest.approx([0.03, 0.03, 0.5])
+
+
+def test_the_table_against_a_baseline(pair, tmp_path):
+    fed = federation()
+    results = [*pair, run(ef.methods.FedMom(), fed), run(ef.methods.FedAvgLR(), fed)]
+    results = [shaken(result, i) for i, result in enumerate(results)]
+    data = page_of(results, tmp_path, baseline="fedprox").data
+    tests = data["tests"]
+    assert tests["baseline"] == 1
+    assert set(tests["cells"]) == {"0", "1", "2", "3"}
+    for k, metric in enumerate(tests["columns"]):
+        for base in range(4):
+            theirs = np.array(last_values(results[base], metric))
+            p = [stats.ttest_rel(last_values(results[i], metric), theirs).pvalue for i in range(4) if i != base]
+            cells = [tests["cells"][str(base)][i][k] for i in range(4)]
+            assert cells.pop(base) is None
+            assert [cell["holm"] for cell in cells] == pytest.approx(holm(p))
+            for cell in cells:
+                assert bool(cell["says"]) == (cell["holm"] < 0.05)
+    assert page_of(results, tmp_path).data["tests"]["baseline"] == 0
+    with pytest.raises(ef.ConfigError, match="Did you mean 'fedprox'"):
+        write_report(results, tmp_path / "x.html", baseline="fedprx")
+
+
+def test_wilson_intervals_are_those_of_scipy(tmp_path):
+    for hits, n in ((0, 5), (3, 7), (50, 50), (217, 1000)):
+        expected = stats.binomtest(hits, n).proportion_ci(0.95, method="wilson")
+        assert wilson(hits / n, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert all(math.isnan(bound) for bound in wilson(math.nan, 0))
+    result = run(ef.methods.FedAvg(), federation(), seeds=[4])
+    values = page_of([result], tmp_path).data["groups"]["values"]
+    for g, group in enumerate(("a", "b")):
+        (count,), (positives,) = (last_values(result, name, f"group:{group}") for name in ("count", "positives"))
+        for metric, n in (
+            ("accuracy", count),
+            ("selection_rate", count),
+            ("true_positive_rate", positives),
+            ("false_positive_rate", count - positives),
+        ):
+            (rate,) = last_values(result, metric, f"group:{group}")
+            expected = stats.binomtest(round(rate * n), int(n)).proportion_ci(0.95, method="wilson")
+            assert values[metric]["low"][0][g] == pytest.approx(expected.low, abs=1e-12)
+            assert values[metric]["high"][0][g] == pytest.approx(expected.high, abs=1e-12)
+        assert values["f1"]["low"][0][g] is None
+
+
+def test_models_of_clients_do_not_make_the_test_set_larger(tmp_path):
+    fed = federation(clients=False)
+    values = page_of([run(ef.methods.LocalTraining(), fed, seeds=[0])], tmp_path).data["groups"]["values"]
+    rate, count = values["accuracy"]["mean"][0][0], values["count"]["mean"][0][0]
+    assert sum(values["count"]["mean"][0]) == 4 * 160
+    assert values["accuracy"]["low"][0][0] == pytest.approx(wilson(rate, count / 4)[0])
+
+
+def test_marginals_are_what_the_pooled_rows_give(tmp_path):
+    rng = np.random.default_rng(5)
+
+    def both(n: int) -> tuple[Any, Any, Any]:
+        x, y, _ = rows(rng, n, ["a"])
+        return x, y, np.stack([rng.choice(["f", "m"], n), rng.choice(["old", "mid", "young"], n)], 1)
+
+    test = both(300)
+    fed = ef.Federation.from_arrays([both(40) for _ in range(3)], test=test)
+    result = run(ef.methods.FedAvg(), fed, seeds=[0])
+    (model,) = result.parameters.values()
+    weight, bias = (next(v for k, v in model.items() if k.endswith(end)) for end in ("weight", "bias"))
+    chosen = (test[0] @ weight.reshape(-1) + bias.reshape(-1)) > 0
+    data = page_of([result], tmp_path).data["marginals"]
+    assert data["names"] == ["f", "m", "mid", "old", "young"]
+    for g, name in enumerate(data["names"]):
+        mine = (test[2] == name).any(1)
+        y, d = test[1][mine] == 1, chosen[mine]
+        expected = {
+            "count": mine.sum(),
+            "positives": y.sum(),
+            "accuracy": (y == d).mean(),
+            "selection_rate": d.mean(),
+            "true_positive_rate": d[y].mean(),
+            "false_positive_rate": d[~y].mean(),
+            "f1": 2 * (y & d).sum() / (2 * (y & d).sum() + (y != d).sum()),
+        }
+        for metric, value in expected.items():
+            assert data["values"][metric]["mean"][0][g] == pytest.approx(value), (name, metric)
+    assert parts(["a", "b"]) == {}
+    assert parts(["a & x", "b & y"]) == {}
+    assert parts(["yes & yes", "yes & no", "no & yes", "no & no"]) == {
+        "yes": ["yes & yes", "yes & no"],
+        "no": ["no & yes", "no & no"],
+        "yes (2)": ["yes & yes", "no & yes"],
+        "no (2)": ["yes & no", "no & no"],
+    }
+    assert marginals(arms([result])[0].groups.iloc[:0], []).empty
+
+
+def test_marginals_of_a_regression():
+    rng = np.random.default_rng(6)
+
+    def both(n: int) -> tuple[Any, Any, Any]:
+        x, y, _ = rows(rng, n, ["a"], "regression")
+        return x, y, np.stack([rng.choice(["f", "m"], n), rng.choice(["old", "young"], n)], 1)
+
+    test = both(200)
+    result = run(ef.methods.FedAvg(), ef.Federation.from_arrays([both(40)], test=test, task="regression"), seeds=[0])
+    (model,) = result.parameters.values()
+    weight, bias = (next(v for k, v in model.items() if k.endswith(end)) for end in ("weight", "bias"))
+    predicted = test[0] @ weight.reshape(-1) + bias.reshape(-1)
+    found = arms([result])[0].marginals.set_index(["name", "metric"])["value"]
+    for name in ("f", "m", "old", "young"):
+        mine = (test[2] == name).any(1)
+        assert found[name, "rmse"] == pytest.approx(np.sqrt(((predicted - test[1])[mine] ** 2).mean()), rel=1e-5)
+        assert found[name, "mean_prediction"] == pytest.approx(predicted[mine].mean(), rel=1e-4)
+
+
+def test_records_hold_every_number(pair):
+    frame = records(Comparison.of(pair, baseline="fedavg"))
+    for label, result in zip(("fedavg", "fedprox"), pair, strict=True):
+        last = result.metrics[result.metrics["round"] == 3]
+        means = last.groupby(["scope", "metric"], observed=True)["value"].mean()
+        mine = frame[frame["method"] == label].set_index(["scope", "metric"])
+        assert set(mine.index) == set(means.index)
+        for key, value in means.items():
+            assert mine.loc[key, "mean"] == pytest.approx(value, nan_ok=True)
+    line = frame.set_index(["method", "scope", "metric"]).loc["fedprox", "global", "loss"]
+    test = stats.ttest_rel(last_values(pair[1], "loss"), last_values(pair[0], "loss"))
+    assert line["p"] == line["p_holm"] == pytest.approx(test.pvalue)
+    assert line["interval"] == "t"
+    assert set(frame.loc[frame["scope"] == "group:a", "interval"]) == {"wilson", ""}
+
+
+def test_what_a_method_logs_is_drawn(tmp_path):
+    result = run(ef.methods.FedMom(), federation())
+    data = page_of([result], tmp_path).data["rounds"]
+    assert data["logged"] == ["log:momentum_norm"]
+    expected = result.log.groupby("round")["momentum_norm"].mean().tolist()
+    assert data["series"][0]["mean"]["log:momentum_norm"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_citations(pair, tmp_path):
+    assert "McMahan et al." in page_of(pair, tmp_path).text
+    for name, kind in REGISTRY.items():
+        cited = citation(kind)
+        assert not (name == "local" and cited.plain)
+        if cited.bibtex:
+            assert cited.plain, name
+            assert re.fullmatch(r"@\w+\{[\w:-]+,\n.*\n\}", cited.bibtex, re.DOTALL)
+            assert cited.bibtex.count("{") == cited.bibtex.count("}")
+            assert "methods" not in cited.bibtex
+    assert "Salazar" in citation(ef.methods.FairFate).bibtex
+    assert citation(ef.methods.FedAvgGR) == citation(ef.methods.FedAvgLR)
+
+
+def test_a_notebook_shows_a_result(pair):
+    text = pair[0]._repr_html_()
+    assert "<table" in text
+    assert "<script" not in text
+    for metric in ("accuracy", "demographic_parity_difference"):
+        mean = statistics.fmean(last_values(pair[0], metric))
+        assert f"{mean:.3f} ± " in text
+    assert replace(pair[0], metrics=pair[0].metrics.iloc[:0])._repr_html_() is None
+    with pytest.raises(ef.ConfigError, match="no measurements"):
+        replace(pair[0], metrics=pair[0].metrics.iloc[:0]).to_html("none.html")
 
 
 def test_sweep(tmp_path):
@@ -227,7 +384,7 @@ def test_undefined_is_never_zero(pair, tmp_path):
     once = changed(pair[0], "demographic_parity_difference", math.nan, seed=1)
     page = page_of([once, gone], tmp_path)
     final = page.data["arms"][1]["final"]["demographic_parity_difference"]
-    assert final == {"mean": None, "std": None, "n": 0, "values": [None, None, None]}
+    assert final == {"mean": None, "std": None, "low": None, "high": None, "n": 0, "values": [None] * 3}
     assert "(2 of 3 seeds)" in page.text
     assert "undefined in some or all seeds of fedavg and fedprox" in page.text
     place = page.data["groups"]["names"].index("a")
@@ -275,6 +432,22 @@ def test_degenerate_predictors_are_named_and_left_out(pair, tmp_path):
     assert data["pareto"]["demographic_parity_difference"] == [False, False]
     both = [bad, with_values(pair[1], degenerate=[1, 1, 1])]
     assert verdict(both).chosen is None
+
+
+def test_a_reference_on_pooled_rows_is_shown_and_never_taken(pair, tmp_path):
+    pooled = run(ef.methods.CentralizedKernel(), federation())
+    best = with_values(pooled, accuracy=[0.99, 0.98, 0.99], demographic_parity_difference=[0.0, 0.01, 0.0])
+    best = with_values(best, degenerate=[0, 0, 0])
+    said = verdict([*pair, best])
+    assert said.chosen in ("fedavg", "fedprox")
+    assert any(caveat.startswith("Reference: centralized-kernel") for caveat in said.caveats)
+    assert not any("differ in more than the method" in caveat for caveat in said.caveats)
+    page = page_of([*pair, best], tmp_path)
+    assert [arm["pooled"] for arm in page.data["arms"]] == [False, False, True]
+    assert all(cell["mark"] == "" for cell in page.data["table"]["rows"][2])
+    assert sum(page.data["pareto"]["demographic_parity_difference"][:2]) <= 1  # it beats nobody
+    assert len(page.data["partitions"]) == 1
+    assert "all rows no federation" in page.text
 
 
 def test_caveats_from_the_log(pair):
@@ -326,18 +499,6 @@ def test_loads_nothing_from_elsewhere(pair, tmp_path):
     assert "<title>Mine · equifed report</title>" in text
 
 
-def hostile_result(text: str) -> ef.Result:
-    fed = federation(groups=(text, text + "2"), ids=[text + "x", "1", text + "y"], name=text)
-    result = run(ef.methods.FedAvg(), fed, rounds=1, seeds=[0])
-    info = {**result.info, "method": text, "config": text, "command": text, "extra": {text: text}, text: text}
-    info["hyper_parameters"] = {text: text}
-    frame = result.metrics.assign(method=text)
-    frame.loc[frame["scope"] == f"group:{fed.groups[0]}", "value"] = 1.0
-    messages = result.messages.assign(phase=text, down=text, up=text, stage=text, gather=text)
-    refused = pd.DataFrame([[0, 1, text, text, text]], columns=result.rejections.columns)
-    return replace(result, metrics=frame, messages=messages, rejections=refused, info=info, notes=[text])
-
-
 @pytest.fixture(scope="module")
 def tame() -> ef.Result:
     return hostile_result("tame")
@@ -353,6 +514,8 @@ def test_names_cannot_break_the_page(text, tame, tmp_path):
     assert page.data["arms"][0]["method"] == text
     assert page.data["partitions"][0]["clients"] == [text + "x", "1", text + "y"]
     assert text in page.text
+    shown = hostile_result(text)._repr_html_()
+    assert re.findall(r"<(/?\w+)", shown) == re.findall(r"<(/?\w+)", tame._repr_html_())
 
 
 def test_long_runs_stay_small(tmp_path):

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from equifed.cli.options import FailIf, Output, Settings, expand
-from equifed.cli.talk import command, near, print_json, say, show
+from equifed.cli.talk import command, print_json, say, show
+from equifed.experiments import EXPERIMENTS
 
 EXITS = (
     "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
@@ -29,6 +30,12 @@ app.add_typer(data_app, name="data")
 
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its own name, or "latest".')
+]
+Closely = Annotated[
+    bool,
+    typer.Option(
+        "--watch", help="Follow it closely: a table that is refreshed, or without a terminal a line per evaluation."
+    ),
 ]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
 
@@ -62,6 +69,7 @@ def run(
         ),
     ] = None,
     fail_if: FailIf = None,
+    watch: Closely = False,
     *,
     output: Output,
 ) -> None:
@@ -74,7 +82,7 @@ def run(
     from equifed.cli.checks import parse_checks
     from equifed.config import load_config
 
-    new_run(load_config(file, set or ()), output, parse_checks(fail_if))
+    new_run(load_config(file, set or ()), output, parse_checks(fail_if), watch)
 
 
 @app.command()
@@ -157,7 +165,7 @@ def _swept(text: str) -> tuple[str, list[float]]:
 @app.command()
 @command
 @expand
-def resume(reference: RunName, fail_if: FailIf = None, *, output: Output) -> None:
+def resume(reference: RunName, fail_if: FailIf = None, watch: Closely = False, *, output: Output) -> None:
     """Take up a run that was interrupted or killed.
 
     The result is bit by bit that of a run which was never stopped. Checks are not part of a run: give them again.
@@ -165,7 +173,7 @@ def resume(reference: RunName, fail_if: FailIf = None, *, output: Output) -> Non
     from equifed.cli.carry import resumed
     from equifed.cli.checks import parse_checks
 
-    resumed(reference, output, parse_checks(fail_if))
+    resumed(reference, output, parse_checks(fail_if), watch)
 
 
 @app.command("list")
@@ -218,21 +226,34 @@ def report(
     file: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path(
         "equifed-report.html"
     ),
+    title: Annotated[str | None, typer.Option(help="The page's title. (default: methods and data)")] = None,
+    disparity: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC", help="What the verdict is about, e.g. equal_opportunity_difference."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="What the others are tested against. (default: fedavg, else the first)"),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the charts as files for a paper too (needs the extra `figures`)."),
+    ] = None,
+    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Of the figures: svg, png, pdf.")] = "svg,png",
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print all numbers as CSV on stdout, and nothing else there.")
+    ] = False,
     *,
     output: Output,
 ) -> None:
-    """Write one self-contained HTML page about one run or several."""
-    from equifed.cli.carry import check_page
-    from equifed.report import write_report
-    from equifed.store import Store
+    """Write one self-contained HTML page about one run, a comparison or a sweep.
 
-    store = Store(output.runs)
-    results = [store.find(reference).result() for reference in references]
-    page = Path(write_report(results, check_page(file, "--output")))
-    if output.json:
-        print_json({"report": str(page)})
-    else:
-        show(near(page))
+    --json and --csv print its numbers for other programs, --figures draws its charts for a paper.
+    """
+    from equifed.cli.pages import Wanted
+    from equifed.cli.pages import report as write_about
+
+    write_about(references, Wanted(file, title, disparity, baseline, csv, figures, formats), output)
 
 
 @app.command()
@@ -242,51 +263,51 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="PAPER/TABLE",
-            help="fair-fate/table1 (accuracy and fairness of eleven methods) or fair-fate/figure3 (FAIR-FATE's "
-            "trade-off between them).",
+            metavar="PAPER/TABLE", help="; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items()) + "."
         ),
     ],
     datasets: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,...", help="compas, adult, law, dutch. Hyper-parameters are known for compas and adult only."
-        ),
-    ] = "compas",
+        str | None,
+        typer.Option(metavar="A,B,...", help="Data sets of the experiment. (default: its own, or the quickest)"),
+    ] = None,
     sigma: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="A,B,...",
-            help="How unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random parts.",
+            help="FAIR-FATE: how unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random "
+            "parts. (default: all)",
         ),
-    ] = "0.5,1.0,RND",
+    ] = None,
+    skew: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)"),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="Rows of table1, by their name there, 'FAIR-FATE (SP)', or all of a method: fair-fate. (default: all)",
-            show_default=False,
+            help="Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=10, help="The first N of the authors' 10 seeds.")] = 10,
+    seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs. (default: the paper's)")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rounds. (default: the paper's)")] = None,
     reading: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="KIND",
-            help="Of table1: as-published (what the authors' code does and measures, to compare with their figures), "
-            "algorithm-1 (the paper's text, with correct metrics), or both.",
+            help="FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their "
+            "figures), algorithm-1 (the paper's text, with correct metrics), or both. (default: both)",
         ),
-    ] = "both",
+    ] = None,
     select: Annotated[
         str | None,
         typer.Option(
             metavar="validation",
-            help="Of table1: choose FAIR-FATE's hyper-parameters on validation data, the fairest within 2 points of "
+            help="FAIR-FATE's table1: choose its hyper-parameters on validation data, the fairest within 2 points of "
             "FedAvg's accuracy. (default: the authors' choice, made on test data)",
-            show_default=False,
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="3 seeds and 20 rounds: a look, not a test.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few seeds and rounds: a look, not a test.")] = False,
     pages: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write an HTML page per table or curve into this folder."),
@@ -294,25 +315,23 @@ def reproduce(
     *,
     output: Output,
 ) -> None:
-    """Carry out a paper's experiment and show our figures beside the published ones.
-
-    Splits, partitions and sampled clients are the authors' own, drawn from their seeds.
-    """
+    """Carry out a paper's experiment and show our figures beside the published ones."""
     from equifed.cli.options import split_names
-    from equifed.cli.reproduce import QUICK, Wanted, reproduce
-    from equifed.errors import ConfigError
-    from equifed.experiments.fair_fate import READINGS, ROUNDS
+    from equifed.cli.reproduce import Wanted, reproduce
 
-    if select not in (None, "validation"):
-        raise ConfigError(f"--select takes only validation, got {select!r}.")
+    def names(given: str | None, option: str) -> list[str] | None:
+        return None if given is None else split_names(given, option)
+
     wanted = Wanted(
-        datasets=split_names(datasets, "--datasets"),
-        sigmas=split_names(sigma, "--sigma"),
-        readings=list(READINGS) if reading == "both" else [reading],
-        methods=None if methods is None else split_names(methods, "--methods"),
-        seeds=min(seeds, QUICK[0]) if quick else seeds,
-        rounds=QUICK[1] if quick else ROUNDS,
+        datasets=names(datasets, "--datasets"),
+        sigma=names(sigma, "--sigma"),
+        skew=names(skew, "--skew"),
+        methods=names(methods, "--methods"),
+        seeds=seeds,
+        rounds=rounds,
+        reading=reading,
         select=select,
+        quick=quick,
         pages=pages,
     )
     reproduce(name, wanted, output.runs, output.json)
@@ -339,6 +358,8 @@ def methods(
         parent = f"; with its fairness weight 0 it is {about['parent']}" if about["parent"] else ""
         show(f"{about['name']}: {about['summary']}\n", about["equations"], f"\nNeeds: {needs}{parent}\n")
         show(phases_table(about), "", hyper_table(about) if about["hyper_parameters"] else "No hyper-parameters.")
+        if about["bibtex"]:
+            show(f"\n{about['bibtex']}")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]

@@ -12,6 +12,7 @@ import typer
 
 from equifed.cli.checks import AnyCheck, require_known
 from equifed.cli.options import Output, Settings, split_names
+from equifed.cli.pages import check_page, documented
 from equifed.cli.progress import Watch
 from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record
 from equifed.cli.talk import name_of, near, out, print_json, say, show, traceback_if_wanted
@@ -21,7 +22,6 @@ from equifed.federation import Federation
 from equifed.methods import REGISTRY, kind_of
 from equifed.simulator import Result
 from equifed.store import Recording, Store
-from equifed.store.files import writable_folder
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
@@ -36,10 +36,11 @@ def begin(
     return store.start(config, simulation)
 
 
-def carry_out(recording: Recording, checks: Sequence[AnyCheck]) -> Result:
+def carry_out(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False) -> Result:
     """All rounds with progress; Ctrl-C says how to go on."""
+    name = recording.config.method.name
     try:
-        with recording, Watch(recording.config.method.name, recording.simulation, recording.done) as watch:
+        with recording, Watch(name, recording.simulation, recording.done, closely) as watch:
             for step in recording.rounds():
                 watch.step(step)
             return recording.finish()
@@ -51,15 +52,15 @@ def carry_out(recording: Recording, checks: Sequence[AnyCheck]) -> Result:
         raise typer.Exit(130) from None
 
 
-def new_run(config: Config, output: Output, checks: Sequence[AnyCheck]) -> None:
+def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
     store = Store(output.runs)
     store.prepare()
     recording = begin(store, config, checks)
     say(f"Run {recording.folder.id}")
-    tell(recording, carry_out(recording, checks), output, checks)
+    tell(recording, carry_out(recording, checks, closely), output, checks)
 
 
-def resumed(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None:
+def resumed(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
     if folder.status()["status"] == "finished":
@@ -74,7 +75,7 @@ def resumed(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None:
         return
     recording = store.resume(reference, lambda simulation: require_known(checks, simulation.job))
     say(f"Run {folder.id} goes on after round {recording.done} of {recording.config.run.rounds}.")
-    tell(recording, carry_out(recording, checks), output, checks)
+    tell(recording, carry_out(recording, checks, closely), output, checks)
 
 
 def tell(recording: Recording, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
@@ -146,7 +147,7 @@ def compare(
             say(f"{config.method.name} failed: {type(error).__name__}: {error}")
             continue
         records.append(record(recording.folder, result))
-        results.append(result)
+        results.append(documented(recording.folder, result))
         failed += [line for check in checks for line in check.failures(result)]
     if not results:
         raise RunError("No method finished.")
@@ -239,14 +240,6 @@ def _page(wanted: Path | None, store: Store, data: str) -> Path:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         return store.root / f"compare-{data}-{stamp}.html"
     return check_page(wanted, "--report")
-
-
-def check_page(page: Path, option: str) -> Path:
-    """The page, if a file can be written there."""
-    if page.is_dir():
-        raise ConfigError(f"{option} {page} is a folder. Name a file in it, e.g. {page / 'report.html'}.")
-    writable_folder(page.parent, f"Name another file with {option}.")
-    return page
 
 
 def _write_report(results: list[Result], page: Path) -> None:

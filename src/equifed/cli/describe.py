@@ -20,6 +20,7 @@ def describe_method(name: str) -> dict[str, Any]:
     """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
     kind = methods.kind_of(name)
     method = kind()
+    cited = methods.citation(kind)
     phases = [
         {"stage": stage, "phase": phase.name, "down": phase.down, "up": phase.up, "gather": phase.gather}
         for stage in ("setup", "round", "final")
@@ -39,6 +40,8 @@ def describe_method(name: str) -> dict[str, Any]:
         "name": name,
         "summary": inspect.getdoc(kind) or "",
         "equations": inspect.cleandoc(sys.modules[kind.__module__].__doc__ or ""),
+        "citation": cited.plain or None,
+        "bibtex": cited.bibtex or None,
         "parent": kind.parent or None,
         "needs": needs,
         "personal": method.personal,

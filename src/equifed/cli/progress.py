@@ -1,13 +1,16 @@
-"""Where a run stands: a bar on a terminal, some twenty plain lines elsewhere. Always on stderr."""
+"""Where a run stands: a bar or a table on a terminal, plain lines elsewhere. Always on stderr."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
 
+import pandas as pd
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from equifed.cli.tables import short
+from equifed.cli.tables import COLUMNS, plain_table, short
 from equifed.cli.talk import err, say
 from equifed.simulator import Simulation, Step
 from equifed.simulator.result import metrics_frame
@@ -20,10 +23,14 @@ DISPARITIES = ("demographic_parity_difference", "ks_distance", "accuracy_differe
 
 
 class Watch:
-    """Shows each finished round: loss, accuracy or RMSE, a disparity, time left."""
+    """Shows each finished round: loss, accuracy or RMSE, a disparity, time left.
 
-    def __init__(self, title: str, simulation: Simulation, done: int = 0) -> None:
-        self.title, self.job = title, simulation.job
+    With `closely`, a table of the main metrics that is refreshed at every evaluation, or a plain line for each.
+    """
+
+    def __init__(self, title: str, simulation: Simulation, done: int = 0, closely: bool = False) -> None:
+        self.title, self.job, self.closely = title, simulation.job, closely
+        self._before: pd.Series[float] | None = None
         self._seconds: list[float] = []
         self._done, self._last, self._figures = done, 0.0, ""
         self._next = 0.0
@@ -38,11 +45,14 @@ class Watch:
                 console=console,
                 transient=True,
             )
-            if console.is_terminal
+            if console.is_terminal and not closely
             else None
         )
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal and closely else None
 
     def __enter__(self) -> Watch:
+        if self._live is not None:
+            self._live.start()
         if self._bar is not None:
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.job.rounds, completed=self._done, figures="")
@@ -51,6 +61,8 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._live is not None:
+            self._live.stop()
         if self._bar is not None:
             self._bar.stop()
 
@@ -61,19 +73,47 @@ class Watch:
             if step.scores is not None and now - self._last > PAUSE:
                 self._last, self._figures = now, self._measured(step)
             self._bar.update(self._task, completed=step.round, figures=self._figures)
-        elif step.scores is not None and (step.round >= self._next or step.last):
+        elif self._live is not None:
+            if step.scores is not None:
+                self._live.update(self._table(step), refresh=True)
+        elif step.scores is not None and (self.closely or step.round >= self._next or step.last):
             self._next = step.round + self.job.rounds / LINES
             say(f"{self.title}: round {step.round}/{self.job.rounds}, {self._measured(step)}{self._left(step)}")
 
-    def _measured(self, step: Step) -> str:
+    def _values(self, step: Step) -> pd.DataFrame:
+        """The global test metrics: mean and std over the runs."""
         frame = metrics_frame(self.job, [(step.round, run, scored) for run, scored in enumerate(step.scores or [])])
         frame = frame[(frame["scope"] == "global") & (frame["split"] == "test")]
-        values = frame.groupby("metric", observed=True)["value"].mean()
+        return frame.groupby("metric", observed=True)["value"].agg(["mean", "std"])
+
+    def _measured(self, step: Step) -> str:
+        values = self._values(step)["mean"]
         own = getattr(self.job.method, "fairness", ())  # one metric or several
         wanted = (own,) if isinstance(own, str) else tuple(own)
         disparity = next((name for name in (*wanted, *DISPARITIES) if name in values), "")
         shown = [name for name in ("loss", "accuracy", "rmse", disparity) if name in values]
         return ", ".join(f"{short(name) if self._bar else name} {values[name]:.3f}" for name in shown)
+
+    def _table(self, step: Step) -> Table:
+        """The main metrics now, how they differ over the runs, and how they changed since the evaluation before."""
+        mean, std = (self._values(step)[what] for what in ("mean", "std"))
+        title = f"{self.title}: round {step.round} of {self.job.rounds}{self._left(step)}"
+        table = plain_table("metric", "now", "± over runs", "change", numbers=[1, 2, 3], title=title)
+        several = len(self.job.runs) > 1
+        for name in ("loss", *COLUMNS):
+            if name in mean:
+                change = "" if self._before is None else f"{mean[name] - self._before[name]:+.3f}"
+                over = f"{std[name]:.3f}" if several else ""
+                table.add_row(name.replace("_", " "), f"{mean[name]:.3f}", over, change)
+        observed = pd.DataFrame([log.observed for log in step.logs])
+        for column in observed:
+            own = observed[column]
+            table.add_row(f"{column} (of the method)", f"{own.mean():.3f}", f"{own.std():.3f}" if several else "", "")
+        lost = sum(log.dropped + log.rejected for log in step.logs)
+        sampled = sum(log.sampled for log in step.logs)
+        table.add_row("replies", f"{sampled - lost} of {sampled}", "", "")
+        self._before = mean
+        return table
 
     def _left(self, step: Step) -> str:
         todo = 0 if step.last else self.job.rounds - step.round

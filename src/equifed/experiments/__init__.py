@@ -3,5 +3,15 @@
 EXPERIMENTS = {
     "fair-fate/table1": "accuracy and fairness of eleven methods at three levels of heterogeneity (COMPAS, Adult)",
     "fair-fate/figure3": "FAIR-FATE's trade-off between accuracy and fairness over MAX",
+    "kffl/table6": "accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German",
+    "kffl/table7": "the same with Adult",
+    "kffl/figure3": "trade-offs of KFFL, its baselines and pooled training on COMPAS",
+    "kffl/figure4": "the same on Adult",
+    "kffl/table4": "KFFL's regression on Communities and Crime, IID",
+    "kffl/table9": "the same with KFFL-TD",
+    "kffl/table10": "KFFL's regression on Communities and Crime, non-IID",
+    "kffl/table13": "KFFL-TD's regression on Adult, IID",
+    "kffl/table14": "KFFL's regression on Adult, non-IID",
+    "kffl/table15": "KFFL's regression on Adult, IID",
 }
 """Name -> what it shows."""

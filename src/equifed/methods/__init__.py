@@ -7,6 +7,7 @@ from typing import Any
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods.agnostic_fair import AgnosticFair
 from equifed.methods.centralized_kernel import CentralizedKernel
+from equifed.methods.citations import Citation, citation
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
 from equifed.methods.fedavg import FedAvg
@@ -34,6 +35,7 @@ __all__ = [
     "REGISTRY",
     "AgnosticFair",
     "CentralizedKernel",
+    "Citation",
     "FairFate",
     "FairFed",
     "FedAvg",
@@ -51,6 +53,7 @@ __all__ = [
     "SeparateTraining",
     "check",
     "check_value",
+    "citation",
     "documentation",
     "kind_of",
     "make",

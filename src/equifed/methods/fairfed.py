@@ -38,8 +38,10 @@ class Server(NamedTuple):
     """Mean of Delta_k over the round's clients."""
     n: Tensor
     """n, rows of all clients."""
-    scale: Tensor
-    """What the normalisations so far make of a weight of 1."""
+    ratio: Tensor
+    """By which the last round's weights are normalised: their sum before they were moved and cut, over that after."""
+    t: Tensor
+    """Rounds so far."""
 
 
 class Client(NamedTuple):
@@ -48,7 +50,9 @@ class Client(NamedTuple):
     counts: Tensor
     """This client's counts for it."""
     omega: Tensor
-    """omega_k before normalisation; below 0 until the first round."""
+    """omega_k before it is normalised; below 0 until the first round."""
+    t: Tensor
+    """Rounds there had been when it last took part."""
     shares: Tensor
     """lambda of FairBatch [2, G]; 0 until its first epoch."""
 
@@ -98,18 +102,19 @@ class FairFed(Method):
         train = LocalTraining(self.reply, self.loss, self.start, self.resample if self.debias == "fairbatch" else None)
         draws = feature_draws(10) if self.debias == "kernel" else {}
         up = ("update", "weight", "weight_before")
-        down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "scale")
+        down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
         fit = Phase("train", down, up, train, average, "sum", draws)
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         some = tree.leaves(parameters)[0]
         zero = some.new_zeros(())
-        return Server(parameters, some.new_zeros(task.num_groups, 2, 2), zero, zero, zero + 1)
+        return Server(parameters, some.new_zeros(task.num_groups, 2, 2), zero, zero, zero + 1, zero)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         some, groups = tree.leaves(parameters)[0], task.num_groups
-        return Client(parameters, some.new_zeros(groups, 2, 2), some.new_full((), -1.0), some.new_zeros(2, groups))
+        zero = some.new_zeros(())
+        return Client(parameters, some.new_zeros(groups, 2, 2), zero - 1, zero - 1, some.new_zeros(2, groups))
 
     def compare(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         some = (data.n > 0).to(data.mask.dtype)
@@ -144,15 +149,16 @@ class FairFed(Method):
         if self.version == "v1":
             # omega_k = exp(-beta Delta_k) n_k; the n falls out of the average
             before = omega = torch.exp(-self.beta * gap) * data.n
-            kept = state.omega
         else:
             # omega_k <- max(omega_k - beta (Delta_k - mean Delta), 0), n_k / n at the start
-            before = down["scale"] * torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), state.omega)
+            normalised = state.omega * torch.where(state.t == down["t"], down["ratio"], 1.0)
+            before = torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), normalised)
             omega = (before - self.beta * (gap - down["gap"])).clamp_min(0) * (data.n > 0)
-            kept = omega / down["scale"]
-        shares = context if self.debias == "fairbatch" else state.shares
+            state = state._replace(omega=omega, t=down["t"] + 1)
+        if self.debias == "fairbatch":
+            state = state._replace(shares=context)
         update = tree.scale(tree.sub(parameters, state.theta), omega)
-        return {"update": update, "weight": omega, "weight_before": before}, state._replace(omega=kept, shares=shares)
+        return {"update": update, "weight": omega, "weight_before": before}, state
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {"mean_gap": server.gap} if self.version == "aaai" else {}
@@ -181,13 +187,14 @@ def mean_gap(server: Server, replies: Record, validation: Data | None) -> Server
 
 
 def average(server: Server, replies: Record, validation: Data | None) -> Server:
-    # theta <- theta + sum_k omega_k (theta_k - theta) / sum_k omega_k; weights keep their sum when some were cut at 0
-    total = replies["weight"]
+    # theta <- theta + sum_k omega_k (theta_k - theta) / sum_k omega_k
+    total, before = replies["weight"], replies["weight_before"]
     theta = tree.map(
         lambda p, u: p + torch.where(total > 0, u / total.clamp_min(1e-30), 0.0), server.theta, replies["update"]
     )
-    scale = server.scale * torch.where(total > 0, replies["weight_before"] / total.clamp_min(1e-30), 1.0)
-    return server._replace(theta=theta, scale=scale)
+    # cutting at 0 makes the sum larger; nothing to normalise by where all were 0
+    ratio = torch.where((total > 0) & (before > 0), before / total.clamp_min(1e-30), 1.0)
+    return server._replace(theta=theta, ratio=ratio, t=server.t + 1)
 
 
 def difference(everyone: Tensor, own: Tensor, fairness: str) -> Tensor:

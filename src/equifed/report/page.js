@@ -32,15 +32,17 @@
 
   // plotly reads a little HTML in its texts: names must not become any
   const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const name = (text, most = 32) => {
+  const name = (text, most = 40) => {
     let short = [...String(text).replace(/\s+/g, " ")];
-    if (short.length > most) short = [...short.slice(0, most - 1), "…"];
+    // what tells settings apart stands at the end
+    if (short.length > most) short = [...short.slice(0, most - 9), "…", ...short.slice(-8)];
     const plain = short.join("");
     return safe(/[\u0590-\u08ff\u202a-\u202e\u2066-\u2069\ufb1d-\ufefc]/.test(plain) ? `\u2068${plain}\u2069` : plain);
   };
   const number = (value) => value === null || value === undefined ? "undefined"
     : value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1)
     : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(3);
+  const within = (low, high) => low === null || low === undefined ? "" : ` [${number(low)}, ${number(high)}]`;
   const spread = (mean, std) => number(mean) + (std === null || std === undefined ? "" : ` ± ${number(std)}`);
   const title = (metric) => data.metrics[metric].title;
   const axis = (metric, gap = " ") => {
@@ -49,11 +51,17 @@
   };
   const under = (metric) => words(axis(metric, narrow() ? "<br>" : " "));
 
-  const palette = ["#3b76d6", "#e07b00", "#2a9d5c", "#c8443f", "#8a63c9", "#9a6a4f", "#d763a8", "#7d8a1e", "#1b9aaa", "#6d7788"];
+  const palette = ["#3b76d6", "#e07b00", "#2a9d5c", "#c8443f", "#8a63c9", "#9a6a4f", "#d763a8", "#7d8a1e", "#1b9aaa", "#6d7788",
+    "#1f3f7a", "#f2a65a", "#7ccf9f", "#8c1d18", "#c3a6ec", "#5c3a26", "#f3a6cf", "#b8c24a", "#0e5f6b", "#a9b1bd"];
   const count = data.arms.length;
-  const colour = (i, total = count) =>
+  const shade = (i, total) =>
     total <= palette.length ? palette[i] : `hsl(${Math.round(260 - 260 * i / (total - 1))} 62% 52%)`;
-  const faded = (value) => value.startsWith("#") ? value + "2e" : value.replace(")", " / .16)");
+  const colour = (i) => shade(i, count);
+  // several sweeps in one report: all settings of a method share its colour
+  const results = [...new Set(data.arms.map((arm) => arm.result))];
+  const families = results.length > 1 && results.length < count;
+  const own = (i) => families ? shade(results.indexOf(data.arms[i].result), results.length) : colour(i);
+  const faded = (value, alpha = "2e") => value.startsWith("#") ? value + alpha : value.replace(")", ` / ${parseInt(alpha, 16) / 255})`);
   const mixed = (value, share) => { // towards white
     const part = (at) => parseInt(value.slice(at, at + 2), 16);
     return `rgb(${[1, 3, 5].map((at) => Math.round(part(at) + (255 - part(at)) * share)).join(",")})`;
@@ -62,6 +70,42 @@
   const theme = () => paper
     ? { ink: "#000", soft: "#444", line: "#ccc", grey: "#aaa", back: "#fff" }
     : { ink: css("--ink"), soft: css("--soft"), line: css("--line"), grey: css("--grey"), back: css("--paper") };
+
+  // -- the table against a baseline -----------------------------------------------------------------------------------
+
+  const tests = byId("baseline-table");
+  const signed = (value) => {
+    const size = Math.abs(value);
+    const text = size >= .00005 && size < .001 ? value.toFixed(4) : number(value);
+    return (value > 0 ? "+" : "") + text.replaceAll("-", "−");
+  };
+  const element = (tag, kind, text) => Object.assign(document.createElement(tag), { className: kind, textContent: text });
+  const compareWith = (baseline) => {
+    for (const row of tests.tBodies[0].rows) {
+      const arm = Number(row.dataset.arm);
+      row.className = arm === baseline ? "base" : "";
+      data.tests.cells[baseline][arm].forEach((test, k) => {
+        const cell = row.cells[k + 1];
+        cell.dataset.v = test ? test.difference : "";
+        cell.className = test ? test.says : "";
+        if (!test) {
+          cell.replaceChildren(arm === baseline ? "–" : element("span", "undefined", "no test"));
+          return;
+        }
+        cell.replaceChildren(`${signed(test.difference)} `, element("span", "interval", `[${signed(test.low)}, ${signed(test.high)}]`), " ",
+          element("span", "p", test.holm < .001 ? "p < 0.001" : `p = ${test.holm.toFixed(3)}`));
+      });
+    }
+  };
+  if (tests) {
+    const choice = byId("baseline-arm");
+    choice.append(...Object.keys(data.tests.cells).map((i) => {
+      const option = new Option(data.arms[i].label.slice(0, 80), i, false, Number(i) === data.tests.baseline);
+      option.dir = "auto";
+      return option;
+    }));
+    choice.addEventListener("change", () => compareWith(Number(choice.value)));
+  }
 
   // -- charts ---------------------------------------------------------------------------------------------------------
 
@@ -83,37 +127,56 @@
   const narrow = () => (paper || window.innerWidth) < 600;
   const legendRoom = (labels) => { // rows of a horizontal legend, so that the plot keeps its height
     const width = (paper || Math.min(window.innerWidth, 1200)) - 90;
-    const perRow = Math.max(1, Math.floor(width / (44 + 7 * Math.max(...labels.map((label) => Math.min(label.length, 32))))));
+    const perRow = Math.max(1, Math.floor(width / (44 + 7 * Math.max(...labels.map((label) => Math.min(label.length, 40))))));
     return Math.min(200, 20 * Math.ceil(labels.length / perRow));
   };
   const labels = data.arms.map((arm) => arm.label);
 
+  const line = (points, more) => {
+    const sorted = [...points].sort((a, b) => a[0] - b[0]);
+    return {
+      type: "scatter", mode: "lines", x: sorted.map((p) => p[0]), y: sorted.map((p) => p[1]), hoverinfo: "skip",
+      showlegend: false, ...more,
+    };
+  };
+
   const pareto = (metric, look) => {
-    const front = [];
+    const at = (arm) => [arm.final[metric], arm.final[data.quality]];
+    const drawn = data.arms.filter((arm) => at(arm).every((value) => value.mean !== null));
+    const place = (arm) => at(arm).map((value) => value.mean);
     const points = data.arms.map((arm, i) => {
-      const [x, y] = [arm.final[metric], arm.final[data.quality]];
+      const [x, y] = at(arm);
       const beaten = data.pareto[metric][i];
-      const own = beaten ? look.grey : colour(i);
-      if (!beaten && !arm.degenerate && x.mean !== null && y.mean !== null) front.push([x.mean, y.mean]);
+      const fill = beaten ? look.grey : own(i);
       const hyper = Object.entries(arm.hyper).map(([key, value]) => `${name(key)} = ${name(value)}`);
-      const text = [`<b>${name(arm.label, 60)}</b>`, `${title(data.quality)} ${spread(y.mean, y.std)}`,
-        `${title(metric)} ${spread(x.mean, x.std)}`, `${arm.seeds.length} seeds`, ...hyper,
-        ...(arm.degenerate ? [`degenerate in ${arm.degenerate} seeds`] : []), ...(beaten ? ["dominated"] : [])];
-      const bars = (std) => ({ type: "data", array: [std ?? 0], visible: std !== null, color: own, thickness: 1, width: 3 });
+      const text = [`<b>${name(arm.label, 60)}</b>`,
+        `${title(data.quality)} ${spread(y.mean, y.std)}${within(y.low, y.high)}`,
+        `${title(metric)} ${spread(x.mean, x.std)}${within(x.low, x.high)}`,
+        `${arm.seeds.length} seed${arm.seeds.length > 1 ? "s" : ""}`, ...hyper,
+        ...(arm.degenerate ? [`degenerate in ${arm.degenerate} of ${arm.seeds.length} seeds`] : []), ...(beaten ? ["dominated"] : [])];
+      const bars = (value) => ({
+        type: "data", symmetric: false, array: [value.high - value.mean], arrayminus: [value.mean - value.low],
+        visible: value.low !== null, color: fill, thickness: 1, width: 3,
+      });
       return {
-        type: "scatter", mode: "markers", name: name(arm.label), x: [x.mean], y: [y.mean],
-        error_x: bars(x.std), error_y: bars(y.std), hoverinfo: "text", hovertext: [text.join("<br>")],
-        marker: { color: own, size: 11, symbol: arm.degenerate ? "x" : "circle" },
+        type: "scatter", mode: "markers", name: name(families ? arm.method : arm.label), x: [x.mean], y: [y.mean],
+        error_x: bars(x), error_y: bars(y), hoverinfo: "text", hovertext: [text.join("<br>")],
+        ...(families ? { legendgroup: String(arm.result), showlegend: false } : {}),
+        marker: { color: fill, size: 11, symbol: arm.pooled ? "square-open" : arm.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
       };
     });
-    front.sort((a, b) => a[0] - b[0]);
-    const line = {
-      type: "scatter", mode: "lines", x: front.map((p) => p[0]), y: front.map((p) => p[1]), hoverinfo: "skip",
-      showlegend: false, line: { color: look.soft, width: 1, dash: "dot" },
-    };
-    const room = count > 1 ? legendRoom(labels) : 0;
-    return [[line, ...points], layout(look, {
-      height: 400 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: count > 1,
+    const best = drawn.filter((arm) => !arm.degenerate && !arm.pooled && !data.pareto[metric][data.arms.indexOf(arm)]);
+    const paths = results.map((result) => drawn.filter((arm) => arm.result === result)).filter((arms) => arms.length > 1)
+      .map((arms) => line(arms.map(place), { line: { color: faded(own(data.arms.indexOf(arms[0])), "80"), width: 1.5 } }));
+    const keys = !families ? [] : results.map((result) => { // a method's own colour, whatever its settings are
+      const i = data.arms.findIndex((arm) => arm.result === result);
+      return { type: "scatter", mode: "markers", name: name(data.arms[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: own(i), size: 11 } };
+    });
+    const front = line(best.map(place), { line: { color: look.soft, width: 1, dash: "dot" } });
+    const entries = families ? keys.map((key) => key.name) : labels;
+    const room = entries.length > 1 && entries.length <= 20 ? legendRoom(entries) : 0; // beyond, hovering tells
+    return [[...paths, front, ...points, ...keys], layout(look, {
+      height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: room > 0, hovermode: "closest",
       xaxis: { title: under(metric) }, yaxis: { title: words(axis(data.quality)) },
     })];
   };
@@ -124,7 +187,7 @@
       if (!(metric in one.mean)) return;
       const [mean, std] = [one.mean[metric], one.std[metric]];
       const held = one.round.map((_, k) => k).filter((k) => mean[k] !== null && std[k] !== null);
-      if (held.length > 1) {
+      if (byId("rounds-bands").checked && held.length > 1) {
         const back = [...held].reverse();
         traces.push({
           type: "scatter", mode: "lines", fill: "toself", fillcolor: faded(colour(i)), line: { width: 0 },
@@ -145,24 +208,33 @@
     })];
   };
 
-  const groups = (metric, look) => {
-    const { mean, std } = data.groups.values[metric];
-    const rows = data.groups.values.count?.mean;
-    const places = data.groups.names.map((_, g) => g);
-    const ticks = data.groups.names.map((group, g) => {
-      const known = rows ? rows.map((each) => each[g]).filter((n) => n !== null) : [];
-      return name(group, narrow() ? 14 : 32) + (known.length ? `<br>n = ${Math.round(Math.min(...known)).toLocaleString("en")}` : "");
+  const groups = (metric, look) => { // a row per method, a point per group: how far apart they are is the disparity
+    const these = data[byId("groups-kind")?.value ?? "groups"];
+    const values = these.values[metric];
+    const rows = these.values.count?.mean;
+    const step = Math.min(.16, .6 / these.names.length);
+    const lift = (g) => (g - (these.names.length - 1) / 2) * step; // intervals beside each other
+    const legend = these.names.map((group, g) => {
+      const known = rows ? rows.map((each, i) => each[g] === null ? null : each[g] / data.arms[i].models).filter((n) => n !== null) : [];
+      return name(group, narrow() ? 18 : 40) + (known.length ? ` (n = ${Math.round(Math.min(...known)).toLocaleString("en")})` : "");
     });
-    const traces = labels.map((label, i) => ({
-      type: "bar", name: name(label), x: places, y: mean[i], marker: { color: colour(i) }, hoverinfo: "text",
-      error_y: { type: "data", array: std[i].map((s) => s ?? 0), visible: std[i].some((s) => s !== null), color: look.soft, thickness: 1, width: 2 },
-      hovertext: places.map((g) => `<b>${name(label)}</b><br>${name(data.groups.names[g])}: ${spread(mean[i][g], std[i][g])}`),
-    }));
-    const room = count > 1 ? legendRoom(labels) : 0;
+    const traces = these.names.map((group, g) => {
+      const [mean, std, low, high] = ["mean", "std", "low", "high"].map((what) => labels.map((_, i) => values[what][i][g]));
+      const apart = (a, b) => a.map((value, i) => value === null || b[i] === null ? 0 : Math.abs(value - b[i]));
+      const drawn = low.some((value) => value !== null) ? [apart(high, mean), apart(mean, low)] : [std.map((s) => s ?? 0), std.map((s) => s ?? 0)];
+      return {
+        type: "scatter", mode: "markers", name: legend[g], x: mean, y: labels.map((_, i) => i + lift(g)), hoverinfo: "text",
+        marker: { color: shade(g, these.names.length), size: 9, symbol: ["circle", "diamond", "square", "triangle-up"][g % 4] },
+        error_x: { type: "data", symmetric: false, array: drawn[0], arrayminus: drawn[1], color: shade(g, these.names.length), thickness: 1.2, width: 3 },
+        hovertext: labels.map((label, i) => [`<b>${name(label)}</b>`, `${name(group)}: ${spread(mean[i], std[i])}${within(low[i], high[i])}`,
+          ...(rows && rows[i][g] !== null ? [`${Math.round(rows[i][g] / data.arms[i].models).toLocaleString("en")} test rows`] : [])].join("<br>")),
+      };
+    });
+    const room = legendRoom(legend);
     return [traces, layout(look, {
-      height: 340 + room, margin: { l: 60, r: 14, t: 16 + room, b: 56 }, barmode: "group", showlegend: count > 1,
-      xaxis: { tickmode: "array", tickvals: places, ticktext: ticks, showgrid: false },
-      yaxis: { title: words(axis(metric)) },
+      height: Math.max(180, Math.min(1600, 100 + (34 + 3 * these.names.length) * count)) + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 },
+      showlegend: true, hovermode: "closest", xaxis: { title: under(metric) },
+      yaxis: { tickmode: "array", tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => name(label, narrow() ? 17 : 40)), range: [count - .5, -.5], zeroline: false },
     })];
   };
 
@@ -186,7 +258,7 @@
     return [traces, layout(look, {
       height: Math.max(200, Math.min(1400, 90 + 62 * count)), showlegend: false, margin: { l: 60, r: 14, t: 12, b: 52 },
       xaxis: { title: under(metric) },
-      yaxis: { tickmode: "array", tickvals: places, ticktext: labels.map((label) => name(label, narrow() ? 14 : 32)), autorange: "reversed", showgrid: false, zeroline: false },
+      yaxis: { tickmode: "array", tickvals: places, ticktext: labels.map((label) => name(label, narrow() ? 17 : 40)), autorange: "reversed", showgrid: false, zeroline: false },
     })];
   };
 
@@ -207,7 +279,7 @@
     const room = legendRoom(names);
     const which = upright
       ? { title: words("client"), showticklabels: false, showgrid: false }
-      : { tickmode: "array", tickvals: places, ticktext: part.clients.map((each) => name(each, narrow() ? 14 : 32)), autorange: "reversed", title: words("client"), showgrid: false };
+      : { tickmode: "array", tickvals: places, ticktext: part.clients.map((each) => name(each, narrow() ? 17 : 40)), autorange: "reversed", title: words("client"), showgrid: false, zeroline: false };
     const size = { title: words("training rows") };
     return [traces, layout(look, {
       barmode: "stack", showlegend: true, margin: { l: 60, r: 14, t: 16 + room, b: 52 },
@@ -219,7 +291,7 @@
   // -- putting them on the page ---------------------------------------------------------------------------------------
 
   const draw = ({ place, make, select }) => {
-    const metric = select ? select.value : null;
+    const metric = select?.value ?? null;
     const help = select && byId(select.id.replace("metric", "help"));
     if (help) help.textContent = data.metrics[metric].help;
     const [traces, about] = make(metric, theme());
@@ -230,7 +302,14 @@
     if (!place) return;
     const select = metrics ? byId(`${id}-metric`) : null;
     if (select) {
-      select.append(...metrics.map((metric) => new Option(title(metric), metric, false, metric === first)));
+      for (const [heading, some] of Object.entries(metrics)) {
+        const options = some.map((metric) => new Option(title(metric), metric, false, metric === first));
+        if (!heading || !some.length) { select.append(...options); continue; }
+        const group = document.createElement("optgroup");
+        group.label = heading;
+        group.append(...options);
+        select.append(group);
+      }
       select.addEventListener("change", () => draw(chart));
     }
     const chart = { place, make, select };
@@ -240,10 +319,14 @@
   const show = () => {
     const first = (names, wanted) => wanted.find((each) => names.includes(each)) ?? names[0];
     const rates = data.groups.metrics.filter((metric) => !["count", "positives", "degenerate"].includes(metric));
-    add("pareto", pareto, Object.keys(data.pareto), data.disparity);
-    add("rounds", rounds, data.rounds.metrics, data.quality);
-    add("groups", groups, rates, first(rates, ["selection_rate", "accuracy", "rmse"]));
-    add("clients", clients, data.clients.metrics, first(data.clients.metrics, [data.quality]));
+    const { metrics, logged } = data.rounds;
+    add("pareto", pareto, { "": Object.keys(data.pareto) }, data.disparity);
+    add("rounds", rounds, logged.length ? { measured: metrics, "logged by the methods": logged } : { "": metrics }, data.quality);
+    add("groups", groups, { "": rates }, first(rates, ["selection_rate", "accuracy", "rmse"]));
+    add("clients", clients, { "": data.clients.metrics }, first(data.clients.metrics, [data.quality]));
+    for (const [control, id] of [["rounds-bands", "rounds"], ["groups-kind", "groups"]]) {
+      byId(control)?.addEventListener("change", () => draw(charts.find((chart) => chart.place.id === `${id}-chart`)));
+    }
     data.partitions.forEach((part, i) => {
       const place = byId(`partition-chart-${i}`);
       if (!place) return;
@@ -264,8 +347,10 @@
     code.textContent = await new Response(stream).text();
     document.head.append(code);
   };
-  unpack().then(show).catch((error) => {
+  const say = (state) => { document.documentElement.dataset.charts = state; };
+  unpack().then(show).then(() => say("drawn")).catch((error) => {
     console.error(error);
+    say("failed");
     for (const place of document.querySelectorAll(".chart")) {
       place.textContent = "This chart could not be drawn; it needs a browser from 2023 or later. The tables are complete.";
     }

@@ -15,44 +15,41 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from equifed.report import words
-from equifed.report.table import (
-    Arm,
-    arms,
-    check_results,
-    chosen_disparity,
-    main_metrics,
-    measured_metrics,
-    moments,
-    summary_of,
-)
-from equifed.report.verdict import ENOUGH_SEEDS, SMALL_GROUP, interval, ranked, told_apart, verdict_of
+from equifed.report.data import page_data, summary_data
+from equifed.report.stats import ENOUGH_SEEDS
+from equifed.report.table import Comparison, is_pooled
+from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 
 if TYPE_CHECKING:
     from equifed.simulator.result import Result
 
-MOST_POINTS = 120_000
-"""Numbers embedded for the curves over rounds; beyond it rounds are thinned, so that the page stays small."""
-MOST_CLIENT_POINTS = 20_000
-"""Clients drawn one by one, over all arms and metrics; beyond it only the boxes are."""
 WORST_CLIENTS = 5
 """Clients named per arm."""
 
 
 def write_report(
-    results: Sequence[Result], path: str | Path, *, title: str | None = None, disparity: str | None = None
+    results: Sequence[Result],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    disparity: str | None = None,
+    baseline: str | None = None,
 ) -> Path:
     """Write the report on one result, several methods or a sweep: one HTML file that loads nothing from elsewhere.
 
     disparity: the metric that the verdict is about; by default the first main one that was measured.
+    baseline: the method that the others are tested against; by default FedAvg, or else the first.
     """
+    return write_page(Comparison.of(results, disparity, baseline), path, title)
+
+
+def write_page(about: Comparison, path: str | Path, title: str | None = None) -> Path:
     path = Path(path)
-    text = render(results, title=title, disparity=disparity)
+    text = render(about, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, then renamed over it: nobody ever sees half a page
     temporary = path.with_name(f".{path.name[:60]}.{os.getpid()}.part")
@@ -64,39 +61,64 @@ def write_report(
     return path
 
 
-def render(results: Sequence[Result], *, title: str | None = None, disparity: str | None = None) -> str:
+def render(about: Comparison, title: str | None = None) -> str:
     """The page's text."""
-    task = check_results(results)
-    found = arms(results)
-    disparity = chosen_disparity(found, task, disparity)
-    data = page_data(found, results, task, disparity)
-    templates = Environment(
+    found, results = about.arms, about.results
+    data = page_data(about)
+    verdict = verdict_of(about)
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            title=title or _title(results),
+            heading=words.heading,
+            verdict=verdict,
+            cards=_cards(data, verdict),
+            data=data,
+            seeds=found[0].seeds if len({arm.seeds for arm in found}) == 1 else None,
+            number=words.number,
+            size=words.size,
+            signed=words.signed,
+            p_value=words.p_value,
+            group_tables=_group_tables(data),
+            worst_clients=_worst_clients(about),
+            messages=[_messages(result) for result in results],
+            settings=_settings(results),
+            configs=_configs(results),
+            citations=_citations(results),
+            versions=_versions(results),
+            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            small_group=SMALL_GROUP,
+            enough_seeds=ENOUGH_SEEDS,
+            json=embedded(data),
+            style=_asset("page.css"),
+            script=_asset("page.js"),
+            plotly=_plotly(),
+        )
+    )
+
+
+def summary_html(result: Result) -> str:
+    """A result where a notebook shows it: the verdict and the table, without script or style sheet."""
+    about = Comparison.of([result])
+    template = _templates().get_template("summary.html.j2")
+    return template.render(
+        title=_title([result]),
+        verdict=verdict_of(about),
+        data=summary_data(about),
+        number=words.number,
+        size=words.size,
+        rounds=result.info["rounds"],
+    )
+
+
+def _templates() -> Environment:
+    return Environment(
         loader=PackageLoader("equifed.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    return templates.get_template("page.html.j2").render(
-        title=title or _title(results),
-        heading=words.heading,
-        verdict=verdict_of(found, results, task, disparity),
-        data=data,
-        seeds=found[0].seeds if len({arm.seeds for arm in found}) == 1 else None,
-        number=words.number,
-        group_table=_group_table(data),
-        worst_clients=_worst_clients(found, data),
-        messages=[_messages(result) for result in results],
-        settings=_settings(results),
-        configs=_configs(results),
-        versions=_versions(results),
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        small_group=SMALL_GROUP,
-        enough_seeds=ENOUGH_SEEDS,
-        json=embedded(data),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        plotly=_plotly(),
     )
 
 
@@ -128,196 +150,18 @@ def _title(results: Sequence[Result]) -> str:
     return words.listing(methods) + (f" on {words.listing(data)}" if data else "")
 
 
-# -- the embedded data -------------------------------------------------------------------------------------------------
-
-
-def page_data(found: list[Arm], results: Sequence[Result], task: str, disparity: str | None) -> dict[str, Any]:
-    """All numbers of the page. nan is null; the values of the last round are exact, the curves have six digits."""
-    names = measured_metrics(found)
-    quality = "rmse" if task == "regression" else "accuracy"
-    groups, clients = _scopes(found, "groups"), _scopes(found, "clients")
-    shown = [*names, *groups["metrics"], *clients["metrics"], "kib_up", "kib_down", "seconds"]
-    return {
-        "task": task,
-        "quality": quality,
-        "disparity": disparity,
-        "metrics": {
-            name: {
-                "title": words.title(name),
-                "help": words.HELP.get(name, ""),
-                "better": words.better(name, task),
-            }
-            for name in dict.fromkeys(shown)
-        },
-        "arms": [_arm(arm, results[arm.result], names) for arm in found],
-        "table": _table(found, results, task, disparity),
-        "pareto": {name: dominated(found, quality, name, task) for name in names if words.is_disparity(name)},
-        "rounds": _curves(found, names),
-        "groups": groups,
-        "clients": _clients(clients, len(found)),
-        "partitions": _partitions(results),
-    }
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _arm(arm: Arm, result: Result, names: list[str]) -> dict[str, Any]:
-    final = {}
-    for name in names:
-        mean, std, n = moments(arm.values(name))
-        final[name] = {
-            "mean": _finite(mean),
-            "std": _finite(std),
-            "n": n,
-            "values": [_finite(value) for value in arm.values(name)],
-        }
-    return {
-        "label": arm.label,
-        "method": str(result.info["method"]),
-        "hyper": {str(name): str(value) for name, value in arm.hyper.items()},
-        "seeds": [str(seed) for seed in arm.final.index],
-        "last": arm.last,
-        "degenerate": int(arm.degenerate.sum()),
-        "final": final,
-    }
-
-
-def _table(found: list[Arm], results: Sequence[Result], task: str, disparity: str | None) -> dict[str, Any]:
-    metrics = main_metrics(found, task, disparity)
-    frame = summary_of(found, results, metrics)
-    columns = [*metrics, "kib_up", "kib_down", "seconds"]
-    marks = {name: _marks(found, name, task) for name in metrics}
-    rows = []
-    for i, arm in enumerate(found):
-        cells: list[dict[str, Any]] = []
-        for name in columns:
-            each = {what: frame[name, what].iloc[i] for what in frame[name].columns}
-            cells.append(
-                {
-                    "mean": _finite(each["mean"]),
-                    "std": _finite(each.get("std", math.nan)),
-                    "n": int(each.get("n", arm.seeds)),
-                    "mark": marks[name][i] if name in marks else "",
-                }
-            )
-        rows.append(cells)
-    return {"columns": columns, "rows": rows}
-
-
-def _marks(found: list[Arm], metric: str, task: str) -> list[str]:
-    """For each arm: "best" mean, "near" when the paired interval cannot tell it from the best, or nothing."""
-    order = ranked(found, metric, task)
-    if len(order) < 2 or not words.better(metric, task):
-        return [""] * len(found)
-    best = order[0]
-    lowest = words.badness(metric, moments(best.values(metric))[0], task)
-    marks = []
-    for arm in found:
-        if arm not in order:
-            marks.append("")
-        elif words.badness(metric, moments(arm.values(metric))[0], task) == lowest:
-            marks.append("best")
-        else:
-            unclear = interval(best, arm, metric) is not None and not told_apart(best, arm, metric)
-            marks.append("near" if unclear else "")
-    return [""] * len(found) if marks.count("best") == len(found) else marks
-
-
-def dominated(found: list[Arm], quality: str, disparity: str, task: str) -> list[bool]:
-    """Whether another arm is at least as good in both means and better in one; degenerate ones beat nobody."""
-    bad = np.array(
-        [[words.badness(name, moments(arm.values(name))[0], task) for name in (quality, disparity)] for arm in found]
-    )
-    usable = np.array([not arm.degenerate.any() for arm in found])
-    better = (bad[None] <= bad[:, None]).all(-1) & (bad[None] < bad[:, None]).any(-1) & usable[None]
-    return list(np.asarray(better.any(1)).tolist())
-
-
-def _curves(found: list[Arm], names: list[str]) -> dict[str, Any]:
-    """Mean and sample std over seeds of every metric in every round (or every k-th, and the last)."""
-    total = sum(arm.rounds["round"].nunique() for arm in found) * len(names) * 2
-    every = max(1, math.ceil(total / MOST_POINTS))
-    series = []
-    for arm in found:
-        numbers = np.sort(arm.rounds["round"].unique())
-        kept = numbers[np.unique(np.append(np.arange(0, len(numbers), every), len(numbers) - 1))]
-        rows = arm.rounds[arm.rounds["round"].isin(kept)]
-        moments_by_round = rows.groupby(["metric", "round"], observed=True)["value"].agg(["mean", "std"])
-        one: dict[str, Any] = {"round": [int(number) for number in kept], "mean": {}, "std": {}}
-        present = set(moments_by_round.index.get_level_values(0))
-        for name in names:
-            if name in present:
-                block = moments_by_round.loc[name].reindex(kept)
-                one["mean"][name] = [_short(value) for value in block["mean"]]
-                one["std"][name] = [_short(value) for value in block["std"]]
-        series.append(one)
-    drawn = [name for name in names if any(name in each["mean"] for each in series)]
-    return {"metrics": drawn, "series": series, "every": every}
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _scopes(found: list[Arm], kind: str) -> dict[str, Any]:
-    """Mean and std over seeds per metric: [arm][name], for groups or clients; None where there is no value."""
-    frames: list[pd.DataFrame] = [getattr(arm, kind) for arm in found]
-    names = list(dict.fromkeys(str(name) for frame in frames for name in frame["name"].unique()))
-    metrics = list(dict.fromkeys(str(name) for frame in frames for name in frame["metric"].unique()))
-    values: dict[str, dict[str, list[list[float | None]]]] = {name: {"mean": [], "std": []} for name in metrics}
-    for frame in frames:
-        block = frame.groupby(["metric", "name"], observed=True, sort=False)["value"].agg(["mean", "std"])
-        present = set(block.index.get_level_values(0))
-        for metric in metrics:
-            rows = block.loc[metric] if metric in present else pd.DataFrame({"mean": [], "std": []})
-            rows = rows.reindex(names)
-            for what in ("mean", "std"):
-                values[metric][what].append([_finite(value) for value in rows[what]])
-    return {"names": names, "metrics": metrics, "values": values}
-
-
-def _clients(clients: dict[str, Any], count: int) -> dict[str, Any]:
-    """Values per client while they are few; boxes (five numbers) always."""
-    boxes = {}
-    for metric, both in clients["values"].items():
-        boxes[metric] = [_box([value for value in arm if value is not None]) for arm in both["mean"]]
-    many = len(clients["names"]) * count * len(clients["metrics"]) > MOST_CLIENT_POINTS
-    return {
-        "names": [] if many else clients["names"],
-        "count": len(clients["names"]),
-        "metrics": [name for name in clients["metrics"] if name != "rows"],
-        "mean": {} if many else {name: both["mean"] for name, both in clients["values"].items()},
-        "boxes": boxes,
-    }
-
-
-def _box(values: list[float]) -> list[float] | None:
-    return [float(value) for value in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])] if values else None
-
-
-def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Rows per client, group and label, once for all results that share them."""
-    shown: dict[str, dict[str, Any]] = {}
-    for result in results:
-        info = result.info
-        if not info.get("clients"):
-            continue
-        one = {
-            "clients": [str(name) for name in info["clients"]] if info.get("cells") is not None else [],
-            "count": len(info["clients"]),
-            "groups": [str(name) for name in info.get("groups", [])],
-            "classes": [str(name) for name in info.get("classes", [])] or ["rows"],
-            "cells": info.get("cells"),
-            "data": str(info.get("data") or ""),
-        }
-        entry = shown.setdefault(json.dumps(one), {**one, "methods": []})
-        entry["methods"].append(str(result.info["method"]))
-    return list(shown.values())
-
-
 # -- tables that are written as text -----------------------------------------------------------------------------------
+
+
+def _cards(data: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
+    """The chosen method's main numbers, each with its interval."""
+    chosen = next((arm for arm in data["arms"] if arm["label"] == verdict.chosen), None)
+    if chosen is None:
+        return []
+    wanted = [data["quality"], data["disparity"], "worst_group_accuracy", "worst_group_rmse", "client_equality.worst10"]
+    names = [name for name in dict.fromkeys(wanted) if name in chosen["final"]]
+    return [{"metric": name, **chosen["final"][name], "seeds": len(chosen["seeds"])} for name in names[:4]]
+
 
 _GROUP_COLUMNS = (
     "count",
@@ -332,38 +176,43 @@ _GROUP_COLUMNS = (
 )
 
 
-def _group_table(data: dict[str, Any]) -> dict[str, Any]:
-    groups = data["groups"]
+def _group_tables(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups, and where they are intersections, their marginals."""
+    tables = [("Groups", data["groups"]), ("One sensitive column at a time", data["marginals"])]
+    return [{"title": title, **_group_table(data["arms"], groups)} for title, groups in tables if groups["names"]]
+
+
+def _group_table(arms: list[dict[str, Any]], groups: dict[str, Any]) -> dict[str, Any]:
     columns = [name for name in _GROUP_COLUMNS if name in groups["metrics"]]
+    values = groups["values"]
     rows = []
-    for i, arm in enumerate(data["arms"]):
+    for i, arm in enumerate(arms):
         for g, name in enumerate(groups["names"]):
-            both = [groups["values"][column] for column in columns]
-            cells = [(each["mean"][i][g], each["std"][i][g]) for each in both]
-            if all(mean is None for mean, _ in cells):
+            cells = [{what: values[column][what][i][g] for what in values[column]} for column in columns]
+            if all(cell["mean"] is None for cell in cells):
                 continue  # a group of other data
-            count = groups["values"]["count"]["mean"][i][g] if "count" in columns else None
-            flag = groups["values"].get("degenerate", {"mean": [[0] * len(groups["names"])] * len(data["arms"])})
+            count = values["count"]["mean"][i][g] / arm["models"] if "count" in columns else None
             rows.append(
                 {
                     "arm": arm["label"],
+                    "models": arm["models"],
                     "group": name,
                     "cells": cells,
                     "small": count is not None and count < SMALL_GROUP,
-                    "degenerate": bool(flag["mean"][i][g]),
+                    "degenerate": "degenerate" in values and bool(values["degenerate"]["mean"][i][g]),
                 }
             )
     return {"columns": columns, "rows": rows}
 
 
-def _worst_clients(found: list[Arm], data: dict[str, Any]) -> list[dict[str, Any]]:
+def _worst_clients(about: Comparison) -> list[dict[str, Any]]:
     """The clients served worst, by their mean over seeds, with how many test rows that rests on."""
     named = []
-    for arm in found:
+    for arm in about.arms:
         frame = arm.clients
-        values = frame[frame["metric"] == data["quality"]].groupby("name", sort=False)["value"].mean().dropna()
+        values = frame[frame["metric"] == about.quality].groupby("name", sort=False)["value"].mean().dropna()
         rows = frame[frame["metric"] == "rows"].groupby("name", sort=False)["value"].mean()
-        worst = values.sort_values(ascending=data["quality"] != "rmse").head(WORST_CLIENTS)
+        worst = values.sort_values(ascending=about.quality != "rmse").head(WORST_CLIENTS)
         clients = [
             {"name": str(name), "value": float(value), "rows": float(rows.get(name, math.nan))}
             for name, value in worst.items()
@@ -374,7 +223,7 @@ def _worst_clients(found: list[Arm], data: dict[str, Any]) -> list[dict[str, Any
 
 
 _STAGES = {"setup": "once, before round 1", "round": "every round", "final": "once, after the last round"}
-_GATHER = {"sum": "only sums needed", "stack": "each client's reply is seen"}
+_GATHER = {"sum": "needs only sums", "stack": "sees each client's reply"}
 
 
 def _messages(result: Result) -> dict[str, Any]:
@@ -384,28 +233,38 @@ def _messages(result: Result) -> dict[str, Any]:
             "phase": row["phase"],
             "down": row["down"] or "nothing",
             "up": row["up"] or "nothing",
-            "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "nothing leaves the client",
+            "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
+            "private": row["gather"] == "sum" or not row["up"],
             "kib_down": row["bytes_down"] / 1024,
             "kib_up": row["bytes_up"] / 1024,
         }
         for row in result.messages.to_dict("records")
     ]
-    return {"method": str(result.info["method"]), "phases": phases}
+    method = str(result.info["method"])
+    return {"method": method, "pooled": is_pooled(method), "phases": phases}
 
 
-_ELSEWHERE = ("method", "clients", "groups", "classes", "cells", "swept", "config", "command", "versions")
-_TOGETHER = ("hyper_parameters", "local", "provenance", "rows")
+# -- provenance --------------------------------------------------------------------------------------------------------
+
+_ELSEWHERE = ("method", "clients", "groups", "classes", "cells", "swept", "config", "command", "hyper_parameters")
+_TOGETHER = ("local", "provenance", "rows", "run", "versions")
 
 
 def _settings(results: Sequence[Result]) -> dict[str, Any]:
-    """(name, values): one value where all results agree, else one per result."""
+    """What all results have in common, and a table of the rest: a row per result."""
     flat = [_flat(result) for result in results]
     names = list(dict.fromkeys(name for each in flat for name in each))
-    rows = []
-    for name in names:
-        values = [each.get(name, "") for each in flat]
-        rows.append((name, values[:1] if len(set(values)) == 1 else values))
-    return {"methods": [str(result.info["method"]) for result in results], "rows": rows}
+    differing = [name for name in names if len({each.get(name, "") for each in flat}) > 1]
+    own = [
+        {
+            "method": str(result.info["method"]),
+            "hyper": _pairs(result.info.get("hyper_parameters", {}) | dict.fromkeys(result.swept, "swept")),
+            "cells": [each.get(name, "") for name in differing],
+        }
+        for result, each in zip(results, flat, strict=True)
+    ]
+    common = [(name, flat[0][name]) for name in names if name not in differing]
+    return {"common": common, "differing": differing, "own": own}
 
 
 def _flat(result: Result) -> dict[str, str]:
@@ -423,17 +282,21 @@ def _flat(result: Result) -> dict[str, str]:
                 flat[f"{key}: {name}".replace("_", " ")] = _text(inner)
         else:
             flat[key.replace("_", " ")] = _text(value)
-    for name in result.swept:
-        flat[f"hyper parameters: {name}".replace("_", " ")] = "swept"
     for key, value in result.timings.items():
         flat[key.replace("_", " ")] = f"{value:.4g}" if isinstance(value, float) else _text(value)
     return {key: value for key, value in flat.items() if value != ""}
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, Mapping | list):
-        return json.dumps(value, default=str, ensure_ascii=False, indent=1 if isinstance(value, Mapping) else None)
+    if isinstance(value, Mapping):
+        return _pairs(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
     return "" if value is None else str(value)
+
+
+def _pairs(values: Mapping[Any, Any]) -> str:
+    return "\n".join(f"{name} = {_text(value)}" for name, value in values.items())
 
 
 def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
@@ -441,17 +304,30 @@ def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
     known = []
     for result in results:
         config, command = _text(result.info.get("config")), _text(result.info.get("command"))
-        if config and not command:
-            command = "equifed run config.toml   # with the configuration below saved as config.toml"
-        if command:
+        if config or command:
             known.append({"method": str(result.info["method"]), "command": command, "config": config})
     return known
 
 
+def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The papers of the methods, each once, and of the data sets."""
+    from equifed.data import DATASETS
+    from equifed.methods import REGISTRY, citation
+
+    papers: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(str(result.info["method"]) for result in results):
+        cited = citation(REGISTRY[name]) if name in REGISTRY else None
+        if cited and cited.plain:
+            papers.setdefault(cited.plain, {"plain": cited.plain, "bibtex": cited.bibtex, "of": []})["of"].append(name)
+    for name in dict.fromkeys(str(result.info.get("provenance", {}).get("data", "")) for result in results):
+        if name in DATASETS:
+            papers[name] = {"plain": DATASETS[name].citation, "bibtex": "", "of": [f"{name} data"]}
+    return list(papers.values())
+
+
 def _versions(results: Sequence[Result]) -> dict[str, str]:
-    """Recorded versions of the runs, or else those that are writing the report."""
-    for result in results:
-        if result.info.get("versions"):
-            return {str(name): str(version) for name, version in result.info["versions"].items()}
-    own = {name: metadata.version(name) for name in ("equifed", "torch", "numpy", "plotly")}
-    return {**own, "python": platform.python_version()}
+    """Of what writes the report; with what ran where the runs do not know it themselves."""
+    names = ["equifed", "plotly"]
+    if not all(result.info.get("versions") for result in results):
+        names += ["torch", "numpy"]
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}

@@ -12,6 +12,7 @@ import pandas as pd
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import client_equality
+from equifed.report.groups import marginals
 from equifed.report.words import is_disparity
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Arm:
 
     label: str
     """Unique in the report."""
+    method: str
+    """Its name in the registry."""
     result: int
     """Which of the results it comes from."""
     hyper: dict[str, Any]
@@ -58,14 +61,31 @@ class Arm:
     """Global metrics of all rounds: seed, round, metric, value."""
     groups: pd.DataFrame
     """Per group, last round: seed, name, metric, value."""
+    marginals: pd.DataFrame
+    """The same for one value of one sensitive column, where groups are intersections of several."""
     clients: pd.DataFrame
     """Per client, last round: seed, name, metric, value."""
+    observed: pd.DataFrame
+    """What the method logs about itself: seed, round, name, value."""
+    models: int
+    """How many models each test row was given to: the clients' own, where they have such; counts of rows are as many
+    times as large, though the rows are not more."""
     data: str
     """Equal for arms that saw the same data and partition; only those can be paired by seed."""
 
     @property
     def seeds(self) -> int:
         return len(self.final)
+
+    @property
+    def pooled(self) -> bool:
+        """A reference that trains on all clients' rows in one place, which a federation cannot."""
+        return is_pooled(self.method)
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be taken, be the best, or dominate others."""
+        return not self.pooled and not self.degenerate.any()
 
     @property
     def degenerate(self) -> pd.Series:
@@ -79,6 +99,40 @@ class Arm:
         if metric not in self.final:
             return pd.Series(np.nan, index=self.final.index)
         return self.final[metric]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What a report is about: results taken apart once, and what the reader asked for."""
+
+    results: Sequence[Result]
+    arms: list[Arm]
+    task: str
+    disparity: str | None
+    """The one that the verdict is about."""
+    baseline: Arm
+    """What the others are tested against."""
+
+    @classmethod
+    def of(cls, results: Sequence[Result], disparity: str | None = None, baseline: str | None = None) -> Comparison:
+        task = check_results(results)
+        found = arms(results)
+        return cls(results, found, task, chosen_disparity(found, task, disparity), chosen_baseline(found, baseline))
+
+    @property
+    def quality(self) -> str:
+        return "rmse" if self.task == "regression" else "accuracy"
+
+    @property
+    def metrics(self) -> list[str]:
+        """The columns of the comparison table that were measured."""
+        return main_metrics(self.arms, self.task, self.disparity)
+
+
+def is_pooled(method: str) -> bool:
+    from equifed.methods import REGISTRY
+
+    return method in REGISTRY and REGISTRY[method].pooled
 
 
 def check_results(results: Sequence[Result]) -> str:
@@ -114,6 +168,16 @@ def chosen_disparity(found: list[Arm], task: str, wanted: str | None = None) -> 
     return candidates[0] if candidates else None
 
 
+def chosen_baseline(found: list[Arm], wanted: str | None = None) -> Arm:
+    """What the others are tested against: the wanted one, by label or method; else FedAvg, else the first."""
+    for arm in found:
+        if wanted in (arm.label, arm.method):
+            return arm
+    if wanted is not None:
+        raise ConfigError(unknown_name("baseline", wanted, [arm.label for arm in found]))
+    return next((arm for arm in found if arm.method == "fedavg"), found[0])
+
+
 def measured_metrics(found: list[Arm]) -> list[str]:
     """Names of the global metrics, in order of appearance."""
     return list(dict.fromkeys(str(name) for arm in found for name in arm.final.columns))
@@ -143,9 +207,8 @@ def summary_table(results: Sequence[Result], *, disparity: str | None = None) ->
     After the metrics come `kib_up` and `kib_down` (per client and round) and `seconds` (per run), with a mean only,
     the number of `seeds`, and in how many of them the predictor is `degenerate`.
     """
-    task = check_results(results)
-    found = arms(results)
-    return summary_of(found, results, main_metrics(found, task, chosen_disparity(found, task, disparity)))
+    about = Comparison.of(results, disparity)
+    return summary_of(about.arms, results, about.metrics)
 
 
 def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) -> pd.DataFrame:
@@ -173,6 +236,11 @@ def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) 
 
 def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
     frame = result.metrics
+    if frame.empty:
+        raise ConfigError(
+            f"The result of {result.info['method']} has no measurements, so there is nothing to report. "
+            "Give the federation test rows."
+        )
     splits = set(frame.loc[frame["scope"] == "global", "split"].unique())
     split = "test" if "test" in splits else "validation"
     frame = frame[frame["split"] == split]
@@ -195,6 +263,7 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
         made.append(
             Arm(
                 label=method + _settings(values),
+                method=method,
                 result=i,
                 hyper={**info.get("hyper_parameters", {}), **{k: _python(v) for k, v in values.items()}},
                 split=split,
@@ -202,11 +271,33 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
                 final=final,
                 rounds=rows[["seed", "round", "metric", "value"]],
                 groups=mine["group"],
+                marginals=marginals(mine["group"], list(dict.fromkeys(mine["group"]["name"]))),
                 clients=mine["client"],
+                observed=_observed(result, keys, key),
+                models=_models(mine["group"], info),
                 data=fingerprint(info),
             )
         )
     return made
+
+
+_ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied")
+"""Columns of every log; the others are what the method observes."""
+
+
+def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
+    rows = info.get("rows", {}).get("test", 0)
+    counted = groups[groups["metric"] == "count"].groupby("seed")["value"].sum()
+    return max(1, round(counted.mean() / rows)) if rows and len(counted) else 1
+
+
+def _observed(result: Result, keys: list[str], key: Any) -> pd.DataFrame:
+    log = result.log
+    names = [name for name in log.columns if name not in (*_ROUND, *result.swept)]
+    if not names:
+        return pd.DataFrame(columns=["seed", "round", "name", "value"])
+    rows = _alike(log, dict(zip(keys, key, strict=True)))
+    return log[rows].melt(["seed", "round"], names, "name", "value").astype({"value": float})
 
 
 def fingerprint(info: dict[str, Any]) -> str:
@@ -227,11 +318,16 @@ def _wide(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
 
 
 def _matching(frame: pd.DataFrame, values: dict[str, Any]) -> pd.DataFrame:
+    return frame.loc[_alike(frame, values), ["seed", "name", "metric", "value"]]
+
+
+def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:
+    """Rows that have these values."""
     keep = np.ones(len(frame), dtype=bool)
     for name, value in values.items():
         column = frame[name]
         keep &= (column.isna() if pd.isna(value) else column == value).to_numpy(dtype=bool)
-    return frame.loc[keep, ["seed", "name", "metric", "value"]]
+    return keep
 
 
 def _worst_clients(clients: pd.DataFrame, seeds: pd.Index) -> pd.Series:

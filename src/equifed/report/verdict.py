@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.report import words
-from equifed.report.table import Arm, arms, check_results, chosen_disparity, moments
+from equifed.report.stats import ENOUGH_SEEDS, Paired, against, mean_interval
+from equifed.report.table import Arm, Comparison, moments
 
 if TYPE_CHECKING:
     from equifed.simulator.result import Result
 
-ENOUGH_SEEDS = 3
-"""Fewer give no interval worth showing."""
 SMALL_GROUP = 50
 """Test rows below which a group's rates are mostly noise."""
 
@@ -35,57 +34,58 @@ class Verdict:
 
 def verdict(results: Sequence[Result], *, disparity: str | None = None) -> Verdict:
     """Which method does best on quality and on the chosen disparity, and how sure that is."""
-    task = check_results(results)
-    found = arms(results)
-    return verdict_of(found, results, task, chosen_disparity(found, task, disparity))
+    return verdict_of(Comparison.of(results, disparity))
 
 
-def verdict_of(found: list[Arm], results: Sequence[Result], task: str, disparity: str | None) -> Verdict:
-    quality = "rmse" if task == "regression" else "accuracy"
-    caveats = _caveats(found, results, quality, disparity)
+def verdict_of(about: Comparison) -> Verdict:
+    found, quality, disparity = about.arms, about.quality, about.disparity
+    caveats = _caveats(found, about.results, quality, disparity)
     if len(found) == 1:
         return Verdict(found[0].label, _single(found[0], quality, disparity), caveats)
-    chosen, sentences = _compare(found, quality, disparity, task)
+    chosen, sentences = _compare(found, quality, disparity, about.task)
     return Verdict(chosen.label if chosen else None, sentences, caveats)
 
 
-def interval(a: Arm, b: Arm, metric: str) -> tuple[float, float] | None:
-    """95 % t-interval of the mean of a - b over the seeds they share; None when there are too few or other data."""
-    from scipy.stats import t
-
-    if a.data != b.data:
-        return None
-    both = a.values(metric).to_frame("a").join(b.values(metric).rename("b"), how="inner").dropna()
-    gaps = (both["a"] - both["b"]).to_numpy(dtype=np.float64)
-    if len(gaps) < ENOUGH_SEEDS or not np.isfinite(gaps).all():
-        return None
-    half = float(t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / np.sqrt(len(gaps)))
-    return float(gaps.mean()) - half, float(gaps.mean()) + half
-
-
-def told_apart(a: Arm, b: Arm, metric: str) -> bool:
-    """Whether the interval of their difference leaves out 0."""
-    bounds = interval(a, b, metric)
-    return bounds is not None and (bounds[0] > 1e-12 or bounds[1] < -1e-12)
-
-
 def ranked(found: list[Arm], metric: str, task: str) -> list[Arm]:
-    """Best mean first; arms that are degenerate in a seed, or where the metric is undefined, are left out."""
+    """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
     scored = [(words.badness(metric, moments(arm.values(metric))[0], task), arm) for arm in found]
-    usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and not arm.degenerate.any()]
+    usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
     return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
 
 
+def tested(order: list[Arm], metric: str) -> dict[str, Paired]:
+    """The first of the order against each of the others that can be paired with it, corrected together; by label."""
+    tests = against(order, order[0], metric) if order else []
+    return {arm.label: test for arm, test in zip(order, tests, strict=True) if test is not None}
+
+
+def unclear(order: list[Arm], metric: str) -> list[Arm]:
+    """Who cannot be told apart from the first of the order; without a test, nobody is claimed to be as good."""
+    tests = tested(order, metric)
+    return [arm for arm in order[1:] if arm.label in tests and not tests[arm.label].clear]
+
+
 def _value(arm: Arm, metric: str) -> str:
-    return words.spread(*moments(arm.values(metric)), arm.seeds)
+    """`mean ± std [low, high]`."""
+    text = words.spread(*moments(arm.values(metric)), arm.seeds)
+    bounds = mean_interval(arm.values(metric))
+    return text if bounds is None else f"{text} [{words.number(bounds[0])}, {words.number(bounds[1])}]"
+
+
+def _over(found: list[Arm]) -> str:
+    """What the numbers of a sentence are."""
+    counts = sorted({arm.seeds for arm in found})
+    if counts == [1]:
+        return "one seed"
+    brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= ENOUGH_SEEDS else ""
+    return f"mean ± sample std over {' or '.join(map(str, counts))} seeds{brackets}"
 
 
 def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
-    seeds = "one seed" if arm.seeds == 1 else f"mean ± sample std over {arm.seeds} seeds"
-    gap = f" with a {words.title(disparity)} of {_value(arm, disparity)}" if disparity else ""
+    gap = f" with {words.a(words.title(disparity))} of {_value(arm, disparity)}" if disparity else ""
     return [
         f"{words.plain(arm.label)} reached {words.title(quality)} {_value(arm, quality)}{gap} "
-        f"after round {arm.last} ({seeds}). There is nothing else in this report to compare it with."
+        f"after round {arm.last} ({_over([arm])}). There is nothing else in this report to compare it with."
     ]
 
 
@@ -93,30 +93,27 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
     by_quality = ranked(found, quality, task)
     if not by_quality:
         return None, [
-            f"None of these predictors is usable: in each, {words.title(quality)} is undefined or some group gets one "
-            "and the same prediction in at least one seed."
+            f"None of these predictors is usable: in each, {words.title(quality)} is undefined or some group gets "
+            "(almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
     quality_word = f"{'lowest' if quality == 'rmse' else 'highest'} mean {words.title(quality)}"
-    counts = sorted({arm.seeds for arm in found})
-    over = "one seed" if counts == [1] else f"mean ± sample std over {' or '.join(map(str, counts))} seeds"
-    # within noise: the paired interval includes 0. Without an interval only the best mean itself qualifies.
-    near = [arm for arm in by_quality[1:] if interval(best, arm, quality) and not told_apart(best, arm, quality)]
-    by_gap = ranked([best, *near], disparity, task) if disparity else []
+    over = _over(found)
+    by_gap = ranked([best, *unclear(by_quality, quality)], disparity, task) if disparity else []
     pick = by_gap[0] if by_gap else best
     fairest = ranked(found, disparity, task)[:1] if disparity else []
     name, gap = words.plain(pick.label), words.title(disparity) if disparity else ""
     if pick is best and disparity and fairest and fairest[0] is pick:
         first = (
-            f"{name} has both the {quality_word}, {_value(pick, quality)}, and the fairest mean {gap}, "
+            f"Take {name}: it has both the {quality_word}, {_value(pick, quality)}, and the fairest mean {gap}, "
             f"{_value(pick, disparity)} ({over})."
         )
     elif pick is best:
-        first = f"{name} has the {quality_word}, {_value(pick, quality)}"
-        first += f", with a {gap} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
+        first = f"Take {name}: it has the {quality_word}, {_value(pick, quality)}"
+        first += f", with {words.a(gap)} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
     else:
         first = (
-            f"{name} has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "
+            f"Take {name}: it has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "
             f"{words.title(quality)} cannot be told apart from the best: {_value(pick, quality)}, against "
             f"{_value(best, quality)} of {words.plain(best.label)} ({over})."
         )
@@ -136,6 +133,7 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
 def _caveats(found: list[Arm], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
     return [
         *_degenerate(found),
+        *_references(found),
         *_certainty(found, quality, disparity),
         *_undefined(found, quality, disparity),
         *_small_groups(found),
@@ -152,13 +150,26 @@ def _degenerate(found: list[Arm]) -> list[str]:
             continue
         flagged = arm.groups[(arm.groups["metric"] == "degenerate") & (arm.groups["value"] > 0)]
         groups = list(dict.fromkeys(flagged["name"]))
-        where = f" (group {words.listing(groups)})" if groups else ""
-        left_out = " It is left out of the verdict." if len(found) > 1 else ""
-        said.append(
-            f"Degenerate: {words.plain(arm.label)} gives all rows of a group one and the same prediction{where} in "
-            f"{int(bad.sum())} of {arm.seeds} seeds. Such a predictor can look fair and be useless.{left_out}"
-        )
-    return said
+        where = f"group {words.listing(groups)}, " if groups else ""
+        said.append(f"{words.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
+    if not said:
+        return []
+    left_out = "" if len(found) == 1 else " Left out of the verdict."
+    return [
+        f"Degenerate: {words.listing(said, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get the "
+        f"same prediction; such a predictor can look fair and be useless.{left_out}"
+    ]
+
+
+def _references(found: list[Arm]) -> list[str]:
+    pooled = [arm.label for arm in found if arm.pooled]
+    if not pooled:
+        return []
+    left_out = "" if len(found) == 1 else ", and is left out of the verdict"
+    return [
+        f"Reference: {words.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the data "
+        f"would give{left_out}."
+    ]
 
 
 def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[str]:
@@ -173,18 +184,17 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
     task = "regression" if quality == "rmse" else "classification"
     for metric in (quality, disparity):
         order = ranked(found, metric, task) if metric else []
-        if metric is None or len(order) < 2:
-            continue
-        rest = [arm for arm in order[1:] if interval(order[0], arm, metric)]
-        close = [arm.label for arm in rest if not told_apart(order[0], arm, metric)]
-        if close:
+        close = unclear(order, metric) if metric else []
+        if close and metric:
             said.append(
-                f"{words.heading(metric)}: {words.plain(order[0].label)} has the best mean, but cannot be "
-                f"told apart from {words.listing(close)} (95 % t-interval of the paired difference includes 0)."
+                f"{words.heading(metric)}: {words.plain(order[0].label)} has the best mean, but cannot be told apart "
+                f"from {words.listing([arm.label for arm in close])} "
+                "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= ENOUGH_SEEDS:
-        many = ", and are not corrected for comparing several methods at once" if len(found) > 2 else ""
-        said.append(f"Intervals cover how runs differ from seed to seed, not the choice of test rows{many}.")
+        said.append(
+            "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
+        )
     return said
 
 
@@ -220,6 +230,9 @@ _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "local", "model", "s
 
 def _unlike(results: Sequence[Result], found: list[Arm]) -> list[str]:
     said = []
+    # a reference on pooled rows has one client, as was said
+    found = [arm for arm in found if not arm.pooled] or found
+    results = [results[i] for i in dict.fromkeys(arm.result for arm in found)]
     differing = [name for name in _ALIKE if len({repr(_plain_value(result.info.get(name))) for result in results}) > 1]
     if "data" not in differing and len({arm.data for arm in found}) > 1:
         differing.insert(0, "partition")

@@ -20,8 +20,8 @@ TITLES = {
     "client_equality.best10": "best 10 % of clients",
     "client_equality.variance": "clients: variance",
     "worst_clients_rmse": "worst 10 % of clients",
-    "kib_up": "KiB up",
-    "kib_down": "KiB down",
+    "kib_up": "bytes up",
+    "kib_down": "bytes down",
     "seconds": "seconds per run",
 }
 
@@ -50,11 +50,11 @@ HELP = {
     "rmse_difference": "Largest gap between groups in RMSE; 0 is fair.",
     "worst_group_accuracy": "Accuracy of the group served worst.",
     "worst_group_rmse": "RMSE of the group served worst.",
-    "degenerate": "1 if some group gets one and the same prediction for all its rows.",
+    "degenerate": "1 if some group gets the same prediction for more than 99 % of its rows.",
     "client_equality.worst10": "Mean over the tenth of the clients (at least one) that is served worst.",
     "worst_clients_rmse": "Mean RMSE of the tenth of the clients (at least one) that is served worst.",
-    "kib_up": "KiB that one client sends in one round.",
-    "kib_down": "KiB that one client receives in one round.",
+    "kib_up": "What one client sends in one round.",
+    "kib_down": "What one client receives in one round.",
     "seconds": "Wall time of the call divided by its runs (seeds x settings share one computation).",
 }
 
@@ -71,6 +71,11 @@ def title(metric: str) -> str:
 def heading(metric: str) -> str:
     """The title, as the first word of a sentence."""
     return title(metric)[:1].upper() + title(metric)[1:]
+
+
+def a(name: str) -> str:
+    """The name with its article."""
+    return f"{'an' if name[:1].lower() in 'aeio' or name[:4] == 'RMSE' else 'a'} {name}"
 
 
 def is_disparity(metric: str) -> bool:
@@ -127,9 +132,27 @@ def plain(name: str, longest: int = 80) -> str:
     return name
 
 
-def listing(names: list[str], most: int = 5) -> str:
+def listing(names: list[str], most: int = 5, longest: int = 80) -> str:
     """`a, b and c`, or the first few and how many more."""
-    shown = [plain(name) for name in names]
+    shown = [plain(name, longest) for name in names]
     if len(shown) > most:
         shown = [*shown[: most - 1], f"{len(names) - most + 1} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def signed(value: float) -> str:
+    """A difference, with its sign; small ones, which are common, with a fourth decimal."""
+    text = f"{value:.4f}" if 0.00005 <= abs(value) < 0.001 else number(value)
+    return f"+{text}" if value > 0 else text.replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def size(kib: float) -> str:
+    """A number of bytes, given in KiB, in the unit that suits it."""
+    for unit, factor in (("GiB", 1 / 1024**2), ("MiB", 1 / 1024), ("KiB", 1)):
+        if kib * factor >= 1:
+            return f"{kib * factor:.1f} {unit}"
+    return f"{kib * 1024:.0f} B"

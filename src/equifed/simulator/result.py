@@ -148,11 +148,19 @@ class Result:
         ]
         return [key for key, _ in groups], np.stack([part for _, part in groups])
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report, one self-contained HTML page."""
+    def to_html(
+        self, path: str | Path, *, title: str | None = None, disparity: str | None = None, baseline: str | None = None
+    ) -> Path:
+        """Write the report, one self-contained HTML page; `equifed.report.write_report` takes several results."""
         from equifed.report import write_report
 
-        return write_report([self], path)
+        return write_report([self], path, title=title, disparity=disparity, baseline=baseline)
+
+    def _repr_html_(self) -> str | None:
+        """How a notebook shows it; None, so that it falls back on the text, where nothing was measured."""
+        from equifed.report.page import summary_html
+
+        return None if self.metrics.empty else summary_html(self)
 
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()

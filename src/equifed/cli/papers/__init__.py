@@ -1,0 +1,1 @@
+"""How `equifed reproduce` shows each paper's experiments: a module per paper."""

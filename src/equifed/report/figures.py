@@ -1,0 +1,252 @@
+"""The report's charts as files for a paper: SVG, PNG or PDF, by matplotlib.
+
+The page's own charts would need a browser to become files; matplotlib needs nothing but itself and sets text and sizes
+as papers want them. It is an optional extra.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.errors import ConfigError, unknown_name
+from equifed.report import words
+from equifed.report.data import page_data
+from equifed.report.table import Comparison
+
+FORMATS = ("svg", "png", "pdf")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c6d31", "#444444", "#b2182b")
+"""Okabe and Ito's, which colour-blind readers can tell apart, and some more."""
+MARKERS = "osD^vP*<>h"
+GREY = "#b5b5b5"
+DATELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""The same numbers give the same file."""
+RATES = ("selection_rate", "true_positive_rate", "false_positive_rate", "accuracy", "rmse")
+"""Of groups, that are drawn."""
+WIDTH = 5.2
+"""Inches: a page's text width; charts scale down to a column."""
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.4,
+    "savefig.dpi": 300,
+    "savefig.bbox": "tight",
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "equifed",  # or its ids differ from file to file
+    "text.parse_math": False,  # a $ in a name is a $
+    "axes.unicode_minus": True,
+}
+
+Draw = Callable[[Any, Any], None]
+"""(figure, axes) -> None."""
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse unknown formats, and a missing matplotlib, before anything is written."""
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(unknown_name("figure format", name, FORMATS))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "Figures need matplotlib, which is not installed. Install it: pip install 'equifed[figures]'"
+        ) from None
+
+
+def write_figures(about: Comparison, folder: str | Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
+    """Trade-off, main metrics over rounds, groups, clients and partition; the files written."""
+    check_formats(formats)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, height, draw in _charts(about, page_data(about)):
+        with _canvas(height) as (figure, axes):
+            draw(figure, axes)
+            for kind in formats:
+                written.append(folder / f"{name}.{kind}")
+                figure.savefig(written[-1], metadata=DATELESS.get(kind))
+    return written
+
+
+@contextmanager
+def _canvas(height: float) -> Iterator[tuple[Any, Any]]:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE), warnings.catch_warnings():
+        # a name in a script that the font lacks is drawn as boxes; that must not end the report
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph", category=UserWarning)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")  # no display, no global state
+        yield figure, figure.add_subplot()
+
+
+def _charts(about: Comparison, data: dict[str, Any]) -> Iterator[tuple[str, float, Draw]]:
+    """(file name, height in inches, how to draw it)."""
+    count, main = len(data["arms"]), about.metrics
+    room = 0.16 * math.ceil(count / 4)
+    if count > 1:
+        for metric in [name for name in main if name in data["pareto"]]:
+            yield f"trade-off-{_file(metric)}", 3.2 + room, partial(_pareto, data=data, metric=metric)
+    for metric in [name for name in main if name in data["rounds"]["metrics"]]:
+        yield f"rounds-{_file(metric)}", 2.6 + room, partial(_rounds, data=data, metric=metric)
+    for kind in ("groups", "marginals"):
+        height = 0.9 + count * (0.16 + 0.06 * len(data[kind]["names"]))
+        for metric in [name for name in RATES if name in data[kind]["values"]]:
+            yield f"{kind}-{_file(metric)}", height, partial(_groups, data=data, kind=kind, metric=metric)
+    for metric in [name for name in data["clients"]["metrics"] if name != "loss"]:
+        yield f"clients-{_file(metric)}", 0.8 + 0.34 * count, partial(_clients, data=data, metric=metric)
+    for i, part in enumerate(data["partitions"], 1):
+        if part["cells"] is not None:
+            height = min(9.0, 1.2 + 0.17 * len(part["clients"]))
+            yield "partition" if i == 1 else f"partition-{i}", height, partial(_partition, part=part)
+
+
+def _file(metric: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", metric.lower()).strip("-")
+
+
+def _colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
+
+
+def _name(text: str) -> str:
+    """Fit for a legend: one short line without control characters; a leading _ would hide it."""
+    shown = "".join(c if c.isprintable() else " " for c in words.plain(text, 36))
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def _flag(arm: dict[str, Any]) -> str:
+    return " (reference)" if arm["pooled"] else " (degenerate)" if arm["degenerate"] else ""
+
+
+def _axis(metric: str, data: dict[str, Any]) -> str:
+    about = data["metrics"][metric]
+    way = {"high": " (higher is better)", "low": " (lower is better)", "": ""}[about["better"]]
+    return f"{about['title']}{way}"
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        columns = max(1, int(WIDTH * 17) // (max(map(len, labels)) + 6))  # so many characters fit on an inch
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 4))
+
+
+def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
+    quality, front = data["quality"], []
+    for i, (arm, beaten) in enumerate(zip(data["arms"], data["pareto"][metric], strict=True)):
+        x, y = arm["final"][metric], arm["final"][quality]
+        if x["mean"] is None or y["mean"] is None:
+            continue
+        bars = [None if v["low"] is None else [[v["mean"] - v["low"]], [v["high"] - v["mean"]]] for v in (x, y)]
+        axes.errorbar(
+            x["mean"],
+            y["mean"],
+            xerr=bars[0],
+            yerr=bars[1],
+            fmt="x" if arm["degenerate"] else MARKERS[i % len(MARKERS)],
+            fillstyle="none" if arm["pooled"] else "full",
+            color=GREY if beaten else _colour(i),
+            markeredgecolor=_colour(i),
+            markersize=5,
+            elinewidth=0.8,
+            capsize=1.5,
+            label=_name(arm["label"]) + _flag(arm),
+        )
+        if not beaten and not arm["degenerate"] and not arm["pooled"]:
+            front.append((x["mean"], y["mean"]))
+    axes.plot(*np.array(sorted(front)).reshape(-1, 2).T, ":", color="#777777", linewidth=0.9, zorder=0)
+    axes.set(xlabel=_axis(metric, data), ylabel=_axis(quality, data))
+    _legend(figure, axes)
+
+
+def _rounds(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
+    for i, (arm, series) in enumerate(zip(data["arms"], data["rounds"]["series"], strict=True)):
+        if metric not in series["mean"]:
+            continue
+        mean, std = (np.array(series[what][metric], dtype=float) for what in ("mean", "std"))
+        line = "o" if len(mean) == 1 else ("-", "--", ":")[i // len(COLOURS) % 3]
+        axes.plot(series["round"], mean, line, color=_colour(i), label=_name(arm["label"]))
+        if len(data["arms"]) <= 4:  # more bands than that hide each other
+            axes.fill_between(series["round"], mean - std, mean + std, color=_colour(i), alpha=0.15, linewidth=0)
+    axes.set(xlabel="round", ylabel=_axis(metric, data))
+    _legend(figure, axes)
+
+
+def _groups(figure: Any, axes: Any, data: dict[str, Any], kind: str, metric: str) -> None:
+    values, names = data[kind]["values"][metric], data[kind]["names"]
+    labels = [_name(arm["label"]) for arm in data["arms"]]
+    step = min(0.16, 0.6 / len(names))
+    for g, name in enumerate(names):
+        mean, low, high = (np.array([row[g] for row in values[what]], dtype=float) for what in ("mean", "low", "high"))
+        bars = None if np.isnan(low).all() else np.nan_to_num([mean - low, high - mean])
+        place = np.arange(len(labels)) + (g - (len(names) - 1) / 2) * step
+        axes.errorbar(
+            mean,
+            place,
+            xerr=bars,
+            fmt=MARKERS[g % len(MARKERS)],
+            color=_colour(g),
+            markersize=4,
+            elinewidth=0.8,
+            capsize=1.5,
+            label=_name(name),
+        )
+    axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5), xlabel=_axis(metric, data))
+    _legend(figure, axes)
+
+
+def _clients(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
+    boxes = [
+        (i, dict(zip(("whislo", "q1", "med", "q3", "whishi"), box, strict=True)))
+        for i, box in enumerate(data["clients"]["boxes"][metric])
+        if box is not None
+    ]
+    axes.bxp(
+        [box for _, box in boxes],
+        positions=[i for i, _ in boxes],
+        orientation="horizontal",
+        showfliers=False,
+        medianprops={"color": _colour(0)},
+    )
+    labels = [_name(arm["label"]) for arm in data["arms"]]
+    axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5), xlabel=_axis(metric, data))
+
+
+def _partition(figure: Any, axes: Any, part: dict[str, Any]) -> None:
+    from matplotlib.colors import to_rgb
+
+    cells = np.array(part["cells"], dtype=float)
+    before = np.zeros(len(cells))
+    for g, group in enumerate(part["groups"]):
+        for c, label in enumerate(part["classes"]):
+            towards_white = 0.6 * c / max(len(part["classes"]) - 1, 1)
+            axes.barh(
+                np.arange(len(cells)),
+                cells[:, g, c],
+                left=before,
+                color=np.array(to_rgb(_colour(g))) * (1 - towards_white) + towards_white,
+                label=_name(f"{group}, {label}"),
+            )
+            before += cells[:, g, c]
+    axes.set(ylim=(len(cells) - 0.5, -0.5), xlabel="training rows", ylabel="client")
+    if len(cells) <= 60:
+        axes.set(yticks=range(len(cells)), yticklabels=[_name(name) for name in part["clients"]])
+    _legend(figure, axes)

@@ -1,0 +1,92 @@
+"""Groups: which rows a rate rests on, its interval, and the marginals of groups that are intersections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from equifed.report.stats import wilson
+
+BETWEEN = " & "
+"""What joins the values of several sensitive columns in the name of their intersection."""
+ROWS = {
+    "accuracy": "count",
+    "selection_rate": "count",
+    "true_positive_rate": "positives",
+    "false_negative_rate": "positives",
+    "false_positive_rate": "negatives",
+    "true_negative_rate": "negatives",
+}
+"""Rates that are shares of rows: of which rows."""
+
+
+def marginals(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The same columns (seed, name, metric, value) for all rows with one value of one sensitive column.
+
+    Empty unless the groups are intersections, "female & white". Counts add up; rates are put together from the rows
+    they rest on, so they equal what would be measured on the pooled rows.
+    """
+    pooled = [_pooled(frame[frame["name"].isin(members)]).assign(name=name) for name, members in parts(names).items()]
+    return pd.concat([frame.iloc[:0], *pooled])[["seed", "name", "metric", "value"]] if pooled else frame.iloc[:0]
+
+
+def parts(names: Sequence[str]) -> dict[str, list[str]]:
+    """{marginal: the groups it pools}, for every value of every column that two groups or more share."""
+    split = {name: name.split(BETWEEN) for name in names}
+    columns = {len(values) for values in split.values()}
+    if len(columns) != 1 or columns == {1}:
+        return {}
+    found: dict[str, list[str]] = {}
+    for column in range(columns.pop()):
+        for value in dict.fromkeys(values[column] for values in split.values()):
+            members = [name for name, values in split.items() if values[column] == value]
+            if 1 < len(members) < len(names):
+                # two columns may have the same value ("yes"): then the place tells them apart
+                found[value if value not in found else f"{value} ({column + 1})"] = members
+    return found
+
+
+def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
+    wide = frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, observed=True)
+    rows = wide.reindex(columns=["count", "positives"])
+    weights = {"count": rows["count"], "positives": rows["positives"], "negatives": rows["count"] - rows["positives"]}
+
+    def total(values: pd.Series) -> pd.Series:
+        return values.groupby(level="seed").sum()
+
+    def share(values: pd.Series, rests_on: pd.Series) -> pd.Series:
+        # a rate without rows is undefined and weighs nothing
+        return total((values * rests_on).where(rests_on > 0, 0.0)) / total(rests_on).where(lambda n: n > 0)
+
+    pooled: dict[str, pd.Series] = {}
+    for metric in wide:
+        values = wide[metric]
+        if metric in ("count", "positives"):
+            pooled[metric] = total(values)
+        elif metric in ROWS:
+            pooled[metric] = share(values, weights[ROWS[metric]])
+        elif metric in ("loss", "mean_prediction"):
+            pooled[metric] = share(values, rows["count"])
+        elif metric == "rmse":
+            pooled[metric] = np.sqrt(share(values**2, rows["count"]))
+    if "f1" in wide:
+        hits = total((wide["true_positive_rate"] * rows["positives"]).fillna(0.0))
+        chosen = total((wide["selection_rate"] * rows["count"]).fillna(0.0))
+        # 2 TP / (2 TP + FP + FN) = 2 TP / (chosen + positives)
+        pooled["f1"] = 2 * hits / (chosen + total(rows["positives"])).where(lambda n: n > 0)
+    return pd.DataFrame(pooled).reset_index().melt("seed", var_name="metric")
+
+
+def rate_interval(metric: str, values: dict[str, float], models: int = 1) -> tuple[float, float]:
+    """Wilson's interval of a group's mean rate, as one test set of its mean size supports it; nan for what is no share.
+
+    Seeds, and several models, share test rows. So their counts are not added up: that would promise more than the data
+    hold.
+    """
+    if metric not in ROWS:
+        return np.nan, np.nan
+    count, positives = values.get("count", np.nan), values.get("positives", np.nan)
+    n = {"count": count, "positives": positives, "negatives": count - positives}[ROWS[metric]]
+    return wilson(values[metric], n / models)

@@ -1,0 +1,185 @@
+"""The page in a real browser: it draws, answers, asks the network for nothing, and no name in it is executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import equifed as ef
+from equifed.report import write_report
+from report.browser import Browser, browser, chromium
+from report.runs import HOSTILE, federation, hostile_result, run
+
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="no Chromium here to look at the page with (Debian: apt install chromium)"
+)
+
+
+MIDDLE = "(e) => (({x, y, width, height}) => [x + width / 2, y + height / 2])(e.getBoundingClientRect())"
+CELLS = "[...document.querySelectorAll('#baseline-table tbody td')]"
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser(chromium() or "") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Three methods that lie apart; groups that are intersections."""
+    fed = federation(groups=("f & old", "f & young", "m & old", "m & young"))
+    methods = (ef.methods.FedAvg(), ef.methods.FedProx(mu=5.0), ef.methods.FedMom())
+    return write_report([run(method, fed) for method in methods], tmp_path_factory.mktemp("page") / "report.html")
+
+
+def quiet(window: Browser, page: Path) -> None:
+    """Nothing on the console, nothing from elsewhere, nothing executed."""
+    assert window.problems == []
+    assert window.requests == [page.resolve().as_uri()]
+    assert window.dialogs == []
+    assert window.do("window.hacked") is None
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_chart_is_drawn_and_nothing_sticks_out(window, page, width, dark):
+    window.open(page, width=width, dark=dark)
+    quiet(window, page)
+    assert window.do("document.documentElement.dataset.charts") == "drawn"
+    for name in ("pareto", "rounds", "groups", "clients", "partition"):
+        assert window.do(f"document.querySelectorAll('[id^={name}-chart] svg.main-svg').length") > 0, name
+    assert window.do("document.documentElement.scrollWidth") == width
+    colours = "getComputedStyle(document.body).backgroundColor + getComputedStyle(document.body).color"
+    back, ink = (sum(map(int, part.split(","))) for part in re.findall(r"\(([\d, ]+)\)", window.do(colours)))
+    assert (back < ink) == dark
+    assert window.do("document.querySelector('#rounds-chart .xtitle').style.fill") is not None
+
+
+def test_the_metric_of_a_chart_is_chosen_in_the_page(window, page):
+    window.open(page)
+    data = json.loads(window.do("document.getElementById('data').textContent"))
+    for chart, metric in (
+        ("pareto", "equalized_odds_difference"),
+        ("rounds", "log:momentum_norm"),
+        ("groups", "true_positive_rate"),
+        ("clients", "demographic_parity_difference"),
+    ):
+        place = f"document.getElementById('{chart}-chart')"
+        choose(window, f"{chart}-metric", metric)
+        title = "yaxis" if chart == "rounds" else "xaxis"
+        assert data["metrics"][metric]["title"] in window.do(f"{place}.layout.{title}.title.text")
+        assert window.do(f"document.getElementById('{chart}-help').textContent") == data["metrics"][metric]["help"]
+    drawn = window.do("document.getElementById('groups-chart').data.map((each) => each.x)")
+    assert drawn == [list(each) for each in zip(*data["groups"]["values"]["true_positive_rate"]["mean"], strict=True)]
+    choose(window, "groups-kind", "marginals")
+    assert len(window.do("document.getElementById('groups-chart').data.map((each) => each.name)")) == 4
+    points = window.do("document.getElementById('pareto-chart').data.filter((each) => each.mode === 'markers')")
+    assert [point["y"][0] for point in points] == [arm["final"]["accuracy"]["mean"] for arm in data["arms"]]
+    bands = "document.getElementById('rounds-chart').data.filter((each) => each.fill === 'toself').length"
+    choose(window, "rounds-metric", "accuracy")
+    assert window.do(bands) == 3
+    window.do("document.getElementById('rounds-bands').click()")
+    assert window.do(bands) == 0
+    quiet(window, page)
+
+
+def choose(window: Browser, select: str, value: str) -> None:
+    window.do(
+        f"(() => {{ const s = document.getElementById({select!r}); s.value = {value!r};"
+        " s.dispatchEvent(new Event('change'));"
+        " return new Promise((go) => requestAnimationFrame(() => go(s.value))); })()"
+    )
+
+
+def test_hovering_shows_the_hyper_parameters(window, page):
+    window.open(page)
+    window.do("document.getElementById('pareto-chart').scrollIntoView({ block: 'center' })")
+    points = "[...document.querySelectorAll('#pareto-chart .scatterlayer .points path.point')]"
+    spots = window.do(f"{points}.map({MIDDLE})")
+    assert len(spots) == 3
+    label = "document.querySelector('#pareto-chart .hoverlayer .hovertext')"
+    said = []
+    for x, y in spots:
+        window.move(5, 5)
+        window.until(f"{label} === null")
+        window.move(x, y)
+        window.until(f"{label} !== null")
+        said.append(window.do(f"{label}.textContent"))
+    assert said[1].startswith("fedprox")
+    assert "mu = 5.0" in said[1]
+    assert "3 seeds" in said[1]
+    quiet(window, page)
+
+
+def test_tables_are_sorted_by_a_click(window, page):
+    window.open(page)
+    column = "[...document.querySelectorAll('#comparison tbody tr')].map((row) => Number(row.cells[1].dataset.v))"
+    head = "document.querySelectorAll('#comparison thead button')[1]"
+    for way in ("ascending", "descending"):
+        window.do(f"{head}.scrollIntoView({{ block: 'center' }})")
+        box = window.do(f"({MIDDLE})({head})")
+        window.click(*box)
+        values = window.do(column)
+        assert values == sorted(values, reverse=way == "descending")
+        assert window.do(f"{head}.parentElement.getAttribute('aria-sort')") == way
+    quiet(window, page)
+
+
+def test_the_baseline_is_chosen_in_the_page(window, page):
+    window.open(page)
+    data = json.loads(window.do("document.getElementById('data').textContent"))
+    text = f"{CELLS}.map((cell) => cell.textContent.trim().replace(/\\s+/g, ' '))"
+    at_first = window.do(text)
+    choose(window, "baseline-arm", "2")
+    assert window.do("document.querySelector('#baseline-table tr.base').dataset.arm") == "2"
+    found = window.do(f"{CELLS}.map((cell) => cell.dataset.v)")
+    expected = [cell for row in data["tests"]["cells"]["2"] for cell in row]
+    assert [float(each) if each else None for each in found] == [each and each["difference"] for each in expected]
+    choose(window, "baseline-arm", "0")
+    assert window.do(text) == at_first  # what the script writes is what the page was written with
+    quiet(window, page)
+
+
+def test_it_prints(window, page):
+    window.open(page, dark=True)
+    assert window.pdf().startswith(b"%PDF")
+    quiet(window, page)
+
+
+def test_hostile_names_are_only_names(window, tmp_path):
+    """All of them at once, as methods, clients, groups, columns, fields, runs, settings and titles; some alone."""
+    results = [hostile_result(text) for text in HOSTILE]
+    pages = [write_report(results, tmp_path / "all.html", title=HOSTILE[0])]
+    for i in (1, 5, HOSTILE.index("__proto__"), len(HOSTILE) - 1):
+        pages.append(write_report(results[i : i + 1], tmp_path / f"{i}.html", title=HOSTILE[i]))
+    for made in pages:
+        window.open(made)
+        assert window.do("document.documentElement.dataset.charts") == "drawn"
+        for select in ("pareto-metric", "rounds-metric", "groups-metric", "clients-metric", "baseline-arm"):
+            options = window.do(f"[...(document.getElementById('{select}')?.options ?? [])].map((o) => o.value)")
+            if options:
+                choose(window, select, options[-1])
+        assert (
+            window.do("document.querySelectorAll('main script, main iframe, main img, main base, main meta').length")
+            == 0
+        )
+        assert window.do("document.documentElement.scrollWidth") == 1280
+        quiet(window, made)
+    labels = window.do("JSON.parse(document.getElementById('data').textContent).arms.map((arm) => arm.label)")
+    assert labels == [HOSTILE[-1]]
+
+
+def test_thousands_of_numbers_load_quickly(window, tmp_path):
+    fed = federation(clients=False)
+    result = run(ef.methods.FedAvg(), fed, rounds=60)
+    many = [replace(result, info={**result.info, "method": f"m{i}"}) for i in range(10)]
+    page = write_report(many, tmp_path / "many.html")
+    window.open(page)
+    assert window.do("performance.now()") < 30_000
+    quiet(window, page)

@@ -1,0 +1,51 @@
+"""Figures for a paper: drawn from the page's numbers, whatever things are called."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+import equifed as ef
+from equifed.report.data import page_data
+from equifed.report.table import Comparison
+from report.runs import HOSTILE, federation, hostile_result, run
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed (the extra `figures`)")
+figures = pytest.importorskip("equifed.report.figures")
+
+
+def test_points_are_the_means_and_bars_the_intervals():
+    fed = federation()
+    about = Comparison.of([run(ef.methods.FedAvg(), fed), run(ef.methods.FedProx(mu=5.0), fed)])
+    data = page_data(about)
+    charts = {name: (height, draw) for name, height, draw in figures._charts(about, data)}
+    height, draw = charts["trade-off-demographic-parity-difference"]
+    with figures._canvas(height) as (figure, axes):
+        draw(figure, axes)
+        for arm, drawn in zip(data["arms"], axes.containers, strict=True):
+            x, y = (arm["final"][name] for name in ("demographic_parity_difference", "accuracy"))
+            point, _, (across, upright) = drawn
+            assert (point.get_xdata()[0], point.get_ydata()[0]) == (x["mean"], y["mean"])
+            assert across.get_segments()[0][:, 0].tolist() == pytest.approx([x["low"], x["high"]])
+            assert upright.get_segments()[0][:, 1].tolist() == pytest.approx([y["low"], y["high"]])
+    height, draw = charts["rounds-accuracy"]
+    with figures._canvas(height) as (figure, axes):
+        draw(figure, axes)
+        for series, drawn in zip(data["rounds"]["series"], axes.lines, strict=True):
+            assert drawn.get_ydata().tolist() == series["mean"]["accuracy"]
+
+
+def test_hostile_names_are_only_names(tmp_path):
+    about = Comparison.of([hostile_result(text) for text in HOSTILE])
+    written = figures.write_figures(about, tmp_path, ["svg"])
+    assert {path.parent for path in written} == {tmp_path}
+    for path in written:
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.parse(path).iter()}
+        assert not tags & {"script", "image", "a", "iframe", "foreignObject"}
+
+
+def test_regression(tmp_path):
+    result = run(ef.methods.FedAvg(), federation(task="regression"), seeds=[0])
+    names = {path.name for path in figures.write_figures(Comparison.of([result]), tmp_path, ["png"])}
+    assert names >= {"rounds-rmse.png", "groups-rmse.png", "clients-rmse.png", "partition.png"}
