@@ -46,9 +46,9 @@ DROP = 0.015
 WORSE = 0.02
 """Share of RMSE, against lambda = 0 on validation rows, that a fairer setting may cost."""
 
-WEIGHTS = [0.0, 3.0, 6.0, 10.0, 20.0, 30.0, 40.0, 50.0, 55.0, 60.0]
-STEPS = [10.0, 30.0]
-"""lambda and alpha of KFFL, for models whose outputs are probabilities."""
+WEIGHTS = [0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 40, 45, 50, 55, 60, 75, 100]
+STEPS = [10, 30, 100]
+"""lambda (times `scale`) and alpha of KFFL, for models whose outputs are probabilities."""
 REGRESSION_OVER = {"step_size": [0.03, 0.1], "fairness_weight": [0.0, 1.0, 3.0, 6.0, 10.0, 20.0, 30.0, 60.0]}
 """Predictions of a linear model move without bound, so the fairness step must be far smaller, and rounds more."""
 
@@ -86,10 +86,18 @@ class Cell(NamedTuple):
     """Seeds whose predictor is constant for some group."""
 
 
-def arms(measure: str, centralized: bool = False) -> list[Arm]:
+def scale(feds: Sequence[Federation]) -> float:
+    """By how much lambda must be larger than where the groups are as unequal as Adult's: for two groups psi is
+    (p (1 - p))^2 times a distance between their predictions, p the share of one of them."""
+    p = np.mean([np.bincount(fed.rows.s[fed.train.index]).min() / len(fed.train.index) for fed in feds])
+    return float((0.22 / (p * (1 - p))) ** 2)
+
+
+def arms(measure: str, lambda_scale: float = 1.0, centralized: bool = False) -> list[Arm]:
     """All methods of the classification tables; FairFed and FairBatch work on the measure in question."""
     fairness = MEASURES[measure]
-    kffl = {"step_size": STEPS, "fairness_weight": WEIGHTS}
+    weights = [float(f"{weight * lambda_scale:.4g}") for weight in WEIGHTS]
+    kffl = {"step_size": [float(step) for step in STEPS], "fairness_weight": weights}
     local = {"fairness_weight": [0.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]}
     rows = [
         Arm("FedAvg", FedAvg(), {}),
@@ -179,7 +187,7 @@ def classification(
     theirs = published(7, dataset, "non-iid")
     floor = -np.inf
     feds = federations(dataset, "non-iid", range(seeds))
-    for arm, result in sweeps(feds, chosen(arms("SPD"), labels), rounds, watch):
+    for arm, result in sweeps(feds, chosen(arms("SPD", scale(feds)), labels), rounds, watch):
         if arm.label == "FedAvg":
             floor = float(result.final("validation")["accuracy"].mean()) - DROP
         setting = choose(result, "accuracy", MEASURES["SPD"], floor)
@@ -240,7 +248,7 @@ def figure(
     feds = federations(dataset, skew, range(seeds))
     done: dict[Method, Result] = {}
     for measure, name in MEASURES.items():
-        wanted = chosen(arms(measure, centralized=True), labels)
+        wanted = chosen(arms(measure, scale(feds), centralized=True), labels)
         done |= {arm.method: r for arm, r in sweeps(feds, [a for a in wanted if a.method not in done], rounds, watch)}
         reference = majority(feds), 1.05 * float(done[FedAvg()].final()[name].mean())
         fronts = []
