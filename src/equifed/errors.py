@@ -41,7 +41,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}."
+    return f"Unknown {kind} {name!r}.{hint} " + (f"Known: {', '.join(names)}." if names else "There is none.")
 
 
 def check_number(

@@ -440,7 +440,12 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
     parts = []
     for label, part in named:
         values = np.asarray(_numpy(part[3]))
-        if values.dtype.kind not in "biuf" or values.ndim not in (1, 2) or len(values) != len(part[1]):
+        if (
+            values.dtype.kind not in "biuf"
+            or values.ndim not in (1, 2)
+            or values.shape[1:] == (0,)
+            or len(values) != len(part[1])
+        ):
             raise DataError(f"{label}: the attribute a must be numbers [{len(part[1])}] or [{len(part[1])}, d].")
         values = _as_float32(values.reshape(len(values), -1) if values.ndim == 1 else values)
         if not np.isfinite(values).all():

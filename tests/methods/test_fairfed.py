@@ -324,3 +324,21 @@ def test_fedminmax_helps_the_worst_group() -> None:
         result = ef.simulate(FedMinMax(rate), fed, model=MODEL, rounds=40, local=local, seeds=[0])
         worst[rate] = result.final()["worst_group_accuracy"].item()
     assert worst[0.1] > worst[0.0] + 0.05
+
+
+def test_fedminmax_gives_no_weight_to_a_group_without_training_rows_and_keeps_that_of_an_absent_one() -> None:
+    method = FedMinMax(0.1)
+    server = method.init(
+        Task(nn.Linear(2, 1), "classification", 2, 3, 2, 1, Local(), binary=True), {"w": torch.zeros(1)}
+    )
+    server = server._replace(mu=torch.tensor([0.5, 0.3, 0.2]), rho=torch.tensor([0.6, 0.3, 0.1]))
+    replies = {
+        "losses": torch.tensor([9.0, 0.2, 0.0]), "counts": torch.tensor([9.0, 1.0, 0.0]),
+        "update": {"w": torch.zeros(1)}, "rows": torch.tensor(10.0),
+    }  # fmt: skip
+    after = method.step(server, replies, None)  # nobody of group 2 took part
+    np.testing.assert_allclose(after.mu, [0.5 + 0.1 * 0.4, 0.3 - 0.1 * 0.4, 0.2], atol=1e-6)
+    server = server._replace(mu=torch.tensor([0.6, 0.4, 0.0]), rho=torch.tensor([0.6, 0.4, 0.0]))
+    after = method.step(server, replies, None)  # nobody at all is in group 2
+    np.testing.assert_allclose(after.mu, [0.6 + 0.1 * 0.4, 0.4 - 0.1 * 0.4, 0.0], atol=1e-6)
+    assert method.observe(after)["largest_weight"].item() == pytest.approx(0.64 / 0.6)

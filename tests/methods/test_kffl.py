@@ -387,6 +387,27 @@ def test_condition_on_label_needs_two_classes() -> None:
         ef.simulate(KFFL(condition_on="label"), numbers, model=ef.models.Linear(), rounds=1)
 
 
+def test_a_large_step_is_warned_of_in_regression() -> None:
+    rng = np.random.default_rng(0)
+    x, s = rng.normal(size=(60, 2)), rng.integers(0, 2, 60)
+    fed = ef.Federation.from_arrays([(x, x[:, 0] + s, s)], test=(x, x[:, 0] + s, s), task="regression")
+    with pytest.warns(ef.EquifedWarning, match=r"0\.03 to 0\.1 with more rounds"):
+        ef.simulate(KFFL(), fed, model=ef.models.Linear(), rounds=1)
+    ef.simulate(KFFL(step_size=0.1), fed, model=ef.models.Linear(), rounds=1)
+
+
+def test_numpy_values_can_be_swept(uneven: Federation) -> None:
+    over = {"beta": np.linspace(0.01, 0.2, 2)}
+    result = ef.sweep(ef.methods.FairFed(debias="fairbatch"), uneven, over=over, model=ef.models.Logistic(), rounds=2)
+    assert result.final()["beta"].tolist() == [0.01, 0.2]
+
+
+def test_pooled_references_show_the_clients_as_they_are(uneven: Federation) -> None:
+    settings = {"model": ef.models.Logistic(), "rounds": 1, "seeds": [0]}
+    pooled = ef.simulate(CentralizedKernel(), uneven, **settings)  # type: ignore[arg-type]
+    assert pooled.info["cells"] == ef.simulate(ef.methods.FedAvg(), uneven, **settings).info["cells"]  # type: ignore[arg-type]
+
+
 def test_sizes_are_whole_and_not_swept(uneven: Federation) -> None:
     with pytest.raises(ef.ConfigError, match="features must be a whole number of at least 1"):
         ef.simulate(KFFL(features=2.5), uneven, model=ef.models.Logistic(), rounds=1)  # type: ignore[arg-type]

@@ -280,6 +280,10 @@ def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
     assert result.hypervolume().reference == (
         points["accuracy"].min(), points["demographic_parity_difference"].max(),
     )  # fmt: skip
+    undefined = dataclasses.replace(uneven, test=uneven.test[uneven.rows.s[uneven.test] == 0])
+    alone = ef.sweep(ef.methods.FedProx(), undefined, over={"mu": np.array([0.0, 5.0])}, **QUICK)  # type: ignore[arg-type]
+    assert np.isnan(alone.hypervolume().value)
+    assert alone.pareto()["dominated"].all()  # one group: no gap is defined, and nothing is on a front
     one = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 5.0]}, seeds=[0], **QUICK)  # type: ignore[arg-type]
     assert one.pareto()["accuracy_low"].isna().all()
     assert np.isnan(one.hypervolume().low)

@@ -154,7 +154,7 @@ def _swept(text: str) -> tuple[str, list[float]]:
 
     name, sign, values = text.partition("=")
     try:
-        numbers = [float(value) for value in values.split(",")]
+        numbers = [int(value) if value.strip().isdigit() else float(value) for value in values.split(",")]
     except ValueError:
         numbers = []
     if not name or not sign or not numbers:

@@ -61,16 +61,21 @@ def watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]:
         yield watch
 
 
-def write_pages(results: Mapping[tuple[str, ...], list[Result]], folder: Path | None, paper: str) -> list[str]:
-    """A page for each group of results, named after it."""
+def write_pages(
+    results: Mapping[tuple[str, ...], list[Result]],
+    folder: Path | None,
+    paper: str,
+    disparity: Callable[[tuple[str, ...]], str | None] = lambda where: None,
+) -> list[str]:
+    """A page for each group of results, named after it; `disparity` says what its verdict is about."""
     from equifed.report import write_report
 
     if folder is None:
         return []
-    pages = [
-        str(write_report(group, folder / f"{'-'.join(where)}.html", title=f"{paper}: {', '.join(where)}"))
-        for where, group in results.items()
-    ]
+    pages = []
+    for where, group in results.items():
+        path, title = folder / f"{'-'.join(where)}.html", f"{paper}: {', '.join(where)}"
+        pages.append(str(write_report(group, path, title=title, disparity=disparity(where))))
     for page in pages:
         say(f"Page: {near(Path(page))}")
     return pages

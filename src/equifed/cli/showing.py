@@ -46,7 +46,7 @@ def show_folder(folder: RunFolder, output: Output, checks: Sequence[AnyCheck]) -
         show(pareto_table(pareto_of(result)))
     else:
         show(metrics_table(about), "", groups_table(result), "", warnings_of([about]))
-    show("", frame_table(result.messages, "Messages, bytes per client"))
+    show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
     for note in result.notes:
         show(f"Note: {note}")
     say(f"Folder: {near(folder.path)}")

@@ -138,6 +138,18 @@ def federations(dataset: str, skew: str, seeds: Sequence[int], regression: bool 
     return load(dataset, preset=preset, partition=dealt, seeds=seeds)
 
 
+def check(datasets: Sequence[str], skews: Sequence[str], labels: Sequence[str] | None) -> None:
+    """Refuse unknown names before anything is computed."""
+    for given, known, what in (
+        (datasets, CLASSIFICATION, "data set of this experiment"),
+        (skews, SKEWS, "skew"),
+    ):
+        for name in given:
+            if name not in known:
+                raise ConfigError(unknown_name(what, name, known))
+    chosen(arms("EOD", centralized=True), labels)
+
+
 def simulation(arm: Arm, feds: list[Federation], rounds: int) -> Simulation:
     model = Linear() if feds[0].kind == "regression" else Logistic()
     job = make_job(

@@ -63,14 +63,18 @@ class FedMinMax(FedAvg):
         return Server(parameters, zeros, zeros)
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        # r_a over the round's clients; a group that none of them has counts with the mean of all rows
         losses, counts = replies["losses"], replies["counts"]
-        risk = torch.where(counts > 0, losses / counts.clamp_min(1), losses.sum() / counts.sum().clamp_min(1))
-        mu = project(server.mu + self.adversary_rate * risk)
+        here = counts > 0
+        risk = losses / counts.clamp_min(1)
+        # a group that none of the round's clients has counts with the mean over groups, which the projection takes off
+        risk = torch.where(here, risk, risk.sum() / here.sum().clamp_min(1))
+        # one without any training rows stays without weight
+        mu = project(torch.where(server.rho > 0, server.mu + self.adversary_rate * risk, -torch.inf))
         return apply_mean_update(server._replace(mu=mu), replies, validation)  # type: ignore[arg-type,return-value]
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        return {"largest_weight": (server.mu / server.rho.clamp_min(1e-12)).max()}
+        """How much more the most favoured group counts than its rows do."""
+        return {"largest_weight": torch.where(server.rho > 0, server.mu / server.rho.clamp_min(1e-12), 0.0).max()}
 
 
 def group_sums(data: Data, values: Tensor) -> Tensor:

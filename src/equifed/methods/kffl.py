@@ -14,6 +14,7 @@ The server needs only sums over the clients in all three.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.func import grad
 
 from equifed import tree
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, EquifedWarning
 from equifed.local import mean_loss
 from equifed.methods.hyper import hyper
 from equifed.methods.kernels import feature_draws, outputs, own_rows, phi
@@ -89,6 +90,13 @@ class KFFL(Method):
         if self.condition_on == "label" and (task.kind == "regression" or task.num_classes != 2):
             raise ConfigError(
                 f"{self.name}: condition_on='label' needs two classes; leave it at None for other labels."
+            )
+        if task.kind == "regression" and self.step_size > 1:
+            warnings.warn(
+                f"{self.name}: with step_size {self.step_size:g} a regression, whose predictions move without bound, "
+                "is likely to diverge or to lose accuracy. 0.03 to 0.1 with more rounds has worked.",
+                EquifedWarning,
+                stacklevel=2,
             )
 
     def init(self, task: Task, parameters: Tree) -> Server:

@@ -130,9 +130,12 @@ class Comparison:
 
 
 def is_pooled(method: str) -> bool:
-    from equifed.methods import REGISTRY
+    from equifed.methods import kind_of
 
-    return method in REGISTRY and REGISTRY[method].pooled
+    try:
+        return kind_of(method).pooled
+    except ConfigError:  # a result of somebody's own method
+        return False
 
 
 def check_results(results: Sequence[Result]) -> str:

@@ -32,6 +32,8 @@ class Run:
     federation: Federation
     hyper: Mapping[str, float]
     """Swept hyper-parameters of this run (empty without a sweep)."""
+    given: Federation
+    """The federation as it was given: another than `federation` for a reference that pools the rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +161,16 @@ def make_job(
     if not isinstance(local, Local):
         raise ConfigError(f"local must be equifed.Local(...), got {local!r}.")
     runs = tuple(
-        Run(seed, fed, hyper) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
+        Run(seed, fed, hyper, fed) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
     )
     if method.pooled:  # one place holds everything, and is always there
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
         clients_per_round, dropout = None, 0.0
     task, starts = _task_and_start(first, model, local, rounds, method, seed_list, initial_parameters)
-    method.check(task)
+    for run in runs:
+        if run.seed == seed_list[0]:
+            dataclasses.replace(method, **run.hyper).check(task)
     return Job(
         method,
         runs,
@@ -231,7 +235,7 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
             raise ConfigError(f"{name} is a size, and runs of different sizes cannot share one call; simulate each.")
         if len(set(values)) != len(values):
             raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.")
-        points = [{**point, name: value} for point in points for value in values]
+        points = [{**point, name: float(value)} for point in points for value in values]
     return points
 
 

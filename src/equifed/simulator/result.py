@@ -90,7 +90,8 @@ class Result:
     def pareto(
         self, quality: str = "accuracy", disparity: str = "demographic_parity_difference", split: str = "test"
     ) -> pd.DataFrame:
-        """The trade-off: mean of both metrics for each swept setting, and whether another setting is better in both.
+        """The trade-off: mean of both metrics for each swept setting, and whether another setting is better in both
+        (or one of the two is undefined).
 
         `..._low` and `..._high` bound the means, 95 % intervals of a bootstrap over the seeds (nan for one seed).
         `accuracy`-like metrics count as better when higher, `rmse` and `loss` when lower; disparities named
@@ -104,7 +105,7 @@ class Result:
         low, high = np.quantile(_resampled_means(values), [0.025, 0.975], axis=0)
         for i, name in enumerate((quality, disparity)):
             points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
-        points["dominated"] = M.dominated(as_costs(quality, disparity, means))
+        points["dominated"] = M.dominated(as_costs(quality, disparity, means)) | np.isnan(means).any(1)
         return points
 
     def hypervolume(
@@ -123,6 +124,8 @@ class Result:
         """
         _, values = self._trade_offs(quality, disparity, split)
         means = _mean_over_seeds(values)
+        if np.isnan(means).any(1).all():
+            return Hypervolume(np.nan, np.nan, np.nan, reference or (np.nan, np.nan))
         if reference is None:
             worst = np.nanargmax(as_costs(quality, disparity, means), axis=0)
             reference = float(means[worst[0], 0]), float(means[worst[1], 1])
@@ -229,7 +232,7 @@ class Collector:
             "classes": list(fed.classes),
             "groups": list(fed.groups),
             "clients": list(fed.ids),
-            "cells": fed.cells().tolist() if fed.num_clients <= 1000 else None,
+            "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
             "rows": {
                 "train": int(fed.train.sizes.sum()),
                 "validation": len(fed.validation),

@@ -35,6 +35,7 @@ def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
     rounds = kffl.REGRESSION_ROUNDS if name in REGRESSIONS else kffl.ROUNDS
     seeds = min(wanted.seeds or usual, QUICK[0]) if wanted.quick else wanted.seeds or usual
     rounds = min(wanted.rounds or rounds, QUICK[1]) if wanted.quick else wanted.rounds or rounds
+    kffl.check(wanted.datasets or (), wanted.skew or (), wanted.methods)
     if name in TABLES:
         _table(name, wanted.datasets or list(TABLES[name]), wanted, seeds, rounds, runs, json)
     elif name in FIGURES:
@@ -125,7 +126,7 @@ def _figure(name: str, wanted: Wanted, seeds: int, rounds: int, json: bool) -> N
                 found += [_front(front, dataset, skew, measure) for front in fronts]
                 if not json:
                     _show_fronts(fronts, dataset, skew, measure)
-    pages = write_pages(groups, wanted.pages, "KFFL")
+    pages = write_pages(groups, wanted.pages, "KFFL", lambda where: kffl.MEASURES[where[2]])
     if json:
         print_json({"fronts": found, "pages": pages})
 
