@@ -9,8 +9,10 @@ from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.citations import Citation, citation
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
+from equifed.methods.fcfl import FCFL
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
+from equifed.methods.fedem import FedEM
 from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
@@ -21,12 +23,15 @@ from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.local import LocalTraining
 from equifed.methods.local_kernel import LocalKernel
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
+from equifed.methods.sffl import SFFL
 from equifed.protocol import Method
 
 __all__ = [
+    "FCFL",
     "KFFL",
     "KFFLTD",
     "REGISTRY",
+    "SFFL",
     "CentralizedKernel",
     "Citation",
     "FairFate",
@@ -35,6 +40,7 @@ __all__ = [
     "FedAvgGR",
     "FedAvgLR",
     "FedDemon",
+    "FedEM",
     "FedMinMax",
     "FedMom",
     "FedProx",
@@ -65,6 +71,9 @@ REGISTRY: dict[str, type[Method]] = {
     "local-kernel": LocalKernel,
     "centralized-kernel": CentralizedKernel,
     "fedminmax": FedMinMax,
+    "sffl": SFFL,
+    "fedem": FedEM,
+    "fcfl": FCFL,
 }
 
 
