@@ -145,10 +145,8 @@ def first_direction(g_l: np.ndarray, g_g: np.ndarray, violated: bool) -> np.ndar
     """Stage 1: the point of the segment between both gradients, as a descent direction is theta - step * it."""
     G = np.stack([g_l, g_g])
     products = G @ G.T
-    if not violated:
-        u = _programme(products[0], None)
-    else:
-        u = _programme(products[1], products[:1])  # (u g_l + v g_g).g_l >= 0; u = 1 always is
+    # (u g_l + v g_g).g_l >= 0 can always be had: u = 1
+    u = _programme(products[1], products[:1]) if violated else _programme(products[0], None)
     assert u is not None
     return u @ G
 

@@ -84,8 +84,8 @@ def warn_if_equal(name: str, theta: Tree) -> None:
     if different < len(flat):
         warnings.warn(
             f"{name}: only {different} of {len(flat)} component models start from different parameters; equal ones "
-            "stay equal for ever. Give initial_parameters with a leading axis of different components, or a model that is "
-            "initialised at random (a function that makes a new module, not a module).",
+            "stay equal for ever. Give initial_parameters with a leading axis of different components, or a model that "
+            "is initialised at random (a function that makes a new module, not a module).",
             EquifedWarning,
             stacklevel=2,
         )
