@@ -358,3 +358,84 @@ def test_wrong_settings_are_refused(uneven: Federation) -> None:
             dataclasses.replace(FedEM(), components=2), uneven, model=MODEL, rounds=1,
             initial_parameters={"0.bias": np.zeros((3, 1)), "0.weight": np.zeros((3, 1, 4))},
         )  # fmt: skip
+
+
+# -- clients that never trained ----------------------------------------------------------------------------------------
+
+
+def test_new_clients_adapt_by_e_steps_alone(known_mixtures: tuple[np.ndarray, Federation]) -> None:
+    """Mixture weights close to the truth and to plain EM, predictions of that mixture, models untouched."""
+    _, fed = known_mixtures
+    result = ef.simulate(FedEM(), fed, **LONG)
+    before = {name: value.copy() for name, value in result.parameters[0].items()}
+    rng = np.random.default_rng(2)
+    for truth in ([0.8, 0.1, 0.1], [0.0, 0.3, 0.7]):
+        x, y, _ = mixture(np.array(truth), 1500, rng)
+        new = result.adapt((x, y))
+        pi = new.state[0]["pi"]
+        w = components({name: torch.tensor(value) for name, value in before.items()})
+        p = sigmoid(np.c_[np.ones(len(x)), x] @ w.T)
+        own = np.full(3, 1 / 3)
+        for _ in range(100):
+            q = own * np.where(y[:, None] == 1, p, 1 - p)
+            own = (q / q.sum(1, keepdims=True)).mean(0)
+        np.testing.assert_allclose(pi, own, atol=1e-4)
+        # the rules are steeper than the components after 60 rounds, which draws pi to the largest
+        np.testing.assert_allclose(pi[matched(result)], truth, atol=0.12)
+        fresh, labels, _ = mixture(np.array(truth), 2000, rng)
+        predicted = new.predict(fresh)[0]
+        np.testing.assert_allclose(predicted, sigmoid(np.c_[np.ones(2000), fresh] @ w.T) @ own, atol=1e-4)
+        oracle = ((sigmoid(2 * fresh @ RULES.T) @ truth > 0.5) == labels).mean()
+        assert ((predicted > 0.5) == labels).mean() > oracle - 0.03
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, result.parameters[0][name])
+
+
+def test_adapting_applies_the_federations_scaling_and_every_setting(uneven: Federation) -> None:
+    x, y, _ = client(uneven, 0)
+    shift, factor = np.full(4, 0.5, np.float32), np.full(4, 2.0, np.float32)
+    scaled = dataclasses.replace(uneven, scaling=(shift, factor))
+    result = ef.sweep(SFFL(), scaled, over={"epsilon": [0.0, 0.1]}, model=MODEL, rounds=3, local=STEP, seeds=[0, 1])
+    new = result.adapt((x, y), steps=1)
+    assert set(new.state) == {(0.0, 0), (0.0, 1), (0.1, 0), (0.1, 1)}
+    for key, own in new.state.items():
+        w = components({name: torch.tensor(value) for name, value in result.parameters[key].items()})
+        p = sigmoid(np.c_[np.ones(len(x)), (x - 0.5) * 2] @ w.T)
+        q = np.where(y[:, None] == 1, p, 1 - p)
+        np.testing.assert_allclose(own["pi"], (q / q.sum(1, keepdims=True)).mean(0), atol=1e-5)
+        assert (own["multiplier"] == 0).all()
+
+
+def test_what_cannot_adapt_says_so(uneven: Federation, tmp_path: Any) -> None:
+    from equifed.store.results import load_result, save_result
+
+    x, y, _ = client(uneven, 0)
+    settings: dict[str, Any] = {"model": MODEL, "rounds": 1, "local": STEP, "seeds": [0]}
+    with pytest.raises(ef.ConfigError, match="one model serves all"):
+        ef.simulate(ef.methods.FedAvg(), uneven, **settings).adapt((x, y))
+    with pytest.raises(ef.ConfigError, match="training alone"):
+        ef.simulate(ef.methods.LocalTraining(), uneven, **settings).adapt((x, y))
+    result = ef.simulate(FedEM(), uneven, **settings)
+    for rows, what in (((x[:, :2], y), "features"), ((x, y + 1), "class codes"), ((x[:0], y[:0]), "needs rows")):
+        with pytest.raises(ef.DataError, match=what):
+            result.adapt(rows)
+    save_result(tmp_path, result)
+    with pytest.raises(ef.ConfigError, match="read from a folder"):
+        load_result(tmp_path).adapt((x, y))
+
+
+def test_fairness_of_clients_beside_the_global_one(uneven: Federation) -> None:
+    """Mean, worst and best client, for accuracy and for the gap, from each client's own test rows."""
+    result = ef.simulate(SFFL(), uneven, model=MODEL, rounds=3, local=STEP, seeds=[0])
+    final = result.final().iloc[0]
+    last = result.metrics[result.metrics["round"] == 3]
+    for metric, lowest_is in (("accuracy", "worst"), ("equal_opportunity_difference", "best")):
+        own = last[(last["metric"] == metric) & last["scope"].astype(str).str.startswith("client:")]["value"]
+        other = {"worst": "best", "best": "worst"}[lowest_is]
+        assert final[f"client_{metric}.mean"] == pytest.approx(own.mean())
+        assert final[f"client_{metric}.{lowest_is}"] == own.min()
+        assert final[f"client_{metric}.{other}"] == own.max()
+    assert np.isnan(list(metrics.client_range([np.nan, np.nan]).values())).all()
+    assert metrics.client_range([0.2, np.nan, 0.4], lower_is_better=True) == pytest.approx(
+        {"mean": 0.3, "worst": 0.4, "best": 0.2}
+    )
