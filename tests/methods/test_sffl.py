@@ -215,6 +215,14 @@ def test_with_a_large_epsilon_and_weights_by_size_it_is_fedem(uneven: Federation
         np.testing.assert_array_equal(one.state.clients.pi, other.state.clients.pi)
 
 
+def test_a_clip_of_1_is_weights_by_size(uneven: Federation) -> None:
+    settings: dict[str, Any] = {"model": MODEL, "rounds": 4, "local": STEP, "seeds": [0]}
+    a = ef.simulate(SFFL(fairness_step=2.0, weight_clip=1.0), uneven, **settings).parameters[0]
+    b = ef.simulate(SFFL(fairness_step=2.0, aggregation="size"), uneven, **settings).parameters[0]
+    for name, value in b.items():
+        np.testing.assert_allclose(a[name], value, atol=2e-6)
+
+
 def test_one_component_is_fedavg(uneven: Federation) -> None:
     start = {"0.bias": np.array([0.1]), "0.weight": np.array([[0.3, -0.2, 0.1, 0.0]])}
     settings: dict[str, Any] = {"model": MODEL, "rounds": 4, "local": STEP, "seeds": [0], "initial_parameters": start}
