@@ -81,14 +81,13 @@ class FCFL(Method):
         def loss(theta: Tree) -> Tensor:
             return data.mean(data.task.row_loss(theta, data.x, data.y))
 
-        def disparity(theta: Tree) -> Tensor:
+        def disparity(theta: Tree) -> tuple[Tensor, Tensor]:
             # |d_k|: difference between groups in the mean of sigmoid(10 z)
             soft = torch.sigmoid(SHARPNESS * logit(theta, data))
-            return gap(soft, torch.ones_like(data.mask), data, self.fairness)[0]
+            return gap(soft, torch.ones_like(data.mask), data, self.fairness)
 
         loss_gradient, value = grad_and_value(loss)(down["theta"])
-        gap_gradient, width = grad_and_value(disparity)(down["theta"])
-        defined = gap(torch.ones_like(data.mask), torch.ones_like(data.mask), data, self.fairness)[1]
+        gap_gradient, (width, defined) = grad_and_value(disparity, has_aux=True)(down["theta"])
         return {
             "loss": value,
             "loss_gradient": loss_gradient,

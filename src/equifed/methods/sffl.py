@@ -27,7 +27,7 @@ from torch.func import vmap
 from equifed import tree
 from equifed.methods.fairfed import FAIRNESS, one_hot
 from equifed.methods.fedavg import apply_mean_update
-from equifed.methods.fedem import FedEM, reply, start, uniform, warn_if_equal, weighted_losses
+from equifed.methods.fedem import FedEM, reply, start, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -103,11 +103,14 @@ class SFFL(FedEM):
         return made._replace(context=Client(made.context, torch.where(defined, moved, state.multiplier)))
 
     def loss(self, theta: Tree, context: Client, batch: Data) -> Tensor:
-        def soft(theta: Tree, q: Tensor) -> Tensor:
-            return gap(positive(theta, batch), q, batch, self.fairness)[0]
+        def terms(theta: Tree, q: Tensor) -> tuple[Tensor, Tensor]:
+            output = batch.task.forward(theta, batch.x)
+            losses = batch.task.loss_of(output, batch.y)
+            return batch.mean(q * losses), gap(positive(output), q, batch, self.fairness)[0]
 
-        gaps = vmap(soft, (0, 1))(theta, batch.per_row["q"])
-        return weighted_losses(theta, (), batch) + (context.multiplier * gaps).sum()
+        # sum_m (1/B) sum_i q_mi loss_i + lambda_km |softTPR_1 - softTPR_0|
+        losses, gaps = vmap(terms, (0, 1))(theta, batch.per_row["q"])
+        return (losses + context.multiplier * gaps).sum()
 
     # -- self-aware aggregation ----------------------------------------------------------------------------------------
 
@@ -142,10 +145,9 @@ def self_aware(ratio: Tensor, d: Tensor, rows: Tensor, clip: Any) -> Tensor:
     return (w * before.sum(0) / rows.clamp_min(1)).clamp(1 / clip, clip)
 
 
-def positive(theta: Tree, data: Data) -> Tensor:
-    """The probability of class 1 [n]."""
-    p = data.task.predict(theta, data.x)
-    return p if p.dim() == 1 else p[:, 1]
+def positive(output: Tensor) -> Tensor:
+    """The probability of class 1 [n] from a model's raw output."""
+    return torch.sigmoid(output) if output.dim() == 1 else torch.softmax(output, 1)[:, 1]
 
 
 def gap(p: Tensor, weight: Tensor, data: Data, fairness: str) -> tuple[Tensor, Tensor]:
@@ -154,12 +156,12 @@ def gap(p: Tensor, weight: Tensor, data: Data, fairness: str) -> tuple[Tensor, T
     Returns the gap, 0 where fewer than two groups have such rows, and whether it is defined.
     """
     labels = {"demographic": (None,), "equal": (1,), "equalized": (1, 0)}[fairness.split("_")[0]]
-    member = one_hot(data.s, data.task.num_groups, data) * weight[:, None]  # [n, G]
     gaps, there = [], []
     for label in labels:
         rows = data if label is None else data.where(data.y == label)
-        total = rows.sum(member)
-        rate = rows.sum(member * p[:, None]) / total.clamp_min(LEAST)
+        member = one_hot(data.s, data.task.num_groups, data) * rows.mask[:, None]  # [n, G]
+        total = weight @ member
+        rate = (weight * p) @ member / total.clamp_min(LEAST)
         some = total > LEAST
         both = some.sum() >= 2
         # rates lie within 0 and 1, so -1 and 2 are never picked
