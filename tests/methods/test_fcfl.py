@@ -203,6 +203,10 @@ def test_it_lowers_the_gap_of_the_worst_client() -> None:
         for _ in run.rounds():
             pass
         final[epsilon] = run.result().final().iloc[0]
+        assert any("constraint is not met" in note for note in run.result().notes) == (
+            run.result().log["feasible"].iloc[-1] == 0
+        )
+    assert run.result().log["feasible"].all()  # epsilon 1 asks for nothing
     gap = "equal_opportunity_difference"
     assert final[0.02][gap] < 0.4 * final[1.0][gap]
     assert final[0.02]["accuracy"] > 0.7

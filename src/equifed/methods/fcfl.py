@@ -46,6 +46,8 @@ class Server(NamedTuple):
     """The round from which on stage 2 runs."""
     fallback: Tensor
     """Rounds of stage 2 in which no direction lowered every objective."""
+    feasible: Tensor
+    """1 where max d_k <= epsilon, of theta as the last round found it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class FCFL(Method):
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.leaves(parameters)[0].new_zeros(())
         delta = torch.stack([zero, zero]) + self.smoothness
-        return Server(parameters, delta, zero, zero + round(task.rounds * self.first_stage), zero)
+        return Server(parameters, delta, zero, zero + round(task.rounds * self.first_stage), zero, zero)
 
     def gradients(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         def loss(theta: Tree) -> Tensor:
@@ -128,10 +130,16 @@ class FCFL(Method):
             server.t + 1,
             server.second,
             server.fallback + float(missed),
+            torch.ones_like(server.t) * float(not violated),
         )
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        return {"delta_loss": server.delta[0], "delta_gap": server.delta[1], "fallbacks": server.fallback}
+        return {
+            "delta_loss": server.delta[0],
+            "delta_gap": server.delta[1],
+            "fallbacks": server.fallback,
+            "feasible": server.feasible,
+        }
 
 
 def logit(theta: Tree, data: Data) -> Tensor:
