@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +134,23 @@ def test_wrong_names() -> None:
     with pytest.raises(ef.ConfigError, match="Unknown selection 'validation'"):
         list(fedfair.table1(["drug"], None, 1, 1, "validation", QUIET))
     assert isinstance(fedfair.arms("drug")[0].method, FedAvg)
+
+
+def test_the_command_line_shows_table_and_figures(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--quick", "--runs", str(tmp_path)]
+        environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = run("fedfair/table1", "--methods", "FedAvg,FedFair", "--select", "train")
+    assert done.returncode == 0, done.stderr
+    assert "compas: ours (published)" in done.stdout
+    assert "(0.79±" in done.stdout  # FedFair's published HM
+    done = run("fedfair/figure2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [point["epsilon"] for point in json.loads(done.stdout)["points"]] == fedfair.EPSILONS["compas"]
+    done = run("fedfair/figure4", "--rounds", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["points"]) == 2 * len(fedfair.DROP_RATES)
+    assert run("fedfair/table1", "--datasets", "law").returncode == 2
+    assert run("fedfair/table1", "--select", "validation").returncode == 2

@@ -45,7 +45,7 @@ LCO_EPSILONS = [0.1, 0.2, 0.3, 0.4, 0.48, 0.8]
 TAUS = [0.01, 0.05, 0.5]
 DROP_RATES = [0.0, 0.1, 0.3, 0.5]
 
-ROUNDS = {"drug": 2000, "compas": 2000, "adult": 400}
+ROUNDS = {"drug": 2000, "compas": 2000, "adult": 1500}
 """At most; runs stop before when they have converged to TOLERANCE."""
 TOLERANCE = 1e-3
 STEP = 0.5

@@ -55,6 +55,9 @@ class Message(NamedTuple):
     gather: str
     bytes_down: int
     bytes_up: int
+    sizes_down: dict[str, int]
+    """Bytes by field."""
+    sizes_up: dict[str, int]
 
 
 class Engine(Protocol):
@@ -113,14 +116,18 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
 
 def record_message(stage: str, phase: Phase, down: Record, reply: Record, lanes: int) -> Message:
     """Sizes of one client's messages from values that carry `lanes` clients along their leading axis."""
+    sizes_down = {name: tree.num_bytes(down[name]) // max(lanes, 1) for name in phase.down}
+    sizes_up = {name: tree.num_bytes(reply[name]) // max(lanes, 1) for name in phase.up}
     return Message(
         stage,
         phase.name,
         phase.down,
         phase.up,
         phase.gather,
-        tree.num_bytes(down) // max(lanes, 1),
-        tree.num_bytes(reply) // max(lanes, 1),
+        sum(sizes_down.values()),
+        sum(sizes_up.values()),
+        sizes_down,
+        sizes_up,
     )
 
 
