@@ -57,16 +57,16 @@ def test_clients_are_states(needs: Callable[[str], None]) -> None:
 def test_noise_floor_is_the_gap_of_a_fair_model() -> None:
     """Against sampling: both groups have the same true positive rate, and the mean gap is the floor."""
     rng = np.random.default_rng(0)
-    n = np.array([[400, 380], [60, 900], [150, 140]])
-    p = np.array([0.8, 0.6, 0.95])
+    n = np.array([[400, 380], [2, 900], [150, 140]])
+    p = np.array([0.8, 0.6, 0.99])
     gaps, floors = [], []
-    for _ in range(800):
+    for _ in range(400):
         right = rng.binomial(n, p[:, None])
         counts = np.zeros((3, 2, 2, 2))
         counts[:, :, 1, 1], counts[:, :, 1, 0] = right, n - right
         gaps.append(np.abs(np.diff(right / n, axis=1)).mean())
         floors.append(sffl.noise_floor(counts))
-    assert np.mean(floors) == pytest.approx(np.mean(gaps), rel=0.04)
+    assert np.mean(floors) == pytest.approx(np.mean(gaps), rel=0.06)
     counts[0, 0, 1] = 0  # a client without positives of one group has no gap, and no part in the floor
     assert sffl.noise_floor(counts) == pytest.approx(sffl.noise_floor(counts[1:]))
 

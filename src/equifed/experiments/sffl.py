@@ -199,15 +199,21 @@ def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> d
 
 
 def noise_floor(counts: np.ndarray) -> float:
-    """Mean over clients of E|difference of two sample rates| where both groups have the client's own true positive
-    rate p; counts are by client, group, label and prediction.
+    """Mean over clients of the |TPR gap| that is left when the sexes of their positive rows are dealt out at random.
 
-    The difference is about normal with variance p (1-p) (1/n_0 + 1/n_1), so its mean size is sqrt(2 / pi) of the root.
+    counts are by client, sex, label and prediction. Of n_0 + n_1 positive rows T are predicted so; how many of those
+    fall to the first sex is hypergeometric.
     """
-    positives = counts[:, :, 1].sum(-1).astype(float)  # [K, G]
-    there = (positives > 0).all(1)
-    p = counts[there, :, 1, 1].sum(1) / positives[there].sum(1)
-    return float(np.sqrt(2 / np.pi * p * (1 - p) * (1 / positives[there]).sum(1)).mean())
+    from scipy.stats import hypergeom
+
+    gaps = []
+    positives, predicted = counts[:, :, 1].sum(-1).astype(int), counts[:, :, 1, 1].sum(1).astype(int)
+    for (n_0, n_1), found in zip(positives, predicted, strict=True):
+        if n_0 and n_1:
+            first = np.arange(max(0, found - n_1), min(n_0, found) + 1)
+            chance = hypergeom.pmf(first, n_0 + n_1, found, n_0)
+            gaps.append(chance @ np.abs(first / n_0 - (found - first) / n_1))
+    return float(np.mean(gaps))
 
 
 def chosen(rows: Sequence[Arm], labels: Sequence[str] | None) -> list[Arm]:
