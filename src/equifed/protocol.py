@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equifed.errors import ConfigError
 from equifed.local import Local, LocalTraining, Start
 from equifed.task import Task
 from equifed.tree import Tree
@@ -216,6 +217,13 @@ class Method:
     def adjust(self, task: Task, server: Any, client: Tree, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         """What `predict` returned, post-processed: s are the rows' groups, u a random number in 0..1 for each row."""
         return prediction
+
+    def adapt(self, task: Task, server: Any, data: Data, steps: int) -> Tree:
+        """The state of a client that took no part in training, from its rows and the final models."""
+        raise ConfigError(
+            f"{self.name} has nothing to adapt to a new client: "
+            + ("its clients' models come from training alone." if self.personal else "one model serves all clients.")
+        )
 
     def check(self, task: Task) -> None:
         """Raise a ConfigError for what this setting of the method cannot do."""

@@ -41,6 +41,9 @@ METHODS: tuple[Method, ...] = (
     methods.LocalKernel(fairness_weight=20.0),
     methods.CentralizedKernel(fairness_weight=20.0),
     methods.FedMinMax(adversary_rate=0.3),
+    methods.SFFL(fairness_step=3.0),
+    methods.FedEM(),
+    methods.FCFL(epsilon=0.05),
 )
 
 VARIANTS: tuple[Method, ...] = (
@@ -56,6 +59,9 @@ VARIANTS: tuple[Method, ...] = (
     methods.FairFed(fairness="equalized_odds_difference", beta=0.5, debias="fairbatch", debias_step=0.1),
     methods.FairFed(debias="kernel", debias_weight=20.0),
     methods.KFFL(fairness_weight=20.0, redraw="once", condition_on="label"),
+    methods.SFFL(components=2, fairness="equalized_odds_difference", fairness_step=3.0, aggregation="size"),
+    methods.SFFL(fairness="demographic_parity_difference", fairness_step=3.0, weight_clip=1e9),
+    methods.FCFL(fairness="equalized_odds_difference", first_stage=0.0),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 

@@ -282,6 +282,13 @@ def reproduce(
         str | None,
         typer.Option(metavar="A,B", help="KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)"),
     ] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="SFFL: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 1000. (default: the paper's)",
+        ),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -327,6 +334,7 @@ def reproduce(
         datasets=names(datasets, "--datasets"),
         sigma=names(sigma, "--sigma"),
         skew=names(skew, "--skew"),
+        alpha=names(alpha, "--alpha"),
         methods=names(methods, "--methods"),
         seeds=seeds,
         rounds=rounds,

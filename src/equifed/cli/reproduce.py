@@ -24,6 +24,7 @@ class Wanted:
     datasets: list[str] | None = None
     sigma: list[str] | None = None
     skew: list[str] | None = None
+    alpha: list[str] | None = None
     methods: list[str] | None = None
     seeds: int | None = None
     rounds: int | None = None

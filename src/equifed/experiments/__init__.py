@@ -16,5 +16,12 @@ EXPERIMENTS = {
     "kffl/table13": "KFFL-TD's regression on Adult, IID",
     "kffl/table14": "KFFL's regression on Adult, non-IID",
     "kffl/table15": "KFFL's regression on Adult, IID",
+    "sffl/table1": "accuracy and equal opportunity of SFFL and its baselines, ACS by state, five partitions",
+    "sffl/figure2": "SFFL's clients: rows by sex and label at each level of heterogeneity",
+    "sffl/figure3": "SFFL and FedEM over the number of components",
+    "sffl/figure4": "SFFL and its baselines with 10 to 50 clients",
+    "sffl/figure5": "SFFL's ablation: FedEM, Fair-EM only, SFFL",
+    "sffl/figure6": "SFFL's equal opportunity over rounds, by the step size of its multipliers",
+    "sffl/figure7": "SFFL's aggregation weights beside its mixture weights over rounds",
 }
 """Name -> what it shows."""

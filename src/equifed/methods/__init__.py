@@ -10,8 +10,10 @@ from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.citations import Citation, citation
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
+from equifed.methods.fcfl import FCFL
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
+from equifed.methods.fedem import FedEM
 from equifed.methods.fedfair import FedFair
 from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
@@ -26,13 +28,16 @@ from equifed.methods.local_kernel import LocalKernel
 from equifed.methods.postprocess import HOW, compose
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.methods.separate_training import SeparateTraining
+from equifed.methods.sffl import SFFL
 from equifed.protocol import Method
 
 __all__ = [
+    "FCFL",
     "KFFL",
     "KFFLTD",
     "LCO",
     "REGISTRY",
+    "SFFL",
     "AgnosticFair",
     "CentralizedKernel",
     "Citation",
@@ -42,6 +47,7 @@ __all__ = [
     "FedAvgGR",
     "FedAvgLR",
     "FedDemon",
+    "FedEM",
     "FedFair",
     "FedMinMax",
     "FedMom",
@@ -79,6 +85,9 @@ REGISTRY: dict[str, type[Method]] = {
     "local-kernel": LocalKernel,
     "centralized-kernel": CentralizedKernel,
     "fedminmax": FedMinMax,
+    "sffl": SFFL,
+    "fedem": FedEM,
+    "fcfl": FCFL,
 }
 
 

@@ -5,7 +5,7 @@ Functions of rows follow fairlearn, `(y_true, y_pred, *, sensitive_features)`; `
 come from summed counts, never from averaged client disparities.
 """
 
-from equifed.metrics.clients import client_equality, group_equity
+from equifed.metrics.clients import client_equality, client_range, group_equity
 from equifed.metrics.disparities import (
     accuracy_difference,
     average_odds_ratio,
@@ -46,6 +46,7 @@ __all__ = [
     "average_odds_ratio",
     "bootstrap_interval",
     "client_equality",
+    "client_range",
     "counts",
     "degenerate",
     "demographic_parity_difference",

@@ -40,6 +40,23 @@ def client_equality(values: Any) -> dict[str, Any]:
     }
 
 
+def client_range(values: Any, *, lower_is_better: bool = False) -> dict[str, Any]:
+    """Mean, worst and best client of `values` [..., K], each [...]: accuracy, or a gap with `lower_is_better`.
+
+    Clients without a value (nan: no test rows, or none of one group) are left out; without any client all are nan.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim == 0:
+        raise DataError("values must hold one number per client.")
+    known = ~np.isnan(values)
+    total = known.sum(-1)
+    mean = divide(np.where(known, values, 0.0).sum(-1), total)
+    low = np.where(total > 0, np.where(known, values, np.inf).min(-1), np.nan)
+    high = np.where(total > 0, np.where(known, values, -np.inf).max(-1), np.nan)
+    worst, best = (high, low) if lower_is_better else (low, high)
+    return {"mean": mean[()], "worst": worst[()], "best": best[()]}
+
+
 def group_equity(values: Any, groups: Any) -> dict[str, Any]:
     """`client_equality` over groups of clients, a group being the mean of its clients.
 

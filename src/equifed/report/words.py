@@ -91,6 +91,8 @@ def better(metric: str, task: str = "classification") -> Better:
         return "low"
     if metric.startswith(("client_equality.", "group_equity.")):
         return "low" if task == "regression" else "high"
+    if metric.startswith("client_") and metric.endswith((".mean", ".worst", ".best")):
+        return better(metric.removeprefix("client_").rpartition(".")[0], task)
     return ""
 
 

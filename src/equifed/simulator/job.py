@@ -320,6 +320,8 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
             for name, value in given.get(seed, given).items()
         }
         return _fit_given(values, module, count)
+    if count is not None and count > 1 and isinstance(model, models.Logistic) and model.init == "zeros":
+        model = dataclasses.replace(model, init="torch")  # several models must start apart
     made = [_initial(model, module, seed, index) for index in range(count or 1)]
     return tree.stack(made) if count is not None else made[0]
 

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from equifed import metrics as M
 from equifed import tree
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.metrics.fronts import as_costs
+from equifed.protocol import Data, Method, Task
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.evaluate import Scored
-from equifed.simulator.job import Job
+from equifed.simulator.job import Job, Run
 from equifed.simulator.loop import RoundLog, Step
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ class Result:
     """Seconds in all and per round."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know about how it ran."""
+    trained: dict[Any, Trained] = field(default_factory=dict, repr=False)
+    """What `adapt` needs, by seed or (swept values..., seed); a result read from a folder has none."""
 
     @property
     def swept(self) -> list[str]:
@@ -151,6 +156,24 @@ class Result:
         ]
         return [key for key, _ in groups], np.stack([part for _, part in groups])
 
+    def adapt(self, rows: tuple[Any, Any], *, steps: int = 100) -> Adapted:
+        """A client that took no part in training: from its rows (x, y) it gets a state of its own, such as mixture
+        weights by E-steps alone; the models stay as they are, and nothing leaves the client.
+
+        x as in the federation's own rows, before its scaling; y as class codes (named in `info["classes"]`) or values.
+        """
+        if not self.trained:
+            raise ConfigError(
+                "This result was read from a folder, which holds the models but not how to apply them. Call adapt on "
+                "what simulate returned."
+            )
+        check_number("steps", steps, whole=True, low=1)
+        x, y = (np.asarray(part) for part in rows[:2])
+        if len(x) != len(y) or not len(y):
+            raise DataError(f"A new client needs rows, as many labels as rows; got {len(x)} and {len(y)}.")
+        states = {key: each.adapt(x, y, steps) for key, each in self.trained.items()}
+        return Adapted(self.trained, states)
+
     def to_html(
         self, path: str | Path, *, title: str | None = None, disparity: str | None = None, baseline: str | None = None
     ) -> Path:
@@ -168,6 +191,63 @@ class Result:
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()
         return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
+
+
+class Trained(NamedTuple):
+    """How one run's final models are applied."""
+
+    method: Method
+    task: Task
+    server: Any
+    """The server's state after the last round."""
+    scaling: tuple[np.ndarray, np.ndarray] | None
+    """Shift and factor of the features, where the federation scales them."""
+    shape: tuple[int, ...]
+    """Of one row's features."""
+    device: torch.device
+
+    def features(self, x: np.ndarray) -> Tensor:
+        if x.shape[1:] != self.shape:
+            raise DataError(f"Rows must have the federation's features {list(self.shape)}, not {list(x.shape[1:])}.")
+        scaled = x if self.scaling is None else (x - self.scaling[0]) * self.scaling[1]
+        return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32)).to(self.device)
+
+    def adapt(self, x: np.ndarray, y: np.ndarray, steps: int) -> Any:
+        inputs = self.features(x)
+        classes = self.task.num_classes
+        if classes and not (np.isin(y, np.arange(classes))).all():
+            raise DataError(f"Labels must be class codes 0 to {classes - 1}, got {np.unique(y)[:6].tolist()}.")
+        labels = torch.from_numpy(y.astype(np.int64 if classes else np.float32)).to(inputs.device)
+        nobody = torch.zeros(len(y), dtype=torch.int64, device=inputs.device)
+        data = Data(inputs, labels, nobody, torch.ones(len(y), device=inputs.device), self.task)
+        with torch.no_grad():
+            return self.method.adapt(self.task, self.server, data, steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """A new client in every run of a result."""
+
+    trained: dict[Any, Trained]
+    states: dict[Any, Any]
+    """Its state by seed, or by (swept values..., seed)."""
+
+    @property
+    def state(self) -> dict[Any, dict[str, np.ndarray]]:
+        """The same as arrays: {seed: {"pi": ...}}."""
+        return {
+            key: {name: value.cpu().numpy() for name, value in tree.named(own).items()}
+            for key, own in self.states.items()
+        }
+
+    def predict(self, x: Any) -> dict[Any, np.ndarray]:
+        """Probabilities (or values) for the rows x, by seed."""
+        predicted = {}
+        with torch.no_grad():
+            for key, each in self.trained.items():
+                inputs = each.features(np.asarray(x))
+                predicted[key] = each.method.predict(each.task, each.server, self.states[key], inputs).cpu().numpy()
+        return predicted
 
 
 class Hypervolume(NamedTuple):
@@ -252,6 +332,7 @@ class Collector:
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),
             parameters=_parameters(job, state),
+            trained=_trained(job, state),
             info=info,
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_remarks(job, self.logs)],
@@ -321,6 +402,11 @@ def metrics_frame(job: Job, scores: list[tuple[int, int, dict[str, Scored]]]) ->
             for metric in _PER_CLIENT:
                 if metric in per_client:
                     pieces.append((number, run, "test", f"client:{client}", metric, per_client[metric][:, k]))
+        for metric in _CLIENT_RANGES:
+            if metric in per_client:
+                spread = M.client_range(per_client[metric], lower_is_better=metric != "accuracy")
+                for part, value in spread.items():
+                    pieces.append((number, run, "test", "global", f"client_{metric}.{part}", value))
         if "accuracy" not in per_client:
             continue
         summaries = {"client_equality": M.client_equality(per_client["accuracy"])}
@@ -342,6 +428,16 @@ _PER_CLIENT = (
     "equalized_odds_difference",
     "ks_distance",
 )
+
+_CLIENT_RANGES = (
+    "accuracy",
+    "rmse",
+    "demographic_parity_difference",
+    "equal_opportunity_difference",
+    "equalized_odds_difference",
+    "ks_distance",
+)
+"""What has a mean, worst and best client among the global metrics."""
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -470,6 +566,24 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
         server = tree.take(state.server, r)
         own = tree.take(state.clients, r)
         theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
-        key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
-        result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
+        result[_key(run)] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
     return result
+
+
+def _trained(job: Job, state: State) -> dict[Any, Trained]:
+    return {
+        _key(run): Trained(
+            job.method_of(r),
+            job.task,
+            tree.take(state.server, r),
+            run.federation.scaling,
+            run.federation.shape,
+            job.device,
+        )
+        for r, run in enumerate(job.runs)
+    }
+
+
+def _key(run: Run) -> Any:
+    """How results name a run: its seed, or (swept values..., seed)."""
+    return (*run.hyper.values(), run.seed) if run.hyper else run.seed

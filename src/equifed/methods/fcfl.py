@@ -1,0 +1,202 @@
+"""FCFL: Cui et al., Addressing Algorithmic Disparity and Performance Inconsistency in Federated Learning, NeurIPS 2021.
+
+client k:  loss_k = mean loss of theta on all its rows, d_k = its gap in the mean of sigmoid(10 z), and both gradients
+server:    a_l = softmax(loss_k / delta_l),  a_g = softmax((d_k - epsilon) / delta_g)           (smooth maxima over k)
+           g_l = sum_k a_lk grad loss_k,     g_g = sum_k a_gk grad d_k
+stage 1:   g = u g_l + v g_g on the simplex:  largest g.g_l  where max d_k <= epsilon,
+           else largest g.g_g  subject to  g.g_l >= 0
+stage 2:   g = sum_j a_j G_j on the simplex, G = every grad loss_k, and g_g (0 where max d_k <= epsilon):
+           largest g.(mean of grad loss_k)  subject to  g.G_j >= 0 for all j;  that mean itself where none is
+           theta <- theta - step g;  delta <- 0.01 delta whenever 0.1 ||g|| <= delta, down to 1e-4
+
+One exchange is one gradient on full batches: `Local` is not used, and it takes many more rounds than methods that train
+locally. z is the logit, and d_k looks at the rows that the criterion names (y = 1 for equal opportunity); with several
+groups it is the gap between the highest and the lowest. A client without two groups has no d_k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from equifed import tree
+from equifed.methods.fairfed import FAIRNESS
+from equifed.methods.hyper import hyper
+from equifed.methods.sffl import gap
+from equifed.protocol import Data, Method, Phase, Record, Task
+from equifed.tree import Tree
+
+SHARPNESS, SMALLEST = 10.0, 1e-4
+"""Of the sigmoid that stands for a decision; of delta."""
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    delta: Tensor
+    """(delta_l, delta_g), how smooth the maxima over clients are."""
+    t: Tensor
+    """Rounds so far."""
+    second: Tensor
+    """The round from which on stage 2 runs."""
+    fallback: Tensor
+    """Rounds of stage 2 in which no direction lowered every objective."""
+    feasible: Tensor
+    """1 where max d_k <= epsilon, of theta as the last round found it."""
+
+
+@dataclass(frozen=True)
+class FCFL(Method):
+    """Lower the worst client's loss and disparity together, then all clients' losses without harming one."""
+
+    name: ClassVar[str] = "fcfl"
+    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    sweepable: ClassVar[bool] = False
+
+    epsilon: float = hyper(0.01, low=0)
+    """The gap that the model may have on every client's rows."""
+    fairness: str = hyper("equal_opportunity_difference", choices=FAIRNESS)
+    """The gap between groups: in true positive rate, in both error rates (the larger), or in selection rate."""
+    step_size: float = hyper(0.1, low=0)
+    """Step of theta along the common direction."""
+    first_stage: float = hyper(0.5, low=0, high=1)
+    """Share of the rounds that belong to stage 1."""
+    smoothness: float = hyper(0.5, low=SMALLEST)
+    """delta at the start of each stage."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        up = ("loss", "loss_gradient", "gap", "gap_gradient", "rows", "defined")
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        zero = tree.leaves(parameters)[0].new_zeros(())
+        delta = torch.stack([zero, zero]) + self.smoothness
+        return Server(parameters, delta, zero, zero + round(task.rounds * self.first_stage), zero, zero)
+
+    def gradients(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        def loss(theta: Tree) -> Tensor:
+            return data.mean(data.task.row_loss(theta, data.x, data.y))
+
+        def disparity(theta: Tree) -> tuple[Tensor, Tensor]:
+            # |d_k|: difference between groups in the mean of sigmoid(10 z)
+            soft = torch.sigmoid(SHARPNESS * logit(theta, data))
+            return gap(soft, torch.ones_like(data.mask), data, self.fairness)
+
+        loss_gradient, value = grad_and_value(loss)(down["theta"])
+        gap_gradient, (width, defined) = grad_and_value(disparity, has_aux=True)(down["theta"])
+        return {
+            "loss": value,
+            "loss_gradient": loss_gradient,
+            "gap": width,
+            "gap_gradient": gap_gradient,
+            "rows": data.n,
+            "defined": defined.to(data.mask.dtype),
+        }, state
+
+    def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        some = (replies["present"] > 0) & (replies["rows"] > 0)
+        if not bool(some.any()):
+            return server
+        new = int(server.t) == int(server.second)  # stage 2 begins as smooth as stage 1 did
+        start = np.full(2, float(self.smoothness))
+        delta = start if new else server.delta.double().cpu().numpy()
+        losses, gaps, defined = (replies[name][some].double().cpu().numpy() for name in ("loss", "gap", "defined"))
+        of_loss, of_gap = (_rows(replies[name], some) for name in ("loss_gradient", "gap_gradient"))
+        excess = np.where(defined > 0, gaps, -np.inf) - float(self.epsilon)
+        violated = bool((excess > 0).any())
+        g_l = _smooth(losses, delta[0]) @ of_loss
+        g_g = _smooth(excess, delta[1]) @ of_gap if defined.any() else np.zeros_like(g_l)
+        missed = False
+        if int(server.t) < int(server.second):
+            direction = first_direction(g_l, g_g, violated)
+        else:
+            found = second_direction(of_loss, g_g if violated else np.zeros_like(g_g))
+            missed = found is None
+            direction = of_loss.mean(0) if found is None else found
+        norm = float(np.linalg.norm(direction))
+        # delta <- 0.01 delta whenever 0.1 ||g|| <= delta
+        delta = np.where(0.1 * norm <= delta, np.maximum(0.01 * delta, SMALLEST), delta)
+        like = tree.leaves(server.theta)[0]
+        moved = _like(torch.from_numpy(direction).to(like), server.theta)
+        return Server(
+            tree.add_scaled(server.theta, moved, -float(self.step_size)),
+            torch.from_numpy(delta).to(like),
+            server.t + 1,
+            server.second,
+            server.fallback + float(missed),
+            torch.ones_like(server.t) * float(not violated),
+        )
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {
+            "delta_loss": server.delta[0],
+            "delta_gap": server.delta[1],
+            "fallbacks": server.fallback,
+            "feasible": server.feasible,
+        }
+
+
+def logit(theta: Tree, data: Data) -> Tensor:
+    """z [n] of class 1 over class 0."""
+    out = data.task.forward(theta, data.x)
+    return out if out.dim() == 1 else out[:, 1] - out[:, 0]
+
+
+def first_direction(g_l: np.ndarray, g_g: np.ndarray, violated: bool) -> np.ndarray:
+    """Stage 1: the point of the segment between both gradients, as a descent direction is theta - step * it."""
+    G = np.stack([g_l, g_g])
+    products = G @ G.T
+    # (u g_l + v g_g).g_l >= 0 can always be had: u = 1
+    u = _programme(products[1], products[:1]) if violated else _programme(products[0], None)
+    assert u is not None
+    return u @ G
+
+
+def second_direction(of_loss: np.ndarray, g_g: np.ndarray) -> np.ndarray | None:
+    """Stage 2: a direction that lowers the mean loss most and raises nobody's; None where there is none."""
+    G = np.concatenate([of_loss, g_g[None]])
+    a = _programme(G @ of_loss.mean(0), G @ G.T)
+    return None if a is None else a @ G
+
+
+def _programme(worth: np.ndarray, limits: np.ndarray | None) -> np.ndarray | None:
+    """argmax worth.a over the simplex with limits a >= 0, by HiGHS; None where it is infeasible."""
+    from scipy.optimize import linprog
+
+    def scaled(values: np.ndarray) -> np.ndarray:  # the solver's tolerances are absolute
+        return values / max(float(np.abs(values).max()), 1e-300)
+
+    solved: Any = linprog(
+        -scaled(worth),
+        A_ub=None if limits is None else -scaled(limits),
+        b_ub=None if limits is None else np.zeros(len(limits)),
+        A_eq=np.ones((1, len(worth))),
+        b_eq=[1.0],
+        bounds=(0, None),
+        method="highs",
+    )
+    return np.asarray(solved.x) if solved.status == 0 else None
+
+
+def _smooth(values: np.ndarray, delta: float) -> np.ndarray:
+    """softmax(values / delta): the weights of a smooth maximum."""
+    exponent = (values - values.max()) / delta
+    return np.exp(exponent) / np.exp(exponent).sum()
+
+
+def _rows(gradient: Tree, some: Tensor) -> np.ndarray:
+    """The chosen clients' gradients as rows [K, P]."""
+    return torch.cat([leaf[some].flatten(1) for leaf in tree.leaves(gradient)], 1).double().cpu().numpy()
+
+
+def _like(flat: Tensor, theta: Tree) -> Tree:
+    """A vector [P] as a tree of theta's shapes."""
+    leaves, structure = tree.flatten(theta)
+    parts = flat.split([leaf.numel() for leaf in leaves])
+    return tree.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)], structure)

@@ -1,0 +1,119 @@
+"""FedEM: Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021.
+
+Every client's rows come from M underlying distributions, in proportions of its own; each has a component model.
+
+client k:  q_mi = pi_km exp(-loss_i(theta_m)) / sum_m' pi_km' exp(-loss_i(theta_m'))                          (E-step)
+           pi_km <- mean over its rows of q_mi,  1/M at the start;  pi_k never leaves the client
+           theta_km minimises  mean of q_mi loss_i(theta_km),  from theta_m,  for every m                     (M-step)
+server:    theta_m <- sum_k (n_k / n) theta_km
+predict:   client k:  sum_m pi_km p_m(x)
+
+The components must start apart: equal ones have equal q and stay equal for ever.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equifed import tree
+from equifed.errors import EquifedWarning
+from equifed.methods.fedavg import Server, apply_mean_update
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+
+class Client(NamedTuple):
+    pi: Tensor
+    """pi_k [M], the client's mixture weights."""
+
+
+@dataclass(frozen=True)
+class FedEM(Method):
+    """Learn component models together; every client predicts with its own mixture of them."""
+
+    name: ClassVar[str] = "fedem"
+    personal: ClassVar[bool] = True
+
+    components: int = hyper(3, low=1)
+    """M, the number of component models."""
+
+    @property
+    def num_models(self) -> int:
+        return self.components
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(reply, weighted_losses, start)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        warn_if_equal(self.name, parameters)
+        return Server(parameters)
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        return Client(uniform(parameters))
+
+    def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
+        return torch.tensordot(client.pi, vmap(task.predict, (0, None))(server.theta, x), dims=1)
+
+    def adapt(self, task: Task, server: Server, data: Data, steps: int) -> Client:
+        """pi of a client that took no part in training: E-steps with the components as they are."""
+        losses, pi = component_losses(server.theta, data), uniform(server.theta)
+        for _ in range(steps):
+            pi = data.mean(posterior(losses, pi))
+        return Client(pi)
+
+
+def uniform(theta: Tree) -> Tensor:
+    """1/M for each of the components that lie along the leading axis."""
+    some = tree.leaves(theta)[0]
+    return some.new_full((some.shape[0],), 1 / some.shape[0])
+
+
+def warn_if_equal(name: str, theta: Tree) -> None:
+    """Two components with the same initial parameters are one component twice."""
+    flat = torch.cat([leaf.flatten(1) for leaf in tree.leaves(theta)], 1)
+    different = len(torch.unique(flat, dim=0))
+    if different < len(flat):
+        warnings.warn(
+            f"{name}: only {different} of {len(flat)} component models start from different parameters; equal ones "
+            "stay equal for ever. Give initial_parameters with a leading axis of different components, or a model that "
+            "is initialised at random (a function that makes a new module, not a module).",
+            EquifedWarning,
+            stacklevel=2,
+        )
+
+
+def component_losses(theta: Tree, data: Data) -> Tensor:
+    """loss_i(theta_m) [n, M]."""
+    losses: Tensor = vmap(data.task.row_loss, (0, None, None), 1)(theta, data.x, data.y)
+    return losses
+
+
+def posterior(losses: Tensor, pi: Tensor) -> Tensor:
+    """q [n, M]: the probability that a row is of each component."""
+    # q_mi = pi_m exp(-loss_mi), normalised over m; softmax is far quicker over a leading axis
+    return torch.softmax(pi.log()[:, None] - losses.T, 0).T
+
+
+def start(down: Record, state: Client, data: Data) -> Start:
+    q = posterior(component_losses(down["theta"], data), state.pi)
+    # pi_km <- (1/n_k) sum_i q_mi; a client without rows keeps its own
+    pi = torch.where(data.n > 0, data.mean(q), state.pi)
+    return Start(down["theta"], context=pi, per_row={"q": q})
+
+
+def weighted_losses(theta: Tree, context: Tree, batch: Data) -> Tensor:
+    """sum_m (1/B) sum_i q_mi loss_i(theta_m): each component has its own parameters, so each its own gradient."""
+    return batch.mean((batch.per_row["q"] * component_losses(theta, batch)).sum(1))
+
+
+def reply(theta: Tree, down: Record, state: Client, data: Data, pi: Tensor) -> tuple[Record, Tree]:
+    return {"update": tree.scale(tree.sub(theta, down["theta"]), data.n), "rows": data.n}, state._replace(pi=pi)

@@ -1,0 +1,180 @@
+"""SFFL: Zhang et al., SFFL: Self-Aware Fairness Federated Learning Framework for Heterogeneous Data
+Distributions, 2024.
+
+FedEM (see there) whose components are trained to be fair, each client with multipliers lambda_km of its own:
+
+client k:  q, pi_k  by the E-step of FedEM                                                                   (Fair-EM)
+           lambda_km <- max(0, lambda_km + eta (gap_km - epsilon)),  0 at the start; lambda_k never leaves the client
+           theta_km minimises  mean of q_mi loss_i  +  lambda_km |softTPR_1 - softTPR_0|
+server:    d_km = ||theta_km - theta_m||;  w_km <- w_km exp(d_km - mean_k d_km),  normalised over k       (self-aware)
+           theta_m <- sum_k w_km theta_km,  w_km = n_k / n at the start
+
+gap_km is the gap between groups in the true positive rate of theta_m on the client's rows; softTPR_s of a batch is
+sum q_mi p_m(x_i) / sum q_mi over its rows with y = 1 of group s, and the term is left out of batches without two such
+groups. With several groups the gap is that of the highest and the lowest rate. A client that moves a component far is
+one whose rows belong to it; the weights compound over the rounds and are kept within `weight_clip` of n_k / n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equifed import tree
+from equifed.methods.fairfed import FAIRNESS, one_hot
+from equifed.methods.fedavg import apply_mean_update
+from equifed.methods.fedem import FedEM, reply, start, uniform, warn_if_equal
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+LEAST = 1e-6
+"""A cell with less weight than this has no rate."""
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta_m, the component models, along the leading axis."""
+    ratio: Tensor
+    """w_km over n_k / n, for every client and component [K, M]."""
+
+
+class Client(NamedTuple):
+    pi: Tensor
+    """pi_k [M], the client's mixture weights."""
+    multiplier: Tensor
+    """lambda_k [M], its fairness multipliers."""
+
+
+@dataclass(frozen=True)
+class SFFL(FedEM):
+    """Mixtures of fair component models, aggregated with more weight on the clients that move a component."""
+
+    name: ClassVar[str] = "sffl"
+    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+
+    fairness: str = hyper("equal_opportunity_difference", choices=FAIRNESS)
+    """The gap between groups that is held down: in true positive rate (the paper's), in both error rates (the larger
+    gap of the two), or in selection rate."""
+    epsilon: float = hyper(0.01, low=0)
+    """The gap that each component may have on each client's rows; 1 or more asks for nothing."""
+    fairness_step: float = hyper(0.1, low=0)
+    """eta: step of the multipliers per round."""
+    weight_clip: float = hyper(5.0, low=1)
+    """A client's weight stays within this factor of n_k / n; 1e9 leaves it free, as in the paper."""
+    aggregation: Literal["self-aware", "size"] = hyper("self-aware", choices=("self-aware", "size"))
+    """By distance, or by n_k / n, which is the paper's ablation "Fair-EM only"."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        if self.aggregation == "size":
+            train = LocalTraining(keep_both, self.loss, self.begin)
+            return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
+        train = LocalTraining(own_update, self.loss, self.begin)
+        return (Phase("train", ("theta",), ("update", "rows"), train, self.aggregate),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+        warn_if_equal(self.name, parameters)
+        return Server(parameters, tree.leaves(parameters)[0].new_ones(task.num_clients, self.components))
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
+        return Client(uniform(parameters), torch.zeros_like(uniform(parameters)))
+
+    def adapt(self, task: Task, server: Server, data: Data, steps: int) -> Client:  # type: ignore[override]
+        pi = super().adapt(task, server, data, steps).pi  # type: ignore[arg-type]
+        return Client(pi, torch.zeros_like(pi))
+
+    # -- Fair-EM -------------------------------------------------------------------------------------------------------
+
+    def begin(self, down: Record, state: Client, data: Data) -> Start:
+        made = start(down, state, data)  # type: ignore[arg-type]
+
+        def measured(theta: Tree) -> tuple[Tensor, Tensor]:
+            decided = data.task.decide(data.task.predict(theta, data.x)).to(data.mask.dtype)
+            return gap(decided, torch.ones_like(data.mask), data, self.fairness)
+
+        gaps, defined = vmap(measured)(down["theta"])
+        # lambda_km <- max(0, lambda_km + eta (gap_km - epsilon)); as it was where the client has no two groups
+        moved = (state.multiplier + self.fairness_step * (gaps - self.epsilon)).clamp_min(0)
+        return made._replace(context=Client(made.context, torch.where(defined, moved, state.multiplier)))
+
+    def loss(self, theta: Tree, context: Client, batch: Data) -> Tensor:
+        def terms(theta: Tree, q: Tensor) -> tuple[Tensor, Tensor]:
+            output = batch.task.forward(theta, batch.x)
+            losses = batch.task.loss_of(output, batch.y)
+            return batch.mean(q * losses), gap(positive(output), q, batch, self.fairness)[0]
+
+        # sum_m (1/B) sum_i q_mi loss_i + lambda_km |softTPR_1 - softTPR_0|
+        losses, gaps = vmap(terms, (0, 1))(theta, batch.per_row["q"])
+        return (losses + context.multiplier * gaps).sum()
+
+    # -- self-aware aggregation ----------------------------------------------------------------------------------------
+
+    def aggregate(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        update, who = replies["update"], replies["client"]
+        rows = (replies["rows"] * replies["present"])[:, None]  # [K, 1]
+        before = server.ratio[who]
+        ratio = torch.where(rows > 0, self_aware(before, distances(update), rows, self.weight_clip), before)
+        weight = rows * ratio
+        weight = weight / weight.sum(0).clamp_min(1e-30)
+        # theta_m <- theta_m + sum_k w_km (theta_km - theta_m)
+        theta = tree.map(lambda p, u: p + torch.einsum("km,km...->m...", weight, u), server.theta, update)
+        return Server(theta, server.ratio.index_put((who,), ratio))
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {"largest_weight": server.ratio.max()} if self.aggregation == "self-aware" else {}
+
+
+def distances(update: Tree) -> Tensor:
+    """d_km = ||theta_km - theta_m||_2 [K, M]."""
+    return torch.stack([leaf.flatten(2).square().sum(2) for leaf in tree.leaves(update)]).sum(0).sqrt()
+
+
+def self_aware(ratio: Tensor, d: Tensor, rows: Tensor, clip: Any) -> Tensor:
+    """w_km over n_k / n after a round [K, M], from what it was, the distances and the clients' rows [K, 1].
+
+    The weight that the round's clients have together stays: with all clients it is 1, as in the paper.
+    """
+    before = rows * ratio
+    # w_km exp(d_km - mean_k d_km), normalised over k; the mean is the same for all and falls out
+    w = torch.softmax(before.clamp_min(1e-30).log() + d, 0)
+    return (w * before.sum(0) / rows.clamp_min(1)).clamp(1 / clip, clip)
+
+
+def positive(output: Tensor) -> Tensor:
+    """The probability of class 1 [n] from a model's raw output."""
+    return torch.sigmoid(output) if output.dim() == 1 else torch.softmax(output, 1)[:, 1]
+
+
+def gap(p: Tensor, weight: Tensor, data: Data, fairness: str) -> tuple[Tensor, Tensor]:
+    """Largest difference between groups in the weighted mean of p, over the rows that the criterion looks at.
+
+    Returns the gap, 0 where fewer than two groups have such rows, and whether it is defined.
+    """
+    labels = {"demographic": (None,), "equal": (1,), "equalized": (1, 0)}[fairness.split("_")[0]]
+    gaps, there = [], []
+    for label in labels:
+        rows = data if label is None else data.where(data.y == label)
+        member = one_hot(data.s, data.task.num_groups, data) * rows.mask[:, None]  # [n, G]
+        total = weight @ member
+        rate = (weight * p) @ member / total.clamp_min(LEAST)
+        some = total > LEAST
+        both = some.sum() >= 2
+        # rates lie within 0 and 1, so -1 and 2 are never picked
+        widest = torch.where(some, rate, -1.0).amax() - torch.where(some, rate, 2.0).amin()
+        gaps.append(torch.where(both, widest, 0.0))
+        there.append(both)
+    return torch.stack(gaps).amax(), torch.stack(there).any()
+
+
+def keep_both(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:
+    made, _ = reply(theta, down, state, data, context.pi)  # type: ignore[arg-type]
+    return made, context
+
+
+def own_update(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:
+    return {"update": tree.sub(theta, down["theta"]), "rows": data.n}, context

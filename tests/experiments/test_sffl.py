@@ -1,0 +1,179 @@
+"""SFFL's experiments: clients by state, the noise floor, published figures, and what `equifed reproduce` prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import equifed as ef
+from equifed.experiments import sffl
+
+NAN = float("nan")
+
+
+def silent(title: str, simulation: object) -> Callable[[object], None]:
+    return lambda step: None
+
+
+def test_published_figures() -> None:
+    theirs = sffl.published()
+    assert len(theirs) == 2 * 5 * 5
+    assert theirs["acs_income", 0.1, "SFFL"] == pytest.approx((0.7776, 0.0087, 0.0288, 0.0175))
+    assert theirs["acs_employment", 1000.0, "FedAvg"] == pytest.approx((0.7918, 0.0023, 0.0358, 0.0089))
+    for dataset in ("acs_income", "acs_employment"):  # the paper's claim holds of its own figures
+        for alpha in sffl.ALPHAS:
+            assert all(theirs[dataset, alpha, "SFFL"][2] < theirs[dataset, alpha, name][2] for name in sffl.BASELINES)
+
+
+def test_clients_are_states(needs: Callable[[str], None]) -> None:
+    """20 of 46 states; 14 states for 20 clients, the large ones split; cells even at a large alpha, uneven at 0.1."""
+    needs("acs_income")
+    needs("acs_employment")
+    (even,) = sffl.federations("acs_income", 1000.0, [0])
+    assert len(even.ids) == 20
+    assert all(len(name) == 2 for name in even.ids)
+    share = even.cells().reshape(20, 4) / even.cells().sum((1, 2))[:, None]
+    np.testing.assert_allclose(share, 0.25, atol=0.05)
+    assert even.client_test is not None
+    assert even.train.sizes.mean() == pytest.approx(2400, rel=0.01)
+    assert even.client_test.sizes.mean() == pytest.approx(1600, rel=0.01)
+    (split,) = sffl.federations("acs_employment", 0.1, [0])
+    assert len({name[:2] for name in split.ids}) == 14
+    assert len(split.ids) == 20
+    share = split.cells().reshape(20, 4) / split.cells().sum((1, 2))[:, None]
+    assert share.max(1).mean() > 0.7
+    with pytest.raises(ef.ConfigError, match="Did you mean 'acs_income'"):
+        sffl.federations("acs_incom", 1.0, [0])
+
+
+def test_noise_floor_is_the_gap_of_a_fair_model() -> None:
+    """Against sampling: both groups have the same true positive rate, and the mean gap is the floor."""
+    rng = np.random.default_rng(0)
+    n = np.array([[400, 380], [2, 900], [150, 140]])
+    p = np.array([0.8, 0.6, 0.99])
+    gaps, floors = [], []
+    for _ in range(400):
+        right = rng.binomial(n, p[:, None])
+        counts = np.zeros((3, 2, 2, 2))
+        counts[:, :, 1, 1], counts[:, :, 1, 0] = right, n - right
+        gaps.append(np.abs(np.diff(right / n, axis=1)).mean())
+        floors.append(sffl.noise_floor(counts))
+    assert np.mean(floors) == pytest.approx(np.mean(gaps), rel=0.06)
+    counts[0, 0, 1] = 0  # a client without positives of one group has no gap, and no part in the floor
+    assert sffl.noise_floor(counts) == pytest.approx(sffl.noise_floor(counts[1:]))
+
+
+def row(method: str, accuracy: float, eop: float, alpha: float = 0.1) -> sffl.Row:
+    values: dict[str, Any] = dict.fromkeys(sffl.Row._fields, NAN)
+    values |= {"dataset": "acs_income", "alpha": alpha, "method": method, "accuracy": accuracy, "eop": eop}
+    return sffl.Row(**values)
+
+
+def test_verdicts_name_the_exceptions() -> None:
+    rows = [row("FedAvg", 0.7, 0.1), row("FedEM", 0.8, 0.05), row("SFFL", 0.79, 0.02)]
+    rows += [row("FCFL", 0.7, 0.01, 1.0), row("FedEM", 0.8, 0.05, 1.0), row("SFFL", 0.81, 0.02, 1.0)]
+    first, second = sffl.verdicts(rows)
+    assert (first.not_below, second.not_below) == ([], ["FCFL"])
+    assert first.accuracy_lost == pytest.approx(0.01)
+    assert second.accuracy_lost == pytest.approx(-0.01)
+
+
+def test_rows_by_their_name() -> None:
+    arms = sffl.arms()
+    assert [arm.label for arm in sffl.chosen(arms, ["fair-em only", "FCFL"])] == ["FCFL", "SFFL"]
+    with pytest.raises(ef.ConfigError, match="Did you mean 'fedem'"):
+        sffl.chosen(arms, ["fedm"])
+
+
+def test_a_row_is_what_was_measured(needs: Callable[[str], None]) -> None:
+    """Means over clients and seeds of one setting, from the clients' own metrics."""
+    needs("acs_income")
+    arm = sffl.arms()[-1]
+    ((rows, result),) = sffl.table("acs_income", [1.0], [arm], 2, 2, silent)
+    assert [each.method for each in rows] == ["Fair-EM only", "SFFL", "SFFL, no clip"]
+    frame = result.metrics[(result.metrics["round"] == 2) & (result.metrics["weight_clip"] == 5.0)]
+    own = frame[frame["scope"].astype(str).str.startswith("client:")]
+    for name, metric in (("accuracy", "accuracy"), ("eop", sffl.EOP)):
+        by_seed = own[own["metric"] == metric].groupby("seed")["value"].mean()
+        assert getattr(rows[1], name) == pytest.approx(by_seed.mean())
+        assert getattr(rows[1], f"{name}_std") == pytest.approx(by_seed.std())
+    assert rows[1].published_eop == pytest.approx(0.0217)
+    assert rows[0].published_eop != rows[0].published_eop
+
+
+def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
+    needs("acs_income")
+    found = sffl.weights("acs_income", 0.1, 3, silent)
+    assert {each.round for each in found} == {1, 2, 3}
+    for number in (1, 3):
+        here = [each for each in found if each.round == number]
+        assert len(here) == 20 * 3
+        for m in range(3):
+            assert sum(each.aggregation for each in here if each.component == m) == pytest.approx(1)
+        for client in {each.client for each in here}:
+            assert sum(each.mixture for each in here if each.client == client) == pytest.approx(1, abs=1e-5)
+    agreement = sffl.agreement([sffl.Weights(1, str(k), 0, w, 2 * w) for k, w in enumerate((0.1, 0.4, 0.5))])
+    assert agreement == {1: pytest.approx(1.0)}
+
+
+# -- on the command line -----------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
+    command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--runs", str(folder)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:
+    needs("acs_employment")
+    done = run(
+        "sffl/table1", "--datasets", "acs_employment", "--alpha", "10", "--methods", "fedem,sffl", "--quick",
+        "--pages", str(tmp_path / "p"), folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "acs_employment, alpha 10: ours (published)" in done.stdout
+    assert "(79.22)" in done.stdout  # FedEM's published accuracy
+    assert "SFFL, no clip" in done.stdout
+    assert "points" in done.stdout
+    assert len(list((tmp_path / "p").glob("*.html"))) == 1
+    assert len(list(tmp_path.glob("sffl-table1-*.csv"))) == 1
+
+
+def test_figures_as_json(tmp_path: Path, needs: Callable[[str], None]) -> None:
+    needs("acs_income")
+    needs("acs_employment")
+    small = ("--datasets", "acs_employment", "--quick", "--json")
+    done = run("sffl/figure2", *small, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)["partitions"]
+    assert [part["alpha"] for part in parts] == list(sffl.ALPHAS)
+    assert all(len(part["clients"]) == 20 for part in parts)
+    done = run("sffl/figure6", *small, "--seeds", "1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {point["step"] for point in json.loads(done.stdout)["points"]} == set(sffl.STEPS)
+    done = run("sffl/figure7", *small, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["weights"][0]["correlation"]) == ["1", "2", "3"]
+    done = run("sffl/figure3", *small, "--methods", "fedem", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["components"] for row in json.loads(done.stdout)["rows"]] == [1, 2, 3, 4]
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    for arguments, what in (
+        (("sffl/figure2", "--seeds", "3"), "sffl/figure2 has no --seeds"),
+        (("sffl/table1", "--alpha", "some"), "--alpha takes numbers"),
+        (("sffl/table1", "--alpha", "-1"), "alpha must be"),
+    ):
+        done = run(*arguments, folder=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert what in done.stderr
