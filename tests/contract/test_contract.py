@@ -37,6 +37,8 @@ METHODS: tuple[Method, ...] = (
     methods.LocalKernel(fairness_weight=20.0),
     methods.CentralizedKernel(fairness_weight=20.0),
     methods.FedMinMax(adversary_rate=0.3),
+    methods.IFCA(),
+    methods.QFFL(q=0.7),
 )
 
 VARIANTS: tuple[Method, ...] = (
@@ -47,6 +49,7 @@ VARIANTS: tuple[Method, ...] = (
     methods.FairFed(fairness="equalized_odds_difference", beta=0.5, debias="fairbatch", debias_step=0.1),
     methods.FairFed(debias="kernel", debias_weight=20.0),
     methods.KFFL(fairness_weight=20.0, redraw="once", condition_on="label"),
+    methods.IFCA(num_groups=3, known=True),
 )
 """Methods whose options change their phases or their server step."""
 

@@ -16,16 +16,20 @@ from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
 from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
 from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.local import LocalTraining
 from equifed.methods.local_kernel import LocalKernel
+from equifed.methods.qffl import QFFL
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.protocol import Method
 
 __all__ = [
+    "IFCA",
     "KFFL",
     "KFFLTD",
+    "QFFL",
     "REGISTRY",
     "CentralizedKernel",
     "Citation",
@@ -65,6 +69,8 @@ REGISTRY: dict[str, type[Method]] = {
     "local-kernel": LocalKernel,
     "centralized-kernel": CentralizedKernel,
     "fedminmax": FedMinMax,
+    "ifca": IFCA,
+    "q-ffl": QFFL,
 }
 
 
