@@ -37,6 +37,8 @@ METHODS: tuple[Method, ...] = (
     methods.LocalKernel(fairness_weight=20.0),
     methods.CentralizedKernel(fairness_weight=20.0),
     methods.FedMinMax(adversary_rate=0.3),
+    methods.FRL(),
+    methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
 )
@@ -50,6 +52,11 @@ VARIANTS: tuple[Method, ...] = (
     methods.FairFed(debias="kernel", debias_weight=20.0),
     methods.KFFL(fairness_weight=20.0, redraw="once", condition_on="label"),
     methods.IFCA(num_groups=3, known=True),
+    methods.E2FL(groups="sensitive"),
+    methods.E2FL(groups="rank-clustering", num_groups=2),
+    methods.E2FL(groups="lowest-loss", num_groups=3, use="global"),
+    methods.E2FL(groups="one-shot", num_groups=3),
+    methods.E2FL(groups="binary", num_groups=5),
 )
 """Methods whose options change their phases or their server step."""
 
@@ -67,8 +74,14 @@ SETTINGS = {
 }
 
 
+def settings(method: Method) -> dict[str, object]:
+    if method.name in ("frl", "e2fl"):  # they rank edges, and biases are none
+        return {**SETTINGS, "model": ef.models.MLP(hidden=(3,), activation="tanh", bias=False)}
+    return SETTINGS
+
+
 def run(method: Method, federation: Federation, **changes: object) -> ef.Result:
-    return ef.simulate(method, federation, **{**SETTINGS, **changes})  # type: ignore[arg-type]
+    return ef.simulate(method, federation, **{**settings(method), **changes})  # type: ignore[arg-type]
 
 
 def assert_same(a: ef.Result, b: ef.Result, tolerance: float = 2e-6) -> None:
@@ -209,7 +222,9 @@ def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Feder
 @every_method
 def test_state_survives_names(method: Method, uneven: Federation) -> None:
     """Server and client state flattened to names and back, as checkpoints and messages do."""
-    job = make_job(method, uneven, initial_parameters=None, eval_every=1, device="cpu", compile=None, **SETTINGS)  # type: ignore[arg-type]
+    job = make_job(
+        method, uneven, initial_parameters=None, eval_every=1, device="cpu", compile=None, **settings(method)
+    )  # type: ignore[arg-type]
     simulation = Simulation(job)
     state = next(iter(simulation.rounds())).state
     back = tree.from_named(simulation.engine.start(), tree.named(state))
@@ -226,7 +241,7 @@ def numbers_of(method: Method) -> list[str]:
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
     values = [getattr(method, numbers[0]), 0.25]
-    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **SETTINGS)  # type: ignore[arg-type]
+    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
     for value in values:
         alone = run(dataclasses.replace(method, **{numbers[0]: value}), uneven)
         for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import Any
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.citations import Citation, citation
+from equifed.methods.e2fl import E2FL
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
 from equifed.methods.fedavg import FedAvg
@@ -15,6 +16,7 @@ from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
+from equifed.methods.frl import FRL
 from equifed.methods.hyper import check, check_value, documentation
 from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
@@ -26,6 +28,8 @@ from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.protocol import Method
 
 __all__ = [
+    "E2FL",
+    "FRL",
     "IFCA",
     "KFFL",
     "KFFLTD",
@@ -69,6 +73,8 @@ REGISTRY: dict[str, type[Method]] = {
     "local-kernel": LocalKernel,
     "centralized-kernel": CentralizedKernel,
     "fedminmax": FedMinMax,
+    "frl": FRL,
+    "e2fl": E2FL,
     "ifca": IFCA,
     "q-ffl": QFFL,
 }

@@ -70,7 +70,7 @@ class IFCA(Method):
     def check(self, task: Task) -> None:
         if self.known and not 0 < task.num_client_groups <= self.num_groups:
             raise ConfigError(
-                f"ifca with known=True needs each client's group, with numbers below num_groups={self.num_groups}; this "
+                f"ifca with known=True needs each client's group, below num_groups={self.num_groups}; this "
                 f"federation has {task.num_client_groups or 'no client'} groups. Give client_groups, or known=False."
             )
 
@@ -82,25 +82,21 @@ class IFCA(Method):
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
         group = state.group if self.known else lowest_loss(down["theta"], data)
-        return Start(pick(down["theta"], group), context=group)
+        return Start(tree.pick(down["theta"], group), context=group)
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         """Those of the client's model; the mean over all models for a client that has not chosen."""
         each = vmap(task.predict, (0, None))(server.theta, x)
-        return torch.where(client.group < 0, each.mean(0), pick(each, client.group.clamp_min(0)))
+        return torch.where(client.group < 0, each.mean(0), tree.pick(each, client.group.clamp_min(0)))
 
 
 def keep_known_group(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-    return {}, state._replace(group=data.client_group)
+    assert data.client_group is not None
+    return {}, Client(data.client_group)
 
 
 def unchanged(server: Server, replies: Record, validation: Data | None) -> Server:
     return server
-
-
-def pick(tree_of: Tree, index: Tensor) -> Tree:
-    """Entry `index` of the leading axis; `index` is a tensor, which vmap may have batched."""
-    return tree.map(lambda leaf: leaf.index_select(0, index.reshape(1)).squeeze(0), tree_of)
 
 
 def lowest_loss(theta: Tree, data: Data) -> Tensor:
@@ -113,7 +109,7 @@ def lowest_loss(theta: Tree, data: Data) -> Tensor:
 
 
 def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Tensor) -> tuple[Record, Tree]:
-    update = tree.scale(tree.sub(parameters, pick(down["theta"], group)), data.n)
+    update = tree.scale(tree.sub(parameters, tree.pick(down["theta"], group)), data.n)
     chosen = torch.where(data.n > 0, group, state.group)
     return {"update": update, "rows": data.n, "group": group}, Client(chosen)
 

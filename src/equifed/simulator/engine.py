@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.protocol import Data, Method, Phase, Record
 from equifed.simulator.job import Job
@@ -111,17 +113,21 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
         )
 
 
-def record_message(stage: str, phase: Phase, down: Record, reply: Record, lanes: int) -> Message:
-    """Sizes of one client's messages from values that carry `lanes` clients along their leading axis."""
-    return Message(
-        stage,
-        phase.name,
-        phase.down,
-        phase.up,
-        phase.gather,
-        tree.num_bytes(down) // max(lanes, 1),
-        tree.num_bytes(reply) // max(lanes, 1),
-    )
+def record_message(stage: str, phase: Phase, down: Record, reply: Record, leading: int) -> Message:
+    """Sizes of one client's messages, from values with so many leading axes for clients."""
+    sizes = (message_bytes(phase, record, leading) for record in (down, reply))
+    return Message(stage, phase.name, phase.down, phase.up, phase.gather, *sizes)
+
+
+def message_bytes(phase: Phase, record: Record, leading: int = 0) -> int:
+    """What a record costs on the wire: its values as they are written, nothing for names and structure."""
+    total = 0
+    for name, value in record.items():
+        for leaf in tree.leaves(value):
+            shape = leaf.shape[leading:]
+            codec = phase.codecs.get(name)
+            total += CODECS[codec].size(shape) if codec else math.prod(shape) * leaf.element_size()
+    return total
 
 
 def down_of(server: Any, phase: Phase) -> Record:

@@ -116,6 +116,11 @@ class LanesEngine:
         self._client_groups = None if groups is None else torch.from_numpy(groups).to(job.device)
         self._stepper = Stepper(job, tables, self.notes)
 
+    @cached_property
+    def _initial(self) -> Tree:
+        """The initial parameters of every run, leaves [R, ...]."""
+        return tree.map(lambda leaf: leaf.to(self.job.device), tree.stack(self.job.initial))
+
     def start(self) -> State:
         return initial_state(self.job)
 
@@ -151,7 +156,7 @@ class LanesEngine:
                 "random numbers or branch on a tensor's value. engine='reference' goes client by client, to find where."
             ) from error
         check_reply(self.job.method, phase, reply)
-        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.size))
+        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.ndim))
 
         fine = _finite_lanes((reply, new), runs.shape, self.job.device)
         here = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
@@ -203,6 +208,8 @@ class LanesEngine:
             "draws": draws,
             "group": () if self._client_groups is None else self._client_groups[self._index(lanes.client)],
             "scaling": scaling,
+            "client": self._index(lanes.client),
+            "initial": tree.take(self._initial, run) if phase.initial else (),
             "start": self._index(lanes.start),
             "n": self._index(lanes.n),
             "rate": torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
@@ -238,6 +245,8 @@ class LanesEngine:
                     draws=inputs["draws"],
                     client_group=_tensor_or_none(inputs["group"]),
                     learning_rate=inputs["rate"],
+                    client=inputs["client"],
+                    initial=inputs["initial"],
                 )
 
                 def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
