@@ -13,5 +13,8 @@ EXPERIMENTS = {
     "kffl/table13": "KFFL-TD's regression on Adult, IID",
     "kffl/table14": "KFFL's regression on Adult, non-IID",
     "kffl/table15": "KFFL's regression on Adult, IID",
+    "e2fl/table1": "equality, equity and bytes of E2FL and its baselines on FairMNISTRotate",
+    "e2fl/table5": "how well clustering rankings finds the clients' groups, by layer",
+    "e2fl/figure4": "how often clients find their group among the groups' masks, over the rounds",
 }
 """Name -> what it shows."""
