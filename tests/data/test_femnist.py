@@ -93,7 +93,7 @@ def test_files_that_are_something_else(content: str, words: str, tmp_path: Path)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ef.DataError, match="preprocess.sh"):
+    with pytest.raises(ef.DataError, match=r"preprocess\.sh"):
         read_femnist(tmp_path / "nothing.json")
     with pytest.raises(ef.DataError, match=r"no \.json file"):
         read_femnist(tmp_path)

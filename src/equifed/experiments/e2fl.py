@@ -14,6 +14,7 @@ import csv
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +37,7 @@ from equifed.protocol import Data, Method, Phase, Record, Task
 from equifed.protocol import LocalTraining as Train
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.evaluate import Evaluator
+from equifed.simulator.job import Job
 from equifed.simulator.result import metrics_frame
 from equifed.simulator.tables import make_tables
 from equifed.tree import Tree
@@ -176,7 +178,7 @@ def table1(
             found = float(np.mean([matched_accuracy(*_groups(sim, step, run)) for run in range(len(feds))]))
         rows = [row(arm.label, result.final(), result, theirs, found)]
         if arm.label == "E2FL":
-            rows.append(row("E2FL (GM)", _with_global_ranking(sim, step), result, theirs, np.nan))
+            rows.append(row("E2FL (GM)", _final_with_global_ranking(sim, step), result, theirs, np.nan))
         yield rows, result
 
 
@@ -197,9 +199,15 @@ def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, str], fl
     )
 
 
-def _with_global_ranking(sim: Simulation, step: Step) -> Any:
+def with_global_ranking(job: Job) -> Job:
+    """E2FL (GM): clients predict with the global ranking."""
+    assert isinstance(job.method, E2FL)
+    return dataclasses.replace(job, method=dataclasses.replace(job.method, use="global"))
+
+
+def _final_with_global_ranking(sim: Simulation, step: Step) -> Any:
     """The same state, scored with the global ranking: the final metrics, a row per seed."""
-    job = dataclasses.replace(sim.job, method=dataclasses.replace(sim.job.method, use="global"))  # type: ignore[call-arg]
+    job = with_global_ranking(sim.job)
     evaluator = Evaluator(job, make_tables(job))
     with torch.no_grad():
         scores = [(step.round, run, evaluator.score(step.state, run)) for run in range(len(job.runs))]
@@ -217,11 +225,19 @@ def _groups(sim: Simulation, step: Step, run: int) -> tuple[np.ndarray, np.ndarr
 
 def matched_accuracy(found: np.ndarray, truth: np.ndarray) -> float:
     """Share of clients in the right group, inferred groups being named after true ones so that it is largest."""
-    from scipy.optimize import linear_sum_assignment
-
     table = np.zeros((max(found.max(), 0) + 1, truth.max() + 1), dtype=int)
     np.add.at(table, (found[found >= 0], truth[found >= 0]), 1)
-    return float(table[linear_sum_assignment(table, maximize=True)].sum() / len(truth))
+
+    @cache
+    def best(row: int, taken: int) -> int:
+        """The most clients that the inferred groups from `row` on can get right with the true groups not taken."""
+        if row == len(table):
+            return 0
+        free = [column for column in range(table.shape[1]) if not taken >> column & 1]
+        named = [int(table[row, column]) + best(row + 1, taken | 1 << column) for column in free]
+        return max([best(row + 1, taken), *named])  # an inferred group may be nobody's
+
+    return best(0, 0) / len(truth)
 
 
 def published(table: int) -> dict[tuple[str, str], float]:

@@ -101,7 +101,8 @@ def _line(row: Row) -> str:
     means = row.means
     return (
         f"{row.method}: groups {means['group_equity.mean']:.2f} (variance {means['group_equity.variance']:.2f}), "
-        f"clients {means['client_equality.mean']:.2f} (variance {means['client_equality.variance']:.2f}), {row.rounds} rounds"
+        f"clients {means['client_equality.mean']:.2f} (variance {means['client_equality.variance']:.2f}), "
+        f"{row.rounds} rounds"
     )
 
 
