@@ -17,7 +17,8 @@ endif
 	touch $@
 
 demo: .venv/ready  ## Compare the methods on real COMPAS data and write the report.
-	$(BIN)/equifed compare compas --preset fair-fate --report demo-report.html
+	$(BIN)/equifed compare compas --preset fair-fate --report demo-report.html \
+		--methods fedavg,fedprox,local,fedmom,fedavg-lr,fedavg-gr,fedval,fair-fate,fairfed,kffl,fedminmax
 
 test: .venv/ready  ## The tests, under 8 minutes on 2 cores.
 	$(BIN)/python -m pytest -n 2 -m "not full" tests

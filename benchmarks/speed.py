@@ -2,8 +2,8 @@
 
     python benchmarks/speed.py [--quick]
 
-Three workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches,
-and a large population of which few take part.
+Workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches; a
+large population of which few take part; a sweep of KFFL over 20 weights, and rounds of full gradients (FedFair).
 """
 
 from __future__ import annotations
@@ -190,6 +190,28 @@ def population(quick: bool) -> dict[str, float]:
     }
 
 
+def sweeps(quick: bool) -> dict[str, float]:
+    """Sizes of Adult: KFFL, 4 clients of 9,000 rows, 101 features; one weight, and 20 of them in one call."""
+    fed = federation([9000] * 4, 101)
+    local = ef.Local(epochs=5, batch_size=64, learning_rate=0.01, optimizer="adam")
+    rounds = 2 if quick else 10
+    settings = {"model": ef.models.Logistic(), "rounds": rounds, "local": local, "eval_every": rounds, "device": "cpu"}
+    weights = np.geomspace(1, 100, 20).tolist()
+    one = timed(lambda: ef.simulate(ef.methods.KFFL(), fed, **settings))
+    many = timed(lambda: ef.sweep(ef.methods.KFFL(), fed, over={"fairness_weight": weights}, **settings))
+    # 50 clients, full gradients of all rows each round: 6 values of epsilon for 5 seeds in one call
+    fed = federation([800] * 50, 104)
+    epsilons = [1e-4, 1e-3, 0.01, 0.1, 0.2, 0.4]
+    settings = {"model": ef.models.Logistic(), "rounds": 40, "eval_every": 40, "device": "cpu", "seeds": range(5)}
+    full = timed(lambda: ef.sweep(ef.methods.FedFair(), fed, over={"epsilon": epsilons}, **settings))
+    return {
+        "KFFL, one weight, s": one,
+        "KFFL, 20 weights in one call, s": many,
+        "20 weights vs one (target <= 3)": many / one,
+        "FedFair, 30 runs x 40,000 rows, ms per round": 1000 * full / 40,
+    }
+
+
 def memory(quick: bool) -> dict[str, float]:
     """Peak memory of a run over the data's own size, for equal clients and for one large beside many small ones."""
     many = 10_000 if quick else 400_000
@@ -214,7 +236,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     # memory first: the peak of a process never falls
-    results = {work.__name__: work(options.quick) for work in (memory, large_batches, small_batches, population)}
+    results = {
+        work.__name__: work(options.quick) for work in (memory, large_batches, small_batches, population, sweeps)
+    }
     if options.json:
         print(json.dumps(results, indent=2))
         return

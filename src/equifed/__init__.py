@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from equifed import data, methods, metrics, models, partition, report
+    from equifed import data, methods, metrics, models, partition, postprocess, report
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation
     from equifed.loading import load, load_femnist
@@ -33,7 +33,7 @@ _HOMES = {
     "simulate": "equifed.simulator",
     "sweep": "equifed.simulator",
 }
-_MODULES = ("data", "methods", "metrics", "models", "partition", "report")
+_MODULES = ("data", "methods", "metrics", "models", "partition", "postprocess", "report")
 
 __all__ = [
     "ConfigError",
@@ -52,6 +52,7 @@ __all__ = [
     "metrics",
     "models",
     "partition",
+    "postprocess",
     "report",
     "simulate",
     "sweep",

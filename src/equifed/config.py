@@ -203,7 +203,7 @@ def parse_config(
         reader.problem("partition", "the files already say which client holds which rows; remove this section")
     model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
     local = reader.local()
-    method = reader.choice("method", "name", methods.REGISTRY, None)
+    method = reader.choice("method", "name", reader.methods(), None)
     sweep = reader.sweep(method)
     reader.stop_if_wrong()
     if preset is not None:
@@ -429,6 +429,15 @@ class _Reader:
         if default and kind != default.get(selector):
             options = {key: value for key, value in options.items() if key == "num-partitions"}
         return self._made(name, registry[kind], options | given)
+
+    def methods(self) -> Mapping[str, type[Method]]:
+        """The registry, with the post-processed method that the file names, if it does."""
+        name = self.raw.get("method", {}).get("name")
+        if not isinstance(name, str) or "+" not in name:
+            return methods.REGISTRY
+        kind = self.checked("method.name", partial(methods.kind_of, name))
+        self.stop_if_wrong()
+        return {**methods.REGISTRY, name: kind}
 
     def local(self) -> Local:
         given = dict(self.raw.get("local", {}))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.errors import ConfigError, check_number, unknown_name
+from equifed.layers import Linear as SharedLinear
 
 Parameters = dict[str, Tensor]
 Init = Literal["torch", "zeros"] | float
@@ -111,7 +112,7 @@ class Logistic:
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
-        return nn.Sequential(*layers, nn.Linear(width, outputs))
+        return nn.Sequential(*layers, SharedLinear(width, outputs))
 
     def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
         return _initialise(module, rng, self.init)

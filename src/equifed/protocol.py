@@ -186,6 +186,8 @@ class Method:
     """Each client must belong to a known group of clients."""
     personal: ClassVar[bool] = False
     """Clients end up with models of their own: predictions depend on the client's state."""
+    predicts_with: ClassVar[tuple[str, ...]] = ("theta",)
+    """Server fields that `predict` uses: what a client needs to apply the model itself."""
     pooled: ClassVar[bool] = False
     """No federated method but a reference: it trains on the rows of all clients in one place."""
     sweepable: ClassVar[bool] = True
@@ -223,9 +225,18 @@ class Method:
         """Probabilities (classification) or values (regression) for the rows x; see `Task.predict`."""
         return task.predict(server.theta, x)
 
+    def adjust(self, task: Task, server: Any, client: Tree, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        """What `predict` returned, post-processed: s are the rows' groups, u a random number in 0..1 for each row."""
+        return prediction
+
     def check(self, task: Task) -> None:
         """Raise a ConfigError for what this setting of the method cannot do."""
 
     def observe(self, server: Any) -> dict[str, Tensor]:
-        """Scalars worth logging every round: schedules, multipliers."""
+        """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends
+        with 0 has not met its constraint, and its result says so."""
         return {}
+
+    def converged(self, server: Any) -> Tensor:
+        """Whether the run may stop, as a boolean tensor: looked at after every round; True is final."""
+        return torch.tensor(False)

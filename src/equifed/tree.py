@@ -84,6 +84,11 @@ def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
     return map(choose, a, b)
 
 
+def num_bytes(tree: Tree) -> int:
+    """Memory of the leaves."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
 def named(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     """Leaves by their path, "theta.layer.weight": what checkpoints and result files store."""
     entries = pytree.tree_flatten_with_path(tree)[0]

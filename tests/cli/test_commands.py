@@ -81,6 +81,54 @@ def test_fail_if(place, invoke, text, code):
     assert invoke("show", "latest", "--fail-if", text).exit_code == code
 
 
+def test_fail_if_the_constraint_is_violated(place, invoke):
+    """Two rounds from nothing do not meet a tight constraint; a loose one is met at once."""
+    path = str(write_config(place, method={"name": "fedfair"}, sweep={"epsilon": [0.0, 9.0]}))
+    outcome = invoke("run", path, "--set", "method.step-size=2.0", "--fail-if", "constraint  violated")
+    assert outcome.exit_code == 1, outcome.stderr
+    assert "The constraint is not met at the end of 2 of 4 runs (first: seed 0, epsilon 0)" in outcome.stderr
+    assert "Check failed: fedfair, epsilon=0: constraint violated at the end for seed 0, 3" in outcome.stderr
+    assert "epsilon=9" not in outcome.stderr
+    assert invoke("show", "latest", "--fail-if", "constraint violated").exit_code == 1
+    loose = str(write_config(place, method={"name": "fedfair+eo", "epsilon": 9.0}))
+    assert invoke("run", loose, "--fail-if", "constraint violated").exit_code == 0
+    other = invoke("run", str(write_config(place)), "--fail-if", "constraint violated")
+    assert other.exit_code == 2
+    assert "fedavg has no constraint" in other.stderr
+
+
+def test_post_processed_methods(place, invoke):
+    described = data(invoke("methods", "fedprox+ceo", "--json"))
+    assert {each["name"] for each in described["hyper_parameters"]} == {"mu", "fit", "cost"}
+    assert [phase["phase"] for phase in described["phases"]] == ["train", "fit"]
+    path = write_config(place, method={"name": "fedprox+eo", "mu": 0.5, "fit": "global"})
+    assert data(invoke("run", str(path), "--json"))["method"] == "fedprox+eo"
+    assert invoke("show", "latest").exit_code == 0
+    wrong = invoke("run", str(write_config(place, method={"name": "fedprox+eoo"})))
+    assert wrong.exit_code == 2
+    assert "method.name" in wrong.stderr
+    assert "Did you mean 'eo'" in wrong.stderr
+    compared = invoke("compare", "compas", *SMALL, "--methods", "fedavg,fedavg+eo", "--set", "fedavg+eo.fit=global")
+    assert compared.exit_code == 0, compared.stderr
+    assert "fedavg+eo" in compared.stdout
+
+
+def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
+    """A method that nobody asked for by name does not cost the others their results."""
+    kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
+    monkeypatch.setattr("equifed.cli.carry.REGISTRY", kinds)
+
+    def refuse(self, task):
+        raise methods.hyper.ConfigError("three groups are too many")
+
+    monkeypatch.setattr(methods.AgnosticFair, "check", refuse)
+    outcome = invoke("compare", "compas", *SMALL)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "agnostic-fair is left out: compare: three groups are too many" in outcome.stderr
+    assert invoke("compare", "compas", *SMALL, "--methods", "fedavg,agnostic-fair").exit_code == 2
+    assert invoke("compare", "compas", *SMALL, "--clients-per-round", "999").exit_code == 2
+
+
 def test_fail_if_is_read_before_the_run(place, invoke):
     path = str(write_config(place))
     for text, said in (

@@ -31,6 +31,10 @@ METHODS: tuple[Method, ...] = (
     methods.FedAvgGR(),
     methods.FedVal(),
     methods.FairFate(lambda0=0.4, rho=0.2),
+    methods.FedFair(epsilon=0.01, dual_step_size=2.0),
+    methods.LCO(epsilon=0.01, dual_step_size=2.0),
+    methods.SeparateTraining(epsilon=0.01, dual_step_size=2.0),
+    methods.AgnosticFair(steps=2),
     methods.FairFed(),
     methods.KFFL(fairness_weight=20.0, step_size=2.0),
     methods.KFFLTD(fairness_weight=20.0, step_size=2.0),
@@ -47,6 +51,11 @@ VARIANTS: tuple[Method, ...] = (
     methods.FedAvgGR(scope="round"),
     methods.FedVal(fairness=("demographic_parity_ratio", "average_odds_ratio"), as_published=True),
     methods.FairFate(fairness="average_odds_ratio", lambda0=0.4, rho=0.2, as_published=True),
+    ef.postprocess.EqualizedOdds(methods.FedAvg()),
+    ef.postprocess.EqualizedOdds(methods.FairFate(lambda0=0.4), fit="global"),
+    ef.postprocess.EqualizedOdds(methods.LocalTraining(), fit="global"),
+    ef.postprocess.CalibratedEqualizedOdds(methods.LCO(epsilon=0.01, dual_step_size=2.0), cost="weighted"),
+    ef.postprocess.CalibratedEqualizedOdds(methods.FedAvgGR(), fit="global"),
     methods.FairFed(fairness="demographic_parity_difference", version="v1", debias="reweighing"),
     methods.FairFed(fairness="equalized_odds_difference", beta=0.5, debias="fairbatch", debias_step=0.1),
     methods.FairFed(debias="kernel", debias_weight=20.0),
@@ -58,7 +67,7 @@ VARIANTS: tuple[Method, ...] = (
     methods.E2FL(groups="one-shot", num_groups=3),
     methods.E2FL(groups="binary", num_groups=5),
 )
-"""Methods whose options change their phases or their server step."""
+"""Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
 every_method = pytest.mark.parametrize(
     "method", [*METHODS, *VARIANTS, *SKETCHES], ids=lambda method: repr(method).replace("Method", "")
@@ -165,7 +174,11 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
         client_groups=uneven.client_groups[order],
     )
     a, b = run(method, uneven), run(method, shuffled)
-    if method.name == "local":  # its parameters are the clients' own, in the clients' order
+    if method.name in (
+        "local",
+        "local+eo",
+        "separate-training",
+    ):  # the parameters are the clients' own, in the clients' order
         b.parameters = {s: {n: v[np.argsort(order)] for n, v in p.items()} for s, p in b.parameters.items()}
     assert_same(a, b)
 

@@ -21,7 +21,7 @@ from equifed.experiments import e2fl
 from equifed.methods import E2FL
 from equifed.protocol import Task
 from equifed.simulator import Simulation, Step
-from equifed.simulator.engine import down_of, message_bytes
+from equifed.simulator.engine import down_of, field_bytes
 
 
 def silent(title: str, simulation: Simulation) -> Any:
@@ -72,9 +72,9 @@ def test_the_bytes_of_lenet() -> None:
         begin = initial if method.num_models is None else tree.stack([initial] * method.num_models)
         server = method.init(task, begin)
         (phase,) = method.round
-        assert message_bytes(phase, down_of(server, phase)) == down
+        assert sum(field_bytes(phase, name, value) for name, value in down_of(server, phase).items()) == down
         reply = {"ranking": server.R, "group": torch.zeros((), dtype=torch.int16)}
-        assert message_bytes(phase, reply) == ranking + 2
+        assert sum(field_bytes(phase, name, value) for name, value in reply.items()) == ranking + 2
         # what is counted is what is written
         written = b"".join(CODECS["ranking"].encode(leaf.numpy()) for leaf in server.R.values())
         assert len(written) == ranking

@@ -20,7 +20,7 @@ from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods.fedavg import FedAvg, Server, apply_mean_update, weighted_update
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulator import make_job, plan, steps
+from equifed.simulator import lanes, make_job, plan, steps
 from equifed.simulator.steps import grid_up, portions, segments
 from equifed.tree import Tree
 
@@ -139,7 +139,7 @@ def test_messages_name_fields_and_bytes(uneven: Federation) -> None:
     (message,) = result.messages.to_dict("records")
     assert message == {
         "stage": "round", "phase": "train", "down": "theta", "up": "update, rows", "gather": "sum",
-        "bytes_down": 5 * 4, "bytes_up": 5 * 4 + 4,
+        "bytes_down": 5 * 4, "bytes_up": 5 * 4 + 4, "sizes_down": {"theta": 20}, "sizes_up": {"update": 20, "rows": 4},
     }  # fmt: skip
 
 
@@ -241,6 +241,20 @@ def test_a_setting_that_diverges_does_not_disturb_the_others(uneven: Federation)
         for seed in (0, 1):
             for name, value in alone.parameters[seed].items():
                 np.testing.assert_allclose(value, swept.parameters[(mu, seed)][name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("clients_per_round", [None, 4])
+def test_rows_kept_at_hand_change_nothing(
+    uneven: Federation, monkeypatch: pytest.MonkeyPatch, clients_per_round: int | None
+) -> None:
+    settings = {"model": ef.models.Logistic(), "rounds": 6, "seeds": [0, 1], "clients_per_round": clients_per_round}
+    over = {"epsilon": [0.01, 0.2]}
+    kept = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
+    monkeypatch.setattr(lanes, "TAKEN_BYTES", 0)
+    again = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
+    for key, parameters in kept.parameters.items():
+        for name, value in parameters.items():
+            assert value.tobytes() == again.parameters[key][name].tobytes()
 
 
 def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:

@@ -302,9 +302,10 @@ def reproduce(
     select: Annotated[
         str | None,
         typer.Option(
-            metavar="validation",
-            help="FAIR-FATE's table1: choose its hyper-parameters on validation data, the fairest within 2 points of "
-            "FedAvg's accuracy. (default: the authors' choice, made on test data)",
+            metavar="KIND",
+            help="FAIR-FATE's table1: validation chooses its hyper-parameters on validation data, the fairest within 2 "
+            "points of FedAvg's accuracy (default: the authors' choice). FedFair's table1: train chooses on training "
+            "rows (default: test, as the paper).",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few seeds and rounds: a look, not a test.")] = False,

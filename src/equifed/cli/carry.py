@@ -10,16 +10,16 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import Check, require_known
+from equifed.cli.checks import AnyCheck, require_known
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.pages import check_page, documented
 from equifed.cli.progress import Watch
 from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record
 from equifed.cli.talk import name_of, near, out, print_json, say, show, traceback_if_wanted
 from equifed.config import Config, build, job_of, load_federations, parse_config
-from equifed.errors import ConfigError, RunError, unknown_name
+from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
-from equifed.methods import REGISTRY
+from equifed.methods import REGISTRY, kind_of
 from equifed.simulator import Result
 from equifed.store import Recording, Store
 
@@ -27,14 +27,16 @@ PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
 
 
-def begin(store: Store, config: Config, checks: Sequence[Check], feds: Sequence[Federation] | None = None) -> Recording:
+def begin(
+    store: Store, config: Config, checks: Sequence[AnyCheck], feds: Sequence[Federation] | None = None
+) -> Recording:
     """A new run, refused before it has a folder when a check names an unknown metric."""
     simulation = build(config, feds)
     require_known(checks, simulation.job)
     return store.start(config, simulation)
 
 
-def carry_out(recording: Recording, checks: Sequence[Check], closely: bool = False) -> Result:
+def carry_out(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False) -> Result:
     """All rounds with progress; Ctrl-C says how to go on."""
     name = recording.config.method.name
     try:
@@ -50,7 +52,7 @@ def carry_out(recording: Recording, checks: Sequence[Check], closely: bool = Fal
         raise typer.Exit(130) from None
 
 
-def new_run(config: Config, output: Output, checks: Sequence[Check], closely: bool = False) -> None:
+def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
     store = Store(output.runs)
     store.prepare()
     recording = begin(store, config, checks)
@@ -58,7 +60,7 @@ def new_run(config: Config, output: Output, checks: Sequence[Check], closely: bo
     tell(recording, carry_out(recording, checks, closely), output, checks)
 
 
-def resumed(reference: str, output: Output, checks: Sequence[Check], closely: bool = False) -> None:
+def resumed(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
     if folder.status()["status"] == "finished":
@@ -76,7 +78,7 @@ def resumed(reference: str, output: Output, checks: Sequence[Check], closely: bo
     tell(recording, carry_out(recording, checks, closely), output, checks)
 
 
-def tell(recording: Recording, result: Result, output: Output, checks: Sequence[Check]) -> None:
+def tell(recording: Recording, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
     """Print one run's result, or the trade-off of a sweep, and fail if a check says so."""
     about = record(recording.folder, result) | {"status": "finished"}
     failed = [line for check in checks for line in check.failures(result)]
@@ -119,7 +121,7 @@ def fail(lines: Sequence[str]) -> None:
 
 
 def compare(
-    data: str, names: str | None, settings: Settings, report: Path | None, output: Output, checks: Sequence[Check]
+    data: str, names: str | None, settings: Settings, report: Path | None, output: Output, checks: Sequence[AnyCheck]
 ) -> None:
     """Every method on the same federations, a run each; then the table and the report."""
     store = Store(output.runs)
@@ -128,6 +130,7 @@ def compare(
     store.prepare()
     page = _page(report, store, data)
     feds = load_federations(configs[0])
+    job_of(configs[0], feds)  # what is wrong with the settings is no method's fault
     able = [config for config in configs if names is not None or _can_run(config, feds)]
     for config in able:  # what is wrong with the last method is said before the first has trained
         require_known(checks, job_of(config, feds))
@@ -170,8 +173,7 @@ def _names(text: str) -> list[str]:
     """The methods that --methods names."""
     names = split_names(text, "--methods")
     for name in names:
-        if name not in REGISTRY:
-            raise ConfigError(unknown_name("method", name, REGISTRY))
+        kind_of(name)
     return names
 
 
@@ -193,7 +195,12 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
     if lacks:
         say(f"{config.method.name} is left out: it needs {' and '.join(lacks)}, which this data does not have.")
         return False
-    if kind.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
+    try:
+        job_of(config, feds)
+    except ConfigError as error:  # what only the method can refuse, such as a third group
+        say(f"{config.method.name} is left out: {error}")
+        return False
+    if config.method.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
         say(
             f"{config.method.name} is left out: every evaluation would test {fed.num_clients:,} models on "
             f"{len(fed.test):,} rows each. Name it with --methods to have it all the same."

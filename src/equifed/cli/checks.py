@@ -1,4 +1,4 @@
-"""--fail-if: a metric, a comparison and a number, checked after a run; its spelling is checked before."""
+"""--fail-if: METRIC OP NUMBER, or "constraint violated"; checked after a run, the spelling before it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Check:
             check = cls(" ".join(form.groups()), form[1], form[2], float(form[3]))
         except ValueError:
             raise ConfigError(
-                f"--fail-if {text!r} is not of the form 'METRIC OP NUMBER', e.g. "
+                f"--fail-if {text!r} is neither 'constraint violated' nor of the form 'METRIC OP NUMBER', e.g. "
                 "'demographic_parity_difference > 0.1'; OP is one of < <= > >= == !=."
             ) from None
         if not math.isfinite(check.bound):
@@ -81,15 +81,46 @@ class Check:
         return lines
 
 
-def parse_checks(texts: Sequence[str] | None) -> list[Check]:
-    return [Check.parse(text) for text in texts or ()]
+@dataclass(frozen=True)
+class ConstraintCheck:
+    """Fails when a run ends without having met the constraint that its method trains under."""
+
+    text: str = "constraint violated"
+
+    def failures(self, result: Result) -> list[str]:
+        """One line per setting with the seeds whose last round was not feasible."""
+        if "feasible" not in result.log:
+            raise ConfigError(_no_constraint(result.info["method"]))
+        last = result.log.groupby([*result.swept, "seed"], sort=False).tail(1)
+        missed = last[last["feasible"] == 0]
+        lines = []
+        for key, rows in missed.groupby(["method", *result.swept], sort=False):
+            setting = [f"{name}={value:g}" for name, value in zip(result.swept, key[1:], strict=True)]
+            seeds = ", ".join(map(str, rows["seed"]))
+            lines.append(f"{', '.join([str(key[0]), *setting])}: constraint violated at the end for seed {seeds}")
+        return lines
 
 
-def require_known(checks: Sequence[Check], job: Job) -> None:
-    """Refuse checks of metrics that this run will not have."""
+AnyCheck = Check | ConstraintCheck
+
+
+def _no_constraint(method: str) -> str:
+    return f"--fail-if 'constraint violated': {method} has no constraint that it trains under. Leave the check out."
+
+
+def parse_checks(texts: Sequence[str] | None) -> list[AnyCheck]:
+    plain = ConstraintCheck()
+    return [plain if " ".join(text.split()) == plain.text else Check.parse(text) for text in texts or ()]
+
+
+def require_known(checks: Sequence[AnyCheck], job: Job) -> None:
+    """Refuse checks of metrics, or of a constraint, that this run will not have."""
     known = known_metrics(job) if checks else []
     for check in checks:
-        check.require(known)
+        if isinstance(check, Check):
+            check.require(known)
+        elif "feasible" not in job.method.observe(job.method_of(0).init(job.task, job.initial[0])):
+            raise ConfigError(_no_constraint(job.method.name))
 
 
 def known_metrics(job: Job) -> list[str]:

@@ -12,16 +12,13 @@ from rich.table import Table
 
 from equifed import methods
 from equifed.cli.tables import plain_table
-from equifed.errors import ConfigError, unknown_name
 from equifed.methods.hyper import type_names
 from equifed.protocol import Method
 
 
 def describe_method(name: str) -> dict[str, Any]:
     """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
-    if name not in methods.REGISTRY:
-        raise ConfigError(unknown_name("method", name, methods.REGISTRY))
-    kind = methods.REGISTRY[name]
+    kind = methods.kind_of(name)
     method = kind()
     cited = methods.citation(kind)
     phases = [
@@ -47,7 +44,7 @@ def describe_method(name: str) -> dict[str, Any]:
         "bibtex": cited.bibtex or None,
         "parent": kind.parent or None,
         "needs": needs,
-        "personal": kind.personal,
+        "personal": method.personal,
         "sweepable": kind.sweepable,
         "gather": "stack" if any(phase["gather"] == "stack" for phase in phases) else "sum",
         "exchanges_per_round": len(method.round),

@@ -76,7 +76,7 @@ class Watch:
         elif self._live is not None:
             if step.scores is not None:
                 self._live.update(self._table(step), refresh=True)
-        elif step.scores is not None and (self.closely or step.round >= self._next or step.round == self.job.rounds):
+        elif step.scores is not None and (self.closely or step.round >= self._next or step.last):
             self._next = step.round + self.job.rounds / LINES
             say(f"{self.title}: round {step.round}/{self.job.rounds}, {self._measured(step)}{self._left(step)}")
 
@@ -116,6 +116,6 @@ class Watch:
         return table
 
     def _left(self, step: Step) -> str:
-        todo = self.job.rounds - step.round
+        todo = 0 if step.last else self.job.rounds - step.round
         left = todo * sum(self._seconds[-10:]) / len(self._seconds[-10:])
         return f", {left:.0f} s left" if todo else ""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from equifed.cli.checks import Check
+from equifed.cli.checks import AnyCheck
 from equifed.cli.options import Output
 from equifed.cli.tables import frame_table, groups_table, metrics_table, pareto_table, record, warnings_of
 from equifed.cli.talk import name_of, near, print_json, say, show
@@ -14,7 +14,7 @@ from equifed.errors import RunError
 from equifed.store import RunFolder
 
 
-def show_folder(folder: RunFolder, output: Output, checks: Sequence[Check]) -> list[str]:
+def show_folder(folder: RunFolder, output: Output, checks: Sequence[AnyCheck]) -> list[str]:
     """Print it; the failed checks."""
     status = folder.status()
     config = folder.settings()
@@ -54,7 +54,7 @@ def show_folder(folder: RunFolder, output: Output, checks: Sequence[Check]) -> l
 
 
 def _unfinished(
-    folder: RunFolder, about: dict[str, Any], config: dict[str, Any], output: Output, checks: Sequence[Check]
+    folder: RunFolder, about: dict[str, Any], config: dict[str, Any], output: Output, checks: Sequence[AnyCheck]
 ) -> list[str]:
     if checks:
         raise RunError(f"Run {folder.id} has not finished ({about['status']}), so nothing can be checked.")

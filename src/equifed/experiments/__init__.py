@@ -3,6 +3,9 @@
 EXPERIMENTS = {
     "fair-fate/table1": "accuracy and fairness of eleven methods at three levels of heterogeneity (COMPAS, Adult)",
     "fair-fate/figure3": "FAIR-FATE's trade-off between accuracy and fairness over MAX",
+    "fedfair/table1": "accuracy and fairness of FedFair and six baselines (COMPAS, DRUG, Adult)",
+    "fedfair/figure2": "what FedFair's epsilon does on training and test rows",
+    "fedfair/figure4": "FedFair and LCO when clients drop out",
     "kffl/table6": "accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German",
     "kffl/table7": "the same with Adult",
     "kffl/figure3": "trade-offs of KFFL, its baselines and pooled training on COMPAS",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods.agnostic_fair import AgnosticFair
 from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.citations import Citation, citation
 from equifed.methods.e2fl import E2FL
@@ -12,6 +13,7 @@ from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
 from equifed.methods.fedavg import FedAvg
 from equifed.methods.feddemon import FedDemon
+from equifed.methods.fedfair import FedFair
 from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
@@ -21,10 +23,13 @@ from equifed.methods.hyper import check, check_value, documentation
 from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
 from equifed.methods.kffl_td import KFFLTD
+from equifed.methods.lco import LCO
 from equifed.methods.local import LocalTraining
 from equifed.methods.local_kernel import LocalKernel
+from equifed.methods.postprocess import HOW, compose
 from equifed.methods.qffl import QFFL
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
+from equifed.methods.separate_training import SeparateTraining
 from equifed.protocol import Method
 
 __all__ = [
@@ -33,8 +38,10 @@ __all__ = [
     "IFCA",
     "KFFL",
     "KFFLTD",
+    "LCO",
     "QFFL",
     "REGISTRY",
+    "AgnosticFair",
     "CentralizedKernel",
     "Citation",
     "FairFate",
@@ -43,6 +50,7 @@ __all__ = [
     "FedAvgGR",
     "FedAvgLR",
     "FedDemon",
+    "FedFair",
     "FedMinMax",
     "FedMom",
     "FedProx",
@@ -50,10 +58,12 @@ __all__ = [
     "LocalKernel",
     "LocalTraining",
     "Method",
+    "SeparateTraining",
     "check",
     "check_value",
     "citation",
     "documentation",
+    "kind_of",
     "make",
 ]
 
@@ -67,6 +77,10 @@ REGISTRY: dict[str, type[Method]] = {
     "fedavg-gr": FedAvgGR,
     "fedval": FedVal,
     "fair-fate": FairFate,
+    "fedfair": FedFair,
+    "lco": LCO,
+    "separate-training": SeparateTraining,
+    "agnostic-fair": AgnosticFair,
     "fairfed": FairFed,
     "kffl": KFFL,
     "kffl-td": KFFLTD,
@@ -80,11 +94,19 @@ REGISTRY: dict[str, type[Method]] = {
 }
 
 
+def kind_of(name: str) -> type[Method]:
+    """The class with this registry name; NAME+eo and NAME+ceo are NAME post-processed."""
+    base, plus, how = name.partition("+")
+    if base not in REGISTRY:
+        raise ConfigError(unknown_name("method", base, REGISTRY))
+    if plus and how not in HOW:
+        raise ConfigError(f"{name}: {unknown_name('post-processing', how, HOW)}")
+    return compose(REGISTRY[base], HOW[how]) if plus else REGISTRY[base]  # type: ignore[arg-type]
+
+
 def make(name: str, **hyper_parameters: Any) -> Method:
     """The method with this registry name; hyper-parameters may be written with dashes or underscores."""
-    if name not in REGISTRY:
-        raise ConfigError(unknown_name("method", name, REGISTRY))
-    kind = REGISTRY[name]
+    kind = kind_of(name)
     values = {
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
         for key, value in hyper_parameters.items()

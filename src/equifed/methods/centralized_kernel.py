@@ -1,4 +1,6 @@
-"""Centralised kernel learning, KFFL's upper reference: all rows in one place, regularised with the kernels themselves.
+"""Pooled kernels: Arif et al., Group Fair Federated Learning via Stochastic Kernel Regularization, 2025.
+
+All rows in one place, regularised with the kernels themselves:
 
 theta minimises  mean loss + lambda HSIC,   HSIC of the batch by its full kernel matrices    (see kernels.py)
 

@@ -5,7 +5,8 @@ the client's own and move before every epoch by a small step, from the group wit
 highest:
 equal_opportunity:   within y = 1
 equalized_odds:      within the label whose gap between groups is larger
-demographic_parity:  the same with losses per row of the group; within y = 0 the other way round
+demographic_parity:  the same with what deciding against a row costs: the loss as if all labels were 1, per row of the
+                     group; rows with y = 0 pull decisions down, so within y = 0 the shares move the other way round
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def begin(shares: Tensor, data: Data) -> Tensor:
 def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tensor | float) -> Tensor:
     """lambda after one step towards the groups with high loss."""
     counts = cell_counts(data).T
-    losses = cell_losses(parameters, data)
-    per = counts.sum(0, keepdim=True) if fairness.startswith("demographic_parity") else counts
-    loss = losses / per.clamp_min(1)
+    if fairness.startswith("demographic_parity"):
+        losses = cell_losses(parameters, data, torch.ones_like(data.y))
+        loss = losses / counts.sum(0, keepdim=True).clamp_min(1)
+    else:
+        loss = cell_losses(parameters, data, data.y) / counts.clamp_min(1)
     there = counts > 0
     highest, lowest = torch.where(there, loss, -torch.inf), torch.where(there, loss, torch.inf)
     gap = torch.where(there.sum(1) >= 2, highest.amax(1) - lowest.amin(1), 0.0)  # [label]
@@ -46,9 +49,9 @@ def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tens
     return new / new.sum(1, keepdim=True).clamp_min(1e-12)
 
 
-def cell_losses(parameters: Tree, data: Data) -> Tensor:
-    """Summed loss by label and group [2, G]."""
-    losses = data.task.row_loss(parameters, data.x, data.y)
+def cell_losses(parameters: Tree, data: Data, target: Tensor) -> Tensor:
+    """Summed loss of predicting `target`, by label and group [2, G]."""
+    losses = data.task.row_loss(parameters, data.x, target)
     groups = torch.arange(data.task.num_groups, device=data.s.device)
     s = (data.s[:, None] == groups).to(losses.dtype)
     y = (data.y[:, None] == torch.arange(2, device=data.y.device)).to(losses.dtype)

@@ -58,8 +58,8 @@ def documentation(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, its bases' included."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
+        if not dataclasses.is_dataclass(base) or not inspect.get_annotations(base):
+            continue  # without fields of its own
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for statement, after in zip(body.body, body.body[1:], strict=False):

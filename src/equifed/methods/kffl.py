@@ -1,4 +1,6 @@
-"""KFFL: Kernel Fairness in Federated Learning (the paper's Algorithms 2 and 3); three exchanges per round.
+"""KFFL: Arif et al., Group Fair Federated Learning via Stochastic Kernel Regularization, TMLR 2025.
+
+Three exchanges per round:
 
 fair1:  client i:  n_i, sum Z_s, sum Z_f, Z_s'Z_f  at theta                    (see kernels.py)
         server:    mu_s = sum Z_s / n,  mu_f = sum Z_f / n,  G = sum Z_s'Z_f - n mu_s mu_f'

@@ -1,4 +1,6 @@
-"""KFFL-TD: KFFL with a time delay (the paper's Algorithms 4 and 5); two exchanges per round instead of three.
+"""KFFL-TD: Arif et al., Group Fair Federated Learning via Stochastic Kernel Regularization, TMLR 2025.
+
+KFFL with a time delay: two exchanges per round instead of three.
 
 fair, round t:  client i:  statistics at theta_t, as in KFFL's fair1, and
                            grad of h_i at theta_{t-1}, with G, mu_s and the random features of round t-1

@@ -30,6 +30,7 @@ class LocalTraining(Method):
 
     name: ClassVar[str] = "local"
     personal: ClassVar[bool] = True
+    predicts_with: ClassVar[tuple[str, ...]] = ()
 
     @property
     def round(self) -> tuple[Phase, ...]:

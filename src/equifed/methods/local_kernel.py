@@ -1,4 +1,6 @@
-"""Local-Kernel, KFFL's baseline without global fairness: each client regularises with the dependence in its own rows.
+"""Local-Kernel, KFFL's baseline: Arif et al., Group Fair Federated Learning via Stochastic Kernel Regularization, 2025.
+
+Each client regularises with the dependence in its own rows:
 
 client k:  theta_k minimises  mean loss + lambda psi_k,   psi_k the dependence within its batch    (see kernels.py)
 server:    as FedAvg

@@ -226,13 +226,18 @@ _STAGES = {"setup": "once, before round 1", "round": "every round", "final": "on
 _GATHER = {"sum": "needs only sums", "stack": "sees each client's reply"}
 
 
+def _sizes(sizes: dict[str, int]) -> list[tuple[str, float]]:
+    """Fields with their sizes in KiB."""
+    return [(name, size / 1024) for name, size in sizes.items()]
+
+
 def _messages(result: Result) -> dict[str, Any]:
     phases = [
         {
             "stage": _STAGES.get(row["stage"], row["stage"]),
             "phase": row["phase"],
-            "down": row["down"] or "nothing",
-            "up": row["up"] or "nothing",
+            "down": _sizes(row["sizes_down"]),
+            "up": _sizes(row["sizes_up"]),
             "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
             "private": row["gather"] == "sum" or not row["up"],
             "kib_down": row["bytes_down"] / 1024,

@@ -281,7 +281,7 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
     return made
 
 
-_ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied")
+_ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
 """Columns of every log; the others are what the method observes."""
 
 

@@ -57,6 +57,9 @@ class Message(NamedTuple):
     gather: str
     bytes_down: int
     bytes_up: int
+    sizes_down: dict[str, int]
+    """Bytes by field."""
+    sizes_up: dict[str, int]
 
 
 class Engine(Protocol):
@@ -115,19 +118,26 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
 
 def record_message(stage: str, phase: Phase, down: Record, reply: Record, leading: int) -> Message:
     """Sizes of one client's messages, from values with so many leading axes for clients."""
-    sizes = (message_bytes(phase, record, leading) for record in (down, reply))
-    return Message(stage, phase.name, phase.down, phase.up, phase.gather, *sizes)
+    sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
+    sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
+    return Message(
+        stage,
+        phase.name,
+        phase.down,
+        phase.up,
+        phase.gather,
+        sum(sizes_down.values()),
+        sum(sizes_up.values()),
+        sizes_down,
+        sizes_up,
+    )
 
 
-def message_bytes(phase: Phase, record: Record, leading: int = 0) -> int:
-    """What a record costs on the wire: its values as they are written, nothing for names and structure."""
-    total = 0
-    for name, value in record.items():
-        for leaf in tree.leaves(value):
-            shape = leaf.shape[leading:]
-            codec = phase.codecs.get(name)
-            total += CODECS[codec].size(shape) if codec else math.prod(shape) * leaf.element_size()
-    return total
+def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
+    """What a field costs on the wire: its values as they are written, nothing for names and structure."""
+    codec = phase.codecs.get(name)
+    shapes = [(leaf.shape[leading:], leaf.element_size()) for leaf in tree.leaves(value)]
+    return sum(CODECS[codec].size(shape) if codec else math.prod(shape) * size for shape, size in shapes)
 
 
 def down_of(server: Any, phase: Phase) -> Record:

@@ -14,6 +14,8 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.federation import Sets
+from equifed.protocol import Method
+from equifed.simulator import plan
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
@@ -43,6 +45,8 @@ class Evaluator:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self._at_once = max(64, EVAL_BYTES // job.row_bytes())
+        self._adjusts = type(job.method).adjust is not Method.adjust
+        self._draws: dict[int, Tensor] = {}
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
         """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
@@ -105,12 +109,22 @@ class Evaluator:
 
     def _predict(self, server: Any, client: Any, rows: Tensor, run: int) -> Tensor:
         method, task = self.job.method_of(run), self.job.task
-        return torch.cat(
-            [
-                method.predict(task, server, client, self.tables.features(some, run))
-                for some in rows.split(self._at_once)
-            ]
-        )
+        parts = []
+        for some in rows.split(self._at_once):
+            prediction = method.predict(task, server, client, self.tables.features(some, run))
+            if self._adjusts:
+                u = self._random(run)[some - int(self.tables.offset[run])]
+                prediction = method.adjust(task, server, client, prediction, self.tables.s[some], u)
+            parts.append(prediction)
+        return torch.cat(parts)
+
+    def _random(self, run: int) -> Tensor:
+        """A number in 0..1 for each row of the run's data, the same in every round and for every model."""
+        if run not in self._draws:
+            own = self.job.runs[run]
+            made = plan.generator(own.seed, "adjust").random(len(own.federation.rows.y))
+            self._draws[run] = torch.from_numpy(made).to(self.job.device)
+        return self._draws[run]
 
     def _reduce(self, prediction: Tensor, rows: Tensor, owner: Tensor, owners: int) -> Scored:
         task = self.job.task

@@ -101,6 +101,44 @@ class _LaneData(Data):
         return None if stored is None else stored[self._rows]
 
 
+TAKEN_BYTES = 2**30
+"""Rows that are kept at hand between rounds, because the same clients look at them again and again."""
+
+
+class _Taken:
+    """The gathered rows of lanes that come again unchanged: full-gradient methods go over all rows every round.
+
+    Only what is asked for twice in a row is kept, so that sampled clients cost nothing.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._asked: dict[Any, bytes] = {}
+        self._kept: dict[Any, dict[str, Tensor]] = {}
+
+    def rows(self, place: Any, lanes: Lanes, width: int) -> dict[str, Tensor]:
+        """x, y and s of these lanes [L, width, ...]; empty the first time they are asked for at this place."""
+        tables = self._tables
+        key = b"".join(values.tobytes() for values in (lanes.run, lanes.client, lanes.n))
+        if self._asked.get(place) != key:
+            self._asked[place] = key
+            self._kept.pop(place, None)
+            return {}
+        if place not in self._kept:
+            size = len(lanes) * width * tables.x[0].numel() * 4
+            if size + sum(tree.num_bytes(kept) for kept in self._kept.values()) > TAKEN_BYTES:
+                return {}
+            positions = torch.from_numpy(lanes.start[:, None] + np.arange(width)).clamp_max(len(tables.index) - 1)
+            rows = tables.index[positions.to(tables.index.device)].long()
+            x = tables.x[rows]
+            if tables.shift is not None and tables.factor is not None:
+                run = torch.from_numpy(lanes.run).to(x.device)
+                shift, factor = (values[run].unsqueeze(1) for values in (tables.shift, tables.factor))
+                x = (x - shift) * factor
+            self._kept[place] = {"x": x, "y": tables.y[rows], "s": tables.s[rows]}
+        return self._kept[place]
+
+
 class LanesEngine:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
@@ -115,6 +153,7 @@ class LanesEngine:
         groups = job.runs[0].federation.client_groups  # the same in all runs
         self._client_groups = None if groups is None else torch.from_numpy(groups).to(job.device)
         self._stepper = Stepper(job, tables, self.notes)
+        self._taken = _Taken(tables)
 
     @cached_property
     def _initial(self) -> Tree:
@@ -233,8 +272,9 @@ class LanesEngine:
         results = []
         shared = self._is_shared(inputs)
         for rows, width in portions(lanes.n, self.job.row_bytes(self._settings if shared else 1)):
+            taken = self._taken.rows((stage, position, rows.start), lanes.part(rows), width) if part is _call else {}
 
-            def one(values: tuple[Tree, ...], inputs: dict[str, Tree], width: int = width) -> Any:
+            def one(values: tuple[Tree, ...], inputs: dict[str, Tree], taken: Any, width: int = width) -> Any:
                 data = _LaneData(
                     self.tables,
                     inputs["start"],
@@ -247,6 +287,7 @@ class LanesEngine:
                     learning_rate=inputs["rate"],
                     client=inputs["client"],
                     initial=inputs["initial"],
+                    **taken,
                 )
 
                 def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
@@ -254,7 +295,7 @@ class LanesEngine:
 
                 return (vmap(setting) if shared else setting)(values, inputs["hyper"])
 
-            results.append(vmap(one)(*tree.take((values, inputs), rows)))
+            results.append(vmap(one)(*(*tree.take((values, inputs), rows), taken)))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
     def _is_shared(self, inputs: dict[str, Tree]) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.func import vmap
 
 from equifed import tree
 from equifed.simulator.engine import Engine, Rejection, Stage, State, phases
@@ -29,6 +32,8 @@ class RoundLog(NamedTuple):
     rejected: int
     applied: bool
     observed: dict[str, float]
+    stopped: bool = False
+    """The run converged in this round, and is left as it is from here on."""
 
 
 @dataclass(frozen=True)
@@ -44,36 +49,90 @@ class Step:
     """Per run, in rounds that are evaluated."""
     seconds: float
     """Wall time of the round, evaluation included."""
+    last: bool
+    """Nothing follows: all rounds are done, or all runs have converged."""
 
 
 def rounds(job: Job, engine: Engine, evaluator: Evaluator, resume: tuple[int, State] | None = None) -> Iterator[Step]:
-    """Carry out the job, yielding after every round; `resume` = (last finished round, state after it)."""
+    """Carry out the job, yielding after every round; `resume` = (last finished round, state after it).
+
+    A run that has converged takes its final phases at once and then stays as it is, so what comes out of it does not
+    depend on the runs beside it.
+    """
     clock = time.perf_counter()
     rejections: list[tuple[int, Rejection]] = []
     with _settings(job):
         done, state = resume or (0, engine.start())
         if not done:
-            state = _with_everyone(job, engine, state, "setup", 0, rejections)
+            state = _with_everyone(job, engine, state, "setup", 0, np.ones(len(job.runs), dtype=bool), rejections)
+        running = ~_look(job, state)[1] if done else np.ones(len(job.runs), dtype=bool)
+    settled: dict[int, dict[str, Scored]] = {}
     for number in range(done + 1, job.rounds + 1):
+        if not running.any():
+            return
         with _settings(job):  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
-            here = job.present(number, cohorts)
+            here = job.present(number, cohorts) & running[:, None]
             state, present = _stage(job, engine, state, "round", number, cohorts, here, rejections)
-            if number == job.rounds:
-                state = _with_everyone(job, engine, state, "final", number, rejections)
-            logs = _logs(job, state, number, here, present)
-            evaluated = number % job.eval_every == 0 or number == job.rounds
-            scores = [evaluator.score(state, run) for run in range(len(job.runs))] if evaluated else None
-        yield Step(number, state, logs, rejections, scores, time.perf_counter() - clock)
+            observed, converged = _look(job, state)
+            ended = running & converged if number < job.rounds else running
+            if ended.any() and phases(job.method, "final"):
+                state = _with_everyone(job, engine, state, "final", number, ended, rejections)
+                observed, _ = _look(job, state)
+            stopped = ended & converged
+            logs = _logs(number, running, stopped, here, present, observed)
+            running = running & ~ended
+            last = not running.any()
+            evaluated = number % job.eval_every == 0 or last
+            scores = _scores(job, evaluator, state, running, settled) if evaluated else None
+        yield Step(number, state, logs, rejections, scores, time.perf_counter() - clock, last)
         clock, rejections = time.perf_counter(), []
 
 
+def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What the method observes in every run, by name [R], and which runs have converged [R]."""
+    many = len(job.runs)
+    if not tree.leaves(state.server):
+        return {}, np.zeros(many, dtype=bool)
+
+    def one(server: Any, hyper: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        method = dataclasses.replace(job.method, **hyper)
+        return method.observe(server), method.converged(server)
+
+    names = job.runs[0].hyper
+    hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
+    observed, converged = vmap(one)(state.server, hyper)
+    values = (
+        torch.stack([value.to(job.device, torch.float64) for value in (*observed.values(), converged)]).cpu().numpy()
+    )
+    return dict(zip(observed, values, strict=False)), values[-1] > 0
+
+
+def _scores(
+    job: Job, evaluator: Evaluator, state: State, running: np.ndarray, settled: dict[int, dict[str, Scored]]
+) -> list[dict[str, Scored]]:
+    """Every run's scores; those of a run that has ended are computed once."""
+    scores = []
+    for run in range(len(job.runs)):
+        scores.append(settled[run] if run in settled else evaluator.score(state, run))
+        if not running[run]:
+            settled[run] = scores[run]
+    return scores
+
+
 def _with_everyone(
-    job: Job, engine: Engine, state: State, stage: Stage, number: int, rejections: list[tuple[int, Rejection]]
+    job: Job,
+    engine: Engine,
+    state: State,
+    stage: Stage,
+    number: int,
+    runs: np.ndarray,
+    rejections: list[tuple[int, Rejection]],
 ) -> State:
-    """Setup or final phases: once, with all clients, none of whom drops out."""
+    """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out."""
     cohorts = job.everyone()
-    return _stage(job, engine, state, stage, number, cohorts, np.ones(cohorts.shape, dtype=bool), rejections)[0]
+    present = np.broadcast_to(runs[:, None], cohorts.shape)
+    return _stage(job, engine, state, stage, number, cohorts, present, rejections)[0]
 
 
 def _stage(
@@ -94,24 +153,30 @@ def _stage(
     return state, present
 
 
-def _logs(job: Job, state: State, number: int, here: np.ndarray, present: np.ndarray) -> list[RoundLog]:
-    logs = []
-    for run in range(len(job.runs)):
-        observed = job.method_of(run).observe(tree.take(state.server, run))
-        sampled, stayed, replied = here.shape[1], int(here[run].sum()), int(present[run].sum())
-        logs.append(
-            RoundLog(
-                run,
-                number,
-                sampled,
-                replied,
-                sampled - stayed,
-                stayed - replied,
-                replied > 0,
-                {name: float(value) for name, value in observed.items()},
-            )
+def _logs(
+    number: int,
+    running: np.ndarray,
+    stopped: np.ndarray,
+    here: np.ndarray,
+    present: np.ndarray,
+    observed: dict[str, np.ndarray],
+) -> list[RoundLog]:
+    """A line for every run that took part in the round."""
+    sampled, stayed, replied = here.shape[1], here.sum(1), present.sum(1)
+    return [
+        RoundLog(
+            int(run),
+            number,
+            sampled,
+            int(replied[run]),
+            sampled - int(stayed[run]),
+            int(stayed[run] - replied[run]),
+            bool(replied[run]),
+            {name: float(values[run]) for name, values in observed.items()},
+            bool(stopped[run]),
         )
-    return logs
+        for run in np.flatnonzero(running)
+    ]
 
 
 @contextmanager

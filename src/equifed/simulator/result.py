@@ -73,8 +73,15 @@ class Result:
         return wide.reset_index()
 
     def summary(self, split: str = "test") -> pd.DataFrame:
-        """Mean and sample standard deviation over seeds of the last round's global metrics."""
-        wide = self.final(split).drop(columns="seed")
+        """Mean and sample standard deviation over seeds of the last round's global metrics.
+
+        A method that trains under a constraint also has `constraint_met`, 1 for a seed that ended within it, else 0.
+        """
+        wide = self.final(split)
+        if "feasible" in self.log and not wide.empty:
+            ends = self.log.groupby([*self.swept, "seed"], sort=False).tail(1)[[*self.swept, "seed", "feasible"]]
+            wide = wide.merge(ends.rename(columns={"feasible": "constraint_met"}), on=[*self.swept, "seed"])
+        wide = wide.drop(columns="seed")
         if wide.empty:
             return wide.set_index(["method", *self.swept])
         grouped = wide.groupby(["method", *self.swept], observed=True, sort=False)
@@ -262,6 +269,25 @@ def _remarks(job: Job, logs: list[RoundLog]) -> list[str]:
         )
     if rejected:
         remarks.append(f"{rejected} replies were rejected; `rejections` names the clients, rounds and reasons.")
+    return [*remarks, *_ending(job, logs)]
+
+
+def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
+    """Which runs stopped before the last round, and which ended without meeting their constraint."""
+    final = {log.run: log for log in logs}
+    many = len(job.runs)
+    stopped = [log.round for log in final.values() if log.stopped and log.round < job.rounds]
+    missed = [run for run, log in final.items() if log.observed.get("feasible") == 0]
+    remarks = []
+    if stopped:
+        rounds = f"round {stopped[0]}" if len(set(stopped)) == 1 else f"rounds {min(stopped)} to {max(stopped)}"
+        who = "The run" if many == 1 else f"{len(stopped)} of {many} runs"
+        remarks.append(f"{who} converged and stopped at {rounds} of {job.rounds}; `log` says when each.")
+    if missed:
+        where = ", ".join(f"{name} {value:g}" for name, value in job.runs[missed[0]].hyper.items())
+        first = f"seed {job.runs[missed[0]].seed}{f', {where}' if where else ''}"
+        who = "the run" if many == 1 else f"{len(missed)} of {many} runs (first: {first})"
+        remarks.append(f"The constraint is not met at the end of {who}; `log` has its value. More rounds may help.")
     return remarks
 
 
@@ -417,7 +443,8 @@ def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
     for log in logs:
         run = job.runs[log.run]
         entry: dict[str, Any] = {"method": job.method.name, **run.hyper, "seed": run.seed}
-        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed")}
+        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped")}
+        entry["stopped"] = log.stopped
         rows.append(entry | log.observed)
     return pd.DataFrame(rows)
 

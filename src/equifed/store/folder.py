@@ -311,8 +311,7 @@ class Recording:
                 }
             )
         )
-        rounds, every = self.config.run.rounds, self.config.run.checkpoint_every
-        if step.round % every == 0 or step.round == rounds:
+        if step.round % self.config.run.checkpoint_every == 0 or step.last:
             for path in dict.fromkeys(self._pending):
                 sync(path)
             self._pending.clear()
@@ -343,7 +342,7 @@ def _step(line: dict[str, Any], state: State, scores: list[dict[str, Scored]] | 
         for log in line["logs"]
     ]
     rejections = [(number, Rejection(*rest)) for number, *rest in line["rejections"]]
-    return Step(line["round"], state, logs, rejections, scores, line["seconds"])
+    return Step(line["round"], state, logs, rejections, scores, line["seconds"], last=False)
 
 
 def _messages(line: dict[str, Any]) -> Iterator[tuple[tuple[str, int], Message]]:

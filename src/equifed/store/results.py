@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save
 from equifed.simulator.result import HEADLINE, HEADLINE_REGRESSION, Result
 from equifed.store.files import plain, write_atomic, write_json
 
-MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up"]
+MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
 REJECTIONS = ["seed", "round", "phase", "client", "reason"]
 
 

@@ -118,30 +118,30 @@ def _figure(name: str, wanted: Wanted, seeds: int, rounds: int, json: bool) -> N
     dataset = FIGURES[name]
     found: list[dict[str, Any]] = []
     groups: dict[tuple[str, ...], list[Result]] = {}
-    for skew in wanted.skew or ["non-iid"]:
-        for measure in kffl.MEASURES:
-            with watching() as watch:
-                fronts = kffl.figure(dataset, skew, measure, wanted.methods, seeds, rounds, watch)
-            groups[(dataset, skew, measure)] = [front.result for front in fronts]
-            for front in fronts:
-                points = front.result.pareto("accuracy", kffl.MEASURES[measure])
-                found.append(
-                    {
-                        "dataset": dataset,
-                        "skew": skew,
-                        "measure": measure,
-                        "method": front.arm.label,
-                        "hypervolume": front.hypervolume,
-                        "hypervolume_low": front.low,
-                        "hypervolume_high": front.high,
-                        "points": points.astype({"method": str}).to_dict("records"),
-                    }
-                )
-            if not json:
-                _show_fronts(fronts, dataset, skew, measure)
+    with watching() as watch:
+        for skew in wanted.skew or ["non-iid"]:
+            for measure, fronts in kffl.figure(dataset, skew, wanted.methods, seeds, rounds, watch):
+                groups[(dataset, skew, measure)] = [front.result for front in fronts]
+                found += [_front(front, dataset, skew, measure) for front in fronts]
+                if not json:
+                    _show_fronts(fronts, dataset, skew, measure)
     pages = write_pages(groups, wanted.pages, "KFFL")
     if json:
         print_json({"fronts": found, "pages": pages})
+
+
+def _front(front: Front, dataset: str, skew: str, measure: str) -> dict[str, Any]:
+    points = front.result.pareto("accuracy", kffl.MEASURES[measure])
+    return {
+        "dataset": dataset,
+        "skew": skew,
+        "measure": measure,
+        "method": front.arm.label,
+        "hypervolume": front.hypervolume,
+        "hypervolume_low": front.low,
+        "hypervolume_high": front.high,
+        "points": points.astype({"method": str}).to_dict("records"),
+    }
 
 
 def _show_fronts(fronts: Sequence[Front], dataset: str, skew: str, measure: str) -> None:

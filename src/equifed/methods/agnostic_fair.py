@@ -1,0 +1,189 @@
+"""AgnosticFair (AF): Du, Xu, Wu and Tong, Fairness-aware Agnostic Federated Learning, SDM 2021.
+
+A model that stays accurate and fair when the test rows come from another mixture of the training rows. An adversary
+weighs the rows, w(x) = sum_j a_j k(x, r_j) with a Gaussian kernel k at reference points r_j, and the model is trained
+against it. With d the signed distance to the decision boundary, s in 0..1 and its mean sbar, a round is
+
+adversary:  maximise (1/n) sum_i w_i loss_i  over 0 <= a <= B
+            subject to  sum_i w_i = n  and  |(1/n) sum_i w_i (s_i - sbar) d_i| <= tau
+learner:    some steps on  (1/n) sum_i w_i loss_i + c (1/n) sum_i ((w_i s_i - sbar) d_i)^2
+
+The adversary's linear programme has a few numbers per reference point, which are sums over the clients' rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, Draw, Method, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    sbar: Tensor
+    """Mean of s."""
+    mean: Tensor
+    """Mean of the features [d]: where the reference points lie."""
+    std: Tensor
+    """Their standard deviation [d]: how far they spread."""
+    a: Tensor
+    """The adversary's coefficients [J]."""
+    uniform: Tensor
+    """1 where no coefficients within the bound weigh the rows with mean 1: then w = 1."""
+    relaxed: Tensor
+    """1 where the adversary of this round could not keep its fairness constraint, which was left out."""
+    unfairness: Tensor
+    """|(1/n) sum_i w_i (s_i - sbar) d_i| under the adversary's weights."""
+
+
+@dataclass(frozen=True)
+class AgnosticFair(Method):
+    """Train against an adversary that reweighs the rows, with a penalty on the covariance of group and decision."""
+
+    name: ClassVar[str] = "agnostic-fair"
+    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    sweepable: ClassVar[bool] = False  # the adversary's linear programme
+
+    tau: float = hyper(0.05, low=0)
+    """The largest covariance of group and distance to the boundary that the adversary may cause."""
+    references: int = hyper(20, low=1)
+    """J, the number of reference points."""
+    bandwidth: float = hyper(2.0, low=1e-6)
+    """sigma of the kernel exp(-|x - r|^2 / (2 sigma^2))."""
+    bound: float = hyper(5.0, low=0)
+    """B, the largest coefficient of a reference point."""
+    penalty: float = hyper(2.0, low=0)
+    """c, the weight of the learner's fairness term."""
+    steps: int = hyper(10, low=1)
+    """Full gradient steps of the learner per round, an exchange each."""
+    step_size: float = hyper(0.1, low=0)
+    """The learner's step."""
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        up = ("rows", "s", "x", "xx")
+        return (Phase("describe", (), up, self.describe, self.keep_description, gather="sum"),)
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        draws = {"references": Draw(self.draw, per="run")}
+        place = ("theta", "sbar", "mean", "std")
+        weigh = Phase("weigh", place, ("rows", "loss", "kernel", "cov"), self.weigh, self.adversary, "sum", draws)
+        down = (*place, "a", "uniform")
+        learn = [
+            Phase(f"learn_{i + 1}", down, ("rows", "gradient"), self.gradient, self.learn, "sum", draws)
+            for i in range(self.steps)
+        ]
+        return (weigh, *learn)
+
+    def draw(self, rng: np.random.Generator, task: Task) -> np.ndarray:
+        return rng.normal(size=(self.references, _features(task))).astype(np.float32)
+
+    def check(self, task: Task) -> None:
+        if task.num_groups != 2:
+            raise ConfigError(f"agnostic-fair compares two groups; this data has {task.num_groups}.")
+        _features(task)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        zero = tree.leaves(parameters)[0].new_zeros(())
+        origin = zero.expand(_features(task)).clone()
+        a = zero.expand(self.references).clone()
+        return Server(parameters, zero, origin, origin + 1, a, zero + 1, zero, zero + torch.nan)
+
+    # -- before round 1: where the rows lie ----------------------------------------------------------------------------
+
+    def describe(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        s = data.s.to(data.x.dtype)
+        return {"rows": data.n, "s": data.sum(s), "x": data.sum(data.x), "xx": data.sum(data.x.square())}, state
+
+    def keep_description(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        n = replies["rows"].clamp_min(1)
+        mean = replies["x"] / n
+        variance = (replies["xx"] / n - mean.square()).clamp_min(0)
+        return server._replace(sbar=replies["s"] / n, mean=mean, std=variance.sqrt())
+
+    # -- the adversary -------------------------------------------------------------------------------------------------
+
+    def kernel(self, down: Record, data: Data) -> Tensor:
+        """k(x_i, r_j) [n, J]."""
+        points = down["mean"] + down["std"] * data.draws["references"]
+        # |x - r|^2 = |x|^2 + |r|^2 - 2 x.r, without the differences [n, J, d]
+        distance = data.x.square().sum(-1, keepdim=True) + points.square().sum(-1) - 2 * data.x @ points.T
+        return torch.exp(-distance.clamp_min(0) / (2 * self.bandwidth**2))
+
+    def weigh(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        k = self.kernel(down, data)
+        loss, d = data.task.row_loss(down["theta"], data.x, data.y), signed_distance(down["theta"], data)
+        centred = data.s.to(d.dtype) - down["sbar"]
+        sums = {"loss": loss, "kernel": torch.ones_like(loss), "cov": centred * d}
+        return {"rows": data.n} | {name: data.sum(k * values[:, None]) for name, values in sums.items()}, state
+
+    def adversary(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        n = replies["rows"].clamp_min(1)
+        loss, kernel, cov = (np.asarray((replies[name] / n).tolist()) for name in ("loss", "kernel", "cov"))
+        tau, bound = float(self.tau), float(self.bound)
+        fair: dict[str, Any] = {"A_ub": np.stack([cov, -cov]), "b_ub": [tau, tau]}
+        relaxed, found = 0.0, _programme(loss, kernel, bound, fair)
+        if found is None:
+            relaxed, found = 1.0, _programme(loss, kernel, bound, {})
+        uniform = found is None
+        a = np.zeros_like(loss) if found is None else found
+        return server._replace(
+            a=server.a.new_tensor(a),
+            uniform=server.uniform.new_tensor(float(uniform)),
+            relaxed=server.relaxed.new_tensor(relaxed),
+            unfairness=server.unfairness.new_tensor(float("nan") if uniform else abs(float(cov @ a))),
+        )
+
+    # -- the learner ---------------------------------------------------------------------------------------------------
+
+    def gradient(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        w = torch.where(down["uniform"] > 0, torch.ones_like(data.mask), self.kernel(down, data) @ down["a"])
+        s = data.s.to(w.dtype)
+
+        def objective(theta: Tree) -> Tensor:
+            loss, d = data.task.row_loss(theta, data.x, data.y), signed_distance(theta, data)
+            return data.sum(w * loss + self.penalty * ((w * s - down["sbar"]) * d).square())
+
+        return {"rows": data.n, "gradient": grad(objective)(down["theta"])}, state
+
+    def learn(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        step = -self.step_size / replies["rows"].clamp_min(1)
+        return server._replace(theta=tree.add_scaled(server.theta, replies["gradient"], step))
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {"unfairness": server.unfairness, "relaxed": server.relaxed, "uniform_weights": server.uniform}
+
+
+def _features(task: Task) -> int:
+    """How many inputs the model has: reference points have as many."""
+    first = next(task.module.parameters())
+    if first.dim() != 2:
+        raise ConfigError(
+            "agnostic-fair places reference points among the inputs, and needs a model of plain features."
+        )
+    return int(first.shape[1])
+
+
+def signed_distance(theta: Tree, data: Data) -> Tensor:
+    """Distance of each row to the decision boundary, in units of the logit."""
+    return data.task.forward(theta, data.x)
+
+
+def _programme(loss: np.ndarray, kernel: np.ndarray, bound: float, fair: dict[str, Any]) -> np.ndarray | None:
+    """The coefficients that maximise the weighted loss with mean weight 1; None where there are none."""
+    from scipy.optimize import linprog  # here, so that the simulator needs only torch and NumPy
+
+    found = linprog(-loss, A_eq=kernel[None], b_eq=[1.0], bounds=(0, bound), method="highs", **fair)
+    return np.asarray(found.x) if found.success else None

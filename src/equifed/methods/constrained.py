@@ -1,0 +1,142 @@
+"""Training under a fairness constraint: what FedFair, LCO and separate training have in common.
+
+Donini et al., Empirical Risk Minimization under Fairness Constraints, NeurIPS 2018: a model is epsilon-fair if
+
+    |D| <= epsilon,   D = mean loss of the rows of group a and class c, minus that of the rows of group b and class c
+
+With more than two groups there is one such constraint for each pair of them. Each has two multipliers, moved by
+projected gradient steps (Xu et al., alternating gradient projection, 2020):
+
+    la <- max((1 - gamma beta) la + beta ( D - epsilon), 0)
+    lb <- max((1 - gamma beta) lb + beta (-D - epsilon), 0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, Method, Task
+from equifed.tree import Tree
+
+DECAY_EVERY = 20_000
+"""The primal step shrinks tenfold after every so many rounds."""
+TOLERANCE = 1e-3
+"""A constraint counts as met up to this much: gamma alone leaves an active one at epsilon + gamma lambda."""
+
+
+class Terms(NamedTuple):
+    """What a client computes in one pass over its rows."""
+
+    loss_gradient: Tree
+    """m_i grad L_i, summed over its rows."""
+    gap: Tensor
+    """D_i of each pair of groups [P]; 0 where it lacks one of the two cells."""
+    gap_gradient: Tree
+    """grad D_i, leaves [P, ...]."""
+    holds: Tensor
+    """1 where it has rows in both cells of the pair [P]."""
+
+
+@dataclass(frozen=True)
+class Constrained(Method):
+    """Base of the methods that train under the constraint; not a method by itself."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+
+    epsilon: float = hyper(0.1, low=0)
+    """Largest gap in mean loss, on the protected class, between two groups."""
+    step_size: float = hyper(0.05, low=0)
+    """alpha, the step of the model; a tenth of it after every 20,000 rounds."""
+    dual_step_size: float = hyper(0.05, low=0)
+    """beta, the step of the multipliers."""
+    dual_decay: float = hyper(0.001, low=0)
+    """gamma, which pulls the multipliers to 0: it steadies them, and leaves an active gap at epsilon + gamma lambda."""
+    protected_class: int = hyper(1, low=0)
+    """c, the code of the class in which the groups' losses are compared."""
+    groups: tuple[int, ...] | None = None
+    """Codes of the groups that are compared, pair by pair; none: all of them."""
+
+    def pairs(self, task: Task) -> list[tuple[int, int]]:
+        """The pairs (a, b) of groups that are constrained."""
+        return list(combinations(range(task.num_groups) if self.groups is None else self.groups, 2))
+
+    def check(self, task: Task) -> None:
+        """Refuse groups and a class that the data does not have."""
+        if self.protected_class >= task.num_classes:
+            raise ConfigError(
+                f"{self.name}: protected_class is {self.protected_class}, but the classes of this data have the codes "
+                f"0 to {task.num_classes - 1}."
+            )
+        groups = range(task.num_groups) if self.groups is None else self.groups
+        unknown = [group for group in groups if group not in range(task.num_groups)]
+        if unknown or len(set(groups)) < len(groups) or len(groups) < 2:
+            given = "this data has" if self.groups is None else f"groups names {list(groups)}, where the data has"
+            raise ConfigError(
+                f"{self.name} compares at least two different groups; {given} the group codes "
+                f"0 to {task.num_groups - 1}."
+            )
+
+    def gap_weights(self, data: Data) -> tuple[Tensor, Tensor]:
+        """Row weights [P, n] whose product with the losses is D_i, and whether the client holds both cells [P]."""
+        in_class = (data.y == self.protected_class).to(data.mask.dtype) * data.mask
+        weights, holds = [], []
+        for a, b in self.pairs(data.task):
+            in_a, in_b = in_class * (data.s == a), in_class * (data.s == b)
+            n_a, n_b = in_a.sum(), in_b.sum()
+            both = ((n_a > 0) & (n_b > 0)).to(data.mask.dtype)
+            weights.append(both * (in_a / n_a.clamp_min(1) - in_b / n_b.clamp_min(1)))
+            holds.append(both)
+        return torch.stack(weights), torch.stack(holds)
+
+    def gaps(self, theta: Tree, data: Data) -> tuple[Tensor, Tensor]:
+        """D_i [P], and whether the client holds both cells [P]."""
+        weights, holds = self.gap_weights(data)
+        return weights @ _losses(theta, data), holds
+
+    def terms(self, theta: Tree, data: Data) -> Terms:
+        """One forward pass, and one backward pass for the loss and all gaps together."""
+        weights, holds = self.gap_weights(data)
+        losses, pull = vjp(lambda parameters: _losses(parameters, data), theta)  # type: ignore[misc]
+        (gradients,) = vmap(pull)(torch.cat([data.mask[None], weights]))
+        loss_gradient, gap_gradient = tree.take(gradients, 0), tree.take(gradients, slice(1, None))
+        return Terms(loss_gradient, weights @ losses, gap_gradient, holds)
+
+    def dual_step(self, la: Tensor, lb: Tensor, gap: Tensor, holds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The new multipliers [P] and their residual, the largest unit step that projection would still take.
+
+        Where nobody holds both cells nothing is known of the gap, and the multipliers stay.
+        """
+
+        def moved(multiplier: Tensor, excess: Tensor, step: Any) -> Tensor:
+            up = torch.clamp(multiplier + step * (excess - self.dual_decay * multiplier), min=0)
+            return torch.where(holds > 0, up, multiplier)
+
+        above, below = gap - self.epsilon, -gap - self.epsilon
+        residual = torch.maximum((moved(la, above, 1.0) - la).abs(), (moved(lb, below, 1.0) - lb).abs()).amax()
+        return moved(la, above, self.dual_step_size), moved(lb, below, self.dual_step_size), residual
+
+    def rate(self, t: Tensor) -> Tensor:
+        """alpha after t rounds."""
+        return self.step_size * 0.1 ** torch.floor(t / DECAY_EVERY)
+
+
+def _losses(theta: Tree, data: Data) -> Tensor:
+    """The loss of each row [n], 0 for padding."""
+    losses = data.task.row_loss(theta, data.x, data.y)
+    return torch.where(data.mask > 0, losses, torch.zeros_like(losses))
+
+
+def by_pair(name: str, values: Tensor) -> dict[str, Tensor]:
+    """A value per pair of groups [P] as scalars: under the name itself for one pair, else numbered."""
+    if len(values) == 1:
+        return {name: values[0]}
+    return {f"{name}_{p}": value for p, value in enumerate(values)}

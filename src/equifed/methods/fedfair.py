@@ -1,0 +1,117 @@
+"""FedFair: Chu et al., FedFair: Training Fair Models in Cross-Silo Federated Learning, arXiv:2109.05662.
+
+minimise sum_i (m_i/m) L_i(theta)  subject to  |Dbar(theta)| <= epsilon,  Dbar = (1/N) sum_i D_i(theta)
+D_i = mean loss of client i's rows of group a and class c, minus that of its rows of group b and class c
+
+One full gradient of each client per round, everything at the same theta:
+theta <- theta - alpha [ sum_i (m_i/m) grad L_i + (la - lb)/N sum_i grad D_i ]
+la    <- max((1 - gamma beta) la + beta ( Dbar - epsilon), 0)
+lb    <- max((1 - gamma beta) lb + beta (-Dbar - epsilon), 0)
+
+N counts the clients that have rows in both cells; the server needs only sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.methods.constrained import TOLERANCE, Constrained, by_pair
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    la: Tensor
+    """lambda_a of each pair of groups [P]: the price of Dbar above epsilon."""
+    lb: Tensor
+    """lambda_b [P]: the price of Dbar below -epsilon."""
+    gap: Tensor
+    """Dbar [P], the federated estimate, of the model that the last exchange sent; nan where nobody could say."""
+    t: Tensor
+    """k, rounds applied so far."""
+    primal: Tensor
+    """Norm of the Lagrangian's gradient in the last round."""
+    dual: Tensor
+    """How far the multipliers were from their fixed point in the last round."""
+
+
+@dataclass(frozen=True)
+class FedFair(Constrained):
+    """Train one model under a constraint on the clients' mean gap in loss between groups, by dual ascent."""
+
+    name: ClassVar[str] = "fedfair"
+
+    tolerance: float = hyper(1e-4, low=0)
+    """Stop a run when the gradient's norm and the multipliers' residual are both below this; 0: never."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        up = ("loss_gradient", "rows", "gap", "gap_gradient", "holders")
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step, gather="sum"),)
+
+    @property
+    def final(self) -> tuple[Phase, ...]:
+        return (Phase("measure", ("theta",), ("gap", "holders"), self.measure, self.keep_gap, gather="sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        zero = tree.leaves(parameters)[0].new_zeros(())
+        none = zero.expand(len(self.pairs(task))).clone()
+        return Server(parameters, none, none.clone(), none + torch.nan, zero, zero + torch.inf, zero + torch.inf)
+
+    def gradients(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        loss_gradient, gap, gap_gradient, holds = self.terms(down["theta"], data)
+        return {
+            "loss_gradient": loss_gradient,
+            "rows": data.n,
+            "gap": gap,
+            "gap_gradient": gap_gradient,
+            "holders": holds,
+        }, state
+
+    def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        m, N = replies["rows"].clamp_min(1), replies["holders"].clamp_min(1)
+        gap = replies["gap"] / N
+
+        # sum_i (m_i/m) grad L_i + sum over pairs of (la - lb)/N sum_i grad D_i
+        price = (server.la - server.lb) / N
+        gradient = tree.map(
+            lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1),
+            replies["loss_gradient"],
+            replies["gap_gradient"],
+        )
+        theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
+        la, lb, dual = self.dual_step(server.la, server.lb, gap, replies["holders"])
+        gap = torch.where(replies["holders"] > 0, gap, torch.nan)
+        return Server(theta, la, lb, gap, server.t + 1, tree.squared_norm(gradient).sqrt(), dual)
+
+    def measure(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        gap, holds = self.gaps(down["theta"], data)
+        return {"gap": gap, "holders": holds}, state
+
+    def keep_gap(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        holders = replies["holders"]
+        return server._replace(gap=torch.where(holders > 0, replies["gap"] / holders.clamp_min(1), torch.nan))
+
+    def converged(self, server: Server) -> Tensor:
+        return (server.primal < self.tolerance) & (server.dual < self.tolerance)
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        defined = ~server.gap.isnan()
+        # the left-hand side of the constraint; 0 where no pair of groups can be compared
+        constraint = torch.where(defined, server.gap.abs(), torch.zeros_like(server.gap)).amax()
+        return {
+            **by_pair("lambda_a", server.la),
+            **by_pair("lambda_b", server.lb),
+            "constraint": constraint,
+            "feasible": (constraint <= self.epsilon + TOLERANCE).to(constraint.dtype),
+            "primal_residual": server.primal,
+            "dual_residual": server.dual,
+        }

@@ -1,0 +1,116 @@
+"""LCO, locally constrained optimisation: Chu et al., FedFair, arXiv:2109.05662, its Equation 4.
+
+minimise sum_i (m_i/m) L_i(theta)  subject to  |D_i(theta)| <= epsilon for every client i
+
+As FedFair, with a pair of multipliers for each client, who keeps them to itself:
+theta <- theta - alpha sum_i [ (m_i/m) grad L_i + (la_i - lb_i) grad D_i ]
+la_i  <- max((1 - gamma beta) la_i + beta ( D_i - epsilon), 0)
+lb_i  <- max((1 - gamma beta) lb_i + beta (-D_i - epsilon), 0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.methods.constrained import TOLERANCE, Constrained
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta, the global model."""
+    t: Tensor
+    """k, rounds applied so far."""
+    constraints: Tensor
+    """How many constraints there are: clients and pairs of groups with rows in both cells."""
+    violated: Tensor
+    """How many of them the model does not meet."""
+    primal: Tensor
+    """Norm of the Lagrangian's gradient in the last round."""
+    dual: Tensor
+    """How far the clients' multipliers were from their fixed point in the last round (root of the sum of squares)."""
+
+
+class Client(NamedTuple):
+    la: Tensor
+    """lambda_a of each pair of groups [P]."""
+    lb: Tensor
+    """lambda_b [P]."""
+
+
+@dataclass(frozen=True)
+class LCO(Constrained):
+    """Train one model under a constraint for every client on its own gap in loss between groups."""
+
+    name: ClassVar[str] = "lco"
+
+    tolerance: float = hyper(1e-4, low=0)
+    """Stop a run when the gradient's norm and the multipliers' residual are both below this; 0: never."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        up = ("loss_gradient", "rows", "gap_gradient", "constraints", "violated", "residual")
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step, gather="sum"),)
+
+    @property
+    def final(self) -> tuple[Phase, ...]:
+        up = ("constraints", "violated")
+        return (Phase("measure", ("theta",), up, self.measure, self.keep_counts, gather="sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        zero = tree.leaves(parameters)[0].new_zeros(())
+        return Server(parameters, zero, zero, zero, zero + torch.inf, zero + torch.inf)
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        none = tree.leaves(parameters)[0].new_zeros(len(self.pairs(task)))
+        return Client(none, none.clone())
+
+    def gradients(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        loss_gradient, gap, gap_gradient, holds = self.terms(down["theta"], data)
+        la, lb, residual = self.dual_step(state.la, state.lb, gap, holds)
+        price = state.la - state.lb
+        return {
+            "loss_gradient": loss_gradient,
+            "rows": data.n,
+            "gap_gradient": tree.map(lambda gaps: torch.tensordot(price, gaps, dims=1), gap_gradient),
+            **self.counts(gap, holds),
+            "residual": residual.square(),
+        }, Client(la, lb)
+
+    def counts(self, gap: Tensor, holds: Tensor) -> Record:
+        """How many constraints the client has, and how many of them it finds violated."""
+        violated = holds * (gap.abs() > self.epsilon + TOLERANCE)
+        return {"constraints": holds.sum(), "violated": violated.sum()}
+
+    def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        # sum_i [ (m_i/m) grad L_i + (la_i - lb_i) grad D_i ]
+        m = replies["rows"].clamp_min(1)
+        gradient = tree.map(lambda loss, gap: loss / m + gap, replies["loss_gradient"], replies["gap_gradient"])
+        theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
+        primal, dual = tree.squared_norm(gradient).sqrt(), replies["residual"].sqrt()
+        return Server(theta, server.t + 1, replies["constraints"], replies["violated"], primal, dual)
+
+    def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        return self.counts(*self.gaps(down["theta"], data)), state
+
+    def keep_counts(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        return server._replace(constraints=replies["constraints"], violated=replies["violated"])
+
+    def converged(self, server: Server) -> Tensor:
+        return (server.primal < self.tolerance) & (server.dual < self.tolerance)
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {
+            "constraints": server.constraints,
+            "violated": server.violated,
+            "feasible": (server.violated == 0).to(server.violated.dtype),
+            "primal_residual": server.primal,
+            "dual_residual": server.dual,
+        }

@@ -1,0 +1,67 @@
+"""Separate training (ST): Chu et al., FedFair, arXiv:2109.05662, its Equation 14. The baseline without federation.
+
+each client i alone:  minimise L_i(theta_i)  subject to  |D_i(theta_i)| <= epsilon
+
+by FedFair's iteration for a single client:
+theta_i <- theta_i - alpha [ grad L_i + (la_i - lb_i) grad D_i ]
+la_i    <- max((1 - gamma beta) la_i + beta ( D_i - epsilon), 0)
+lb_i    <- max((1 - gamma beta) lb_i + beta (-D_i - epsilon), 0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.methods.constrained import Constrained
+from equifed.methods.local import Server, unchanged
+from equifed.protocol import Data, Phase, Record, Task
+from equifed.tree import Tree
+
+
+class Client(NamedTuple):
+    theta: Tree
+    """theta_i, the client's own model."""
+    la: Tensor
+    """lambda_a of each pair of groups [P]."""
+    lb: Tensor
+    """lambda_b [P]."""
+    t: Tensor
+    """k, rounds applied so far."""
+
+
+@dataclass(frozen=True)
+class SeparateTraining(Constrained):
+    """Every client trains a fair model alone, under a constraint on its own gap in loss, and keeps it."""
+
+    name: ClassVar[str] = "separate-training"
+    personal: ClassVar[bool] = True
+    predicts_with: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return (Phase("alone", (), (), self.iterate, server=unchanged, gather="sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        return Server()
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        zero = tree.leaves(parameters)[0].new_zeros(())
+        none = zero.expand(len(self.pairs(task))).clone()
+        return Client(parameters, none, none.clone(), zero)
+
+    def iterate(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        loss_gradient, gap, gap_gradient, holds = self.terms(state.theta, data)
+        m, price = data.n.clamp_min(1), state.la - state.lb
+        gradient = tree.map(
+            lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1), loss_gradient, gap_gradient
+        )
+        la, lb, _ = self.dual_step(state.la, state.lb, gap, holds)
+        return {}, Client(tree.add_scaled(state.theta, gradient, -self.rate(state.t)), la, lb, state.t + 1)
+
+    def predict(self, task: Task, server: Any, client: Client, x: Tensor) -> Tensor:
+        return task.predict(client.theta, x)
