@@ -181,7 +181,7 @@ class LanesEngine:
         per_lane = (slice(None),) if alone else (slice(None), None)
         slot, client = lanes.slot[per_lane], lanes.client[per_lane]
         run_at, client_at = self._index(runs), self._index(client)
-        down = tree.take(down_of(state.server, phase), run_at)
+        down = self._of_runs(down_of(state.server, phase), runs)
         own = tree.map(lambda leaf: leaf[run_at, client_at], state.clients)
         inputs = self._inputs(phase, lanes, round, runs)
         try:
@@ -231,6 +231,12 @@ class LanesEngine:
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
 
+    def _of_runs(self, values: Tree, runs: np.ndarray) -> Tree:
+        """What each lane has of leaves [R, ...]: [L, ...] or [L, V, ...]. One run's is not copied for every lane."""
+        if len(self.job.runs) == 1:
+            return tree.map(lambda leaf: leaf.expand(*runs.shape, *leaf.shape[1:]), values)
+        return tree.take(values, self._index(runs))
+
     def _inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> dict[str, Tree]:
         """What belongs to each lane besides its rows: hyper-parameters, random numbers, group, feature scaling."""
         job, run = self.job, self._index(lanes.run)
@@ -248,7 +254,7 @@ class LanesEngine:
             "group": () if self._client_groups is None else self._client_groups[self._index(lanes.client)],
             "scaling": scaling,
             "client": self._index(lanes.client),
-            "initial": tree.take(self._initial, run) if phase.initial else (),
+            "initial": self._of_runs(self._initial, lanes.run) if phase.initial else (),
             "start": self._index(lanes.start),
             "n": self._index(lanes.n),
             "rate": torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
