@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equifed import data, methods, metrics, models, partition, postprocess, report
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation
-    from equifed.loading import load
+    from equifed.loading import load, load_femnist
     from equifed.local import Local
     from equifed.simulator import simulate, sweep
     from equifed.simulator.result import Result
@@ -29,6 +29,7 @@ _HOMES = {
     "Local": "equifed.local",
     "Result": "equifed.simulator.result",
     "load": "equifed.loading",
+    "load_femnist": "equifed.loading",
     "simulate": "equifed.simulator",
     "sweep": "equifed.simulator",
 }
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "data",
     "load",
+    "load_femnist",
     "methods",
     "metrics",
     "models",

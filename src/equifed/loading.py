@@ -209,6 +209,28 @@ def from_files(
     )._checked()
 
 
+def load_femnist(train: str | Path, test: str | Path) -> Federation:
+    """FEMNIST as a federation with one client per writer, from LEAF's JSON files (or folders of them) or TensorFlow
+    Federated's HDF5 files; every writer is tested on its own test rows. There is one group of rows, and no group of
+    writers is known. A writer of the test file who has no training rows is left out.
+    """
+    from equifed.data.femnist import read_femnist
+
+    train_rows, test_rows = read_femnist(train), read_femnist(test)
+    none = (np.zeros((0, 1, 28, 28), np.float32), np.zeros(0, np.int64))
+
+    def with_group(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return x, y, np.zeros(len(y), np.int64)
+
+    fed = Federation.from_arrays(
+        [with_group(*rows) for rows in train_rows.values()],
+        client_tests=[with_group(*test_rows.get(writer, none)) for writer in train_rows],
+        ids=list(train_rows),
+        name="femnist",
+    )
+    return dataclasses.replace(fed, groups=("all",))
+
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 

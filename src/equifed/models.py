@@ -76,6 +76,8 @@ class MLP:
     """relu, tanh, sigmoid or gelu."""
     init: Init = "torch"
     """"torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with zero biases."""
+    bias: bool = True
+    """Whether layers have biases; methods that rank edges (frl, e2fl) take networks without."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple):
@@ -90,9 +92,9 @@ class MLP:
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
         for size in self.hidden:
-            layers += [nn.Linear(width, size), ACTIVATIONS[self.activation]()]
+            layers += [nn.Linear(width, size, bias=self.bias), ACTIVATIONS[self.activation]()]
             width = size
-        return nn.Sequential(*layers, nn.Linear(width, outputs))
+        return nn.Sequential(*layers, nn.Linear(width, outputs, bias=self.bias))
 
     def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
         return _initialise(module, rng, self.init)

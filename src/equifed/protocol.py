@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equifed.codec import CodecName
 from equifed.errors import ConfigError
 from equifed.local import Local, LocalTraining, Start
 from equifed.task import Task
@@ -65,6 +66,11 @@ class Data:
     attribute: Tensor | None = None
     """The sensitive attribute as numbers [n, d], where it says more than the group; see `sensitive`. A batch has none:
     hand its rows' numbers on as `per_row`."""
+    client: Tensor | None = None
+    """The client's position in the federation, as in the server's `replies["client"]`. A batch has none."""
+    initial: Tree = ()
+    """The model's initial parameters, which everyone makes from the shared seed, so that nothing is sent; in phases
+    that ask for them. A batch has none: hand them on as context."""
 
     @property
     def sensitive(self) -> Tensor:
@@ -104,6 +110,8 @@ class Data:
             mask=self.mask[rows],
             per_row={name: values[rows] for name, values in per_row.items()},
             attribute=None,
+            client=None,
+            initial=(),
         )
 
     def replace(self, **changes: Any) -> Data:
@@ -153,6 +161,10 @@ class Phase:
     """"sum": the server only ever sees the sum of the replies."""
     draws: Mapping[str, Draw] = field(default_factory=dict)
     """Random numbers that the clients' work needs, by name."""
+    codecs: Mapping[str, CodecName] = field(default_factory=dict)
+    """Fields of `down` and `up` that are written in fewer bits than their tensors have, and how."""
+    initial: bool = False
+    """The clients' work needs the model's initial parameters, `data.initial`."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ def take(tree: Tree, index: int | slice | Tensor) -> Tree:
     return map(lambda leaf: leaf[index], tree)
 
 
+def pick(tree: Tree, index: Tensor) -> Tree:
+    """Entry `index` of the leading axis of every leaf, where the index is a tensor that vmap may have batched."""
+    return map(lambda leaf: leaf.index_select(0, index.reshape(1)).squeeze(0), tree)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     return map(lambda *parts: torch.stack(parts), *trees)
 
@@ -80,7 +85,7 @@ def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
 
 
 def num_bytes(tree: Tree) -> int:
-    """What the tree costs on the wire: the bytes of its leaves, nothing for names and structure."""
+    """Memory of the leaves."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 

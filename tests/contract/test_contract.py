@@ -44,6 +44,10 @@ METHODS: tuple[Method, ...] = (
     methods.SFFL(fairness_step=3.0),
     methods.FedEM(),
     methods.FCFL(epsilon=0.05),
+    methods.FRL(),
+    methods.E2FL(),
+    methods.IFCA(),
+    methods.QFFL(q=0.7),
 )
 
 VARIANTS: tuple[Method, ...] = (
@@ -62,6 +66,12 @@ VARIANTS: tuple[Method, ...] = (
     methods.SFFL(components=2, fairness="equalized_odds_difference", fairness_step=3.0, aggregation="size"),
     methods.SFFL(fairness="demographic_parity_difference", fairness_step=3.0, weight_clip=1e9),
     methods.FCFL(fairness="equalized_odds_difference", first_stage=0.0),
+    methods.IFCA(num_groups=3, known=True),
+    methods.E2FL(groups="sensitive"),
+    methods.E2FL(groups="rank-clustering", num_groups=2),
+    methods.E2FL(groups="lowest-loss", num_groups=3, use="global"),
+    methods.E2FL(groups="one-shot", num_groups=3),
+    methods.E2FL(groups="binary", num_groups=5),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
@@ -79,8 +89,14 @@ SETTINGS = {
 }
 
 
+def settings(method: Method) -> dict[str, object]:
+    if method.name in ("frl", "e2fl"):  # they rank edges, and biases are none
+        return {**SETTINGS, "model": ef.models.MLP(hidden=(3,), activation="tanh", bias=False)}
+    return SETTINGS
+
+
 def run(method: Method, federation: Federation, **changes: object) -> ef.Result:
-    return ef.simulate(method, federation, **{**SETTINGS, **changes})  # type: ignore[arg-type]
+    return ef.simulate(method, federation, **{**settings(method), **changes})  # type: ignore[arg-type]
 
 
 def assert_same(a: ef.Result, b: ef.Result, tolerance: float = 2e-6) -> None:
@@ -225,7 +241,9 @@ def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Feder
 @every_method
 def test_state_survives_names(method: Method, uneven: Federation) -> None:
     """Server and client state flattened to names and back, as checkpoints and messages do."""
-    job = make_job(method, uneven, initial_parameters=None, eval_every=1, device="cpu", compile=None, **SETTINGS)  # type: ignore[arg-type]
+    job = make_job(
+        method, uneven, initial_parameters=None, eval_every=1, device="cpu", compile=None, **settings(method)
+    )  # type: ignore[arg-type]
     simulation = Simulation(job)
     state = next(iter(simulation.rounds())).state
     back = tree.from_named(simulation.engine.start(), tree.named(state))
@@ -242,7 +260,7 @@ def numbers_of(method: Method) -> list[str]:
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
     values = [getattr(method, numbers[0]), 0.25]
-    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **SETTINGS)  # type: ignore[arg-type]
+    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
     for value in values:
         alone = run(dataclasses.replace(method, **{numbers[0]: value}), uneven)
         for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]

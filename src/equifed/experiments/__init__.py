@@ -23,5 +23,8 @@ EXPERIMENTS = {
     "sffl/figure5": "SFFL's ablation: FedEM, Fair-EM only, SFFL",
     "sffl/figure6": "SFFL's equal opportunity over rounds, by the step size of its multipliers",
     "sffl/figure7": "SFFL's aggregation weights beside its mixture weights over rounds",
+    "e2fl/table1": "equality, equity and bytes of E2FL and its baselines on FairMNISTRotate",
+    "e2fl/table5": "how well clustering rankings finds the clients' groups, by layer",
+    "e2fl/figure4": "how often clients find their group among the groups' masks, over the rounds",
 }
 """Name -> what it shows."""

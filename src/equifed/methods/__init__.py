@@ -8,6 +8,7 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.methods.agnostic_fair import AgnosticFair
 from equifed.methods.centralized_kernel import CentralizedKernel
 from equifed.methods.citations import Citation, citation
+from equifed.methods.e2fl import E2FL
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
 from equifed.methods.fcfl import FCFL
@@ -19,23 +20,30 @@ from equifed.methods.fedminmax import FedMinMax
 from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
+from equifed.methods.frl import FRL
 from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
 from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.lco import LCO
 from equifed.methods.local import LocalTraining
 from equifed.methods.local_kernel import LocalKernel
 from equifed.methods.postprocess import HOW, compose
+from equifed.methods.qffl import QFFL
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.methods.separate_training import SeparateTraining
 from equifed.methods.sffl import SFFL
 from equifed.protocol import Method
 
 __all__ = [
+    "E2FL",
     "FCFL",
+    "FRL",
+    "IFCA",
     "KFFL",
     "KFFLTD",
     "LCO",
+    "QFFL",
     "REGISTRY",
     "SFFL",
     "AgnosticFair",
@@ -88,6 +96,10 @@ REGISTRY: dict[str, type[Method]] = {
     "sffl": SFFL,
     "fedem": FedEM,
     "fcfl": FCFL,
+    "frl": FRL,
+    "e2fl": E2FL,
+    "ifca": IFCA,
+    "q-ffl": QFFL,
 }
 
 

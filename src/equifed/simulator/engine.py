@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.protocol import Data, Method, Phase, Record
 from equifed.simulator.job import Job
@@ -114,10 +116,10 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
         )
 
 
-def record_message(stage: str, phase: Phase, down: Record, reply: Record, lanes: int) -> Message:
-    """Sizes of one client's messages from values that carry `lanes` clients along their leading axis."""
-    sizes_down = {name: tree.num_bytes(down[name]) // max(lanes, 1) for name in phase.down}
-    sizes_up = {name: tree.num_bytes(reply[name]) // max(lanes, 1) for name in phase.up}
+def record_message(stage: str, phase: Phase, down: Record, reply: Record, leading: int) -> Message:
+    """Sizes of one client's messages, from values with so many leading axes for clients."""
+    sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
+    sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
     return Message(
         stage,
         phase.name,
@@ -129,6 +131,13 @@ def record_message(stage: str, phase: Phase, down: Record, reply: Record, lanes:
         sizes_down,
         sizes_up,
     )
+
+
+def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
+    """What a field costs on the wire: its values as they are written, nothing for names and structure."""
+    codec = phase.codecs.get(name)
+    shapes = [(leaf.shape[leading:], leaf.element_size()) for leaf in tree.leaves(value)]
+    return sum(CODECS[codec].size(shape) if codec else math.prod(shape) * size for shape, size in shapes)
 
 
 def down_of(server: Any, phase: Phase) -> Record:

@@ -22,6 +22,8 @@ from equifed.simulator.tables import Tables
 
 EVAL_BYTES = 256 * 2**20
 """Memory of the rows predicted at once."""
+FEW = 8
+"""Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
 
 
 class Scored(NamedTuple):
@@ -69,31 +71,39 @@ class Evaluator:
         nobody = torch.zeros_like(rows)
         if not self.job.method.personal:
             return self._reduce(self._predict(server, clients, rows, run), rows, nobody, 1)
-        at_once = max(1, self._at_once // len(rows)) if self.job.task.kind == "classification" else 1
+        at_once = max(1, self._at_once // len(rows))
+        one, which = _alike(clients, self.job.task.num_clients)
         parts = []
-        for begin in range(0, self.job.task.num_clients, at_once):
-            some = tree.take(clients, slice(begin, begin + at_once))
-            prediction = vmap(lambda client: self._predict(server, client, rows, run))(some)
-            k = len(prediction)
-            parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(k), nobody.repeat(k), 1))
-        counts, loss, ks, mean = (np.stack(values) for values in zip(*parts, strict=True))
-        return Scored(counts.sum(0), loss.sum(0), ks.mean(0), mean.mean(0))
+        for some in torch.from_numpy(one).split(at_once):
+            models = tree.take(clients, some.to(rows.device))
+            prediction = vmap(lambda client: self._predict(server, client, rows, run))(models)
+            owner = torch.arange(len(some), device=rows.device).repeat_interleave(len(rows))
+            parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(len(some)), owner, len(some)))
+        counts, loss, ks, mean = (np.concatenate(values) for values in zip(*parts, strict=True))
+        times = np.bincount(which)
+        return Scored(
+            np.tensordot(times, counts, 1)[None],
+            np.tensordot(times, loss, 1)[None],
+            np.average(ks, axis=0, weights=times)[None],
+            np.average(mean, axis=0, weights=times)[None],
+        )
 
     def _own_tests(self, server: Any, clients: Any, sets: Sets, run: int) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-        """(prediction, row, test set) of every test row, and which test set is whose. A global model is applied once
-        to test rows that clients share (one range of rows)."""
-        if self.job.method.personal:
-            ranges, which = np.stack([sets.start, sets.stop], 1), np.arange(len(sets))
-        else:
-            ranges, which = np.unique(np.stack([sets.start, sets.stop], 1), axis=0, return_inverse=True)
-            which = which.reshape(-1)
-        rows = self.tables.rows_of(np.concatenate([sets.index[a:b] for a, b in ranges]), run)
+        """(prediction, row, test set) of every test row, and which test set is whose. A model is applied once to test
+        rows that clients share (one range of rows)."""
+        one, model = (
+            _alike(clients, len(sets)) if self.job.method.personal else (np.zeros(1, int), np.zeros(len(sets), int))
+        )
+        ranges, which = np.unique(np.stack([sets.start, sets.stop, model], 1), axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        rows = self.tables.rows_of(np.concatenate([sets.index[a:b] for a, b, _ in ranges]), run)
         sizes = ranges[:, 1] - ranges[:, 0]
         owner = torch.from_numpy(np.repeat(np.arange(len(ranges)), sizes)).to(self.job.device)
         if not self.job.method.personal:
             return self._predict(server, clients, rows, run), rows, owner, which
         parts = [
-            self._predict(server, tree.take(clients, k), some, run) for k, some in enumerate(rows.split(sizes.tolist()))
+            self._predict(server, tree.take(clients, int(one[model])), some, run)
+            for model, some in zip(ranges[:, 2], rows.split(sizes.tolist()), strict=True)
         ]
         return torch.cat(parts), rows, owner, which
 
@@ -143,6 +153,17 @@ class Evaluator:
             np.full(owners, np.nan),
             np.full((owners, groups), np.nan),
         )
+
+
+def _alike(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(one client of each kind, the kind of each client [N]): clients that keep the same few numbers, such as the
+    group that they belong to, have the same model. Those that keep a model of their own are each a kind."""
+    leaves = [leaf.reshape(count, -1) for leaf in tree.leaves(clients)]
+    if sum(leaf.shape[1] for leaf in leaves) > FEW:
+        return np.arange(count), np.arange(count)
+    kept = torch.cat([leaf.double() for leaf in leaves], 1).cpu().numpy()
+    _, one, which = np.unique(kept, axis=0, return_index=True, return_inverse=True)
+    return one, which.reshape(-1)
 
 
 def _ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:

@@ -155,6 +155,11 @@ class LanesEngine:
         self._stepper = Stepper(job, tables, self.notes)
         self._taken = _Taken(tables)
 
+    @cached_property
+    def _initial(self) -> Tree:
+        """The initial parameters of every run, leaves [R, ...]."""
+        return tree.map(lambda leaf: leaf.to(self.job.device), tree.stack(self.job.initial))
+
     def start(self) -> State:
         return initial_state(self.job)
 
@@ -176,7 +181,7 @@ class LanesEngine:
         per_lane = (slice(None),) if alone else (slice(None), None)
         slot, client = lanes.slot[per_lane], lanes.client[per_lane]
         run_at, client_at = self._index(runs), self._index(client)
-        down = tree.take(down_of(state.server, phase), run_at)
+        down = self._of_runs(down_of(state.server, phase), runs)
         own = tree.map(lambda leaf: leaf[run_at, client_at], state.clients)
         inputs = self._inputs(phase, lanes, round, runs)
         try:
@@ -190,7 +195,7 @@ class LanesEngine:
                 "random numbers or branch on a tensor's value. engine='reference' goes client by client, to find where."
             ) from error
         check_reply(self.job.method, phase, reply)
-        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.size))
+        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.ndim))
 
         fine = _finite_lanes((reply, new), runs.shape, self.job.device)
         here = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
@@ -226,6 +231,12 @@ class LanesEngine:
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
 
+    def _of_runs(self, values: Tree, runs: np.ndarray) -> Tree:
+        """What each lane has of leaves [R, ...]: [L, ...] or [L, V, ...]. One run's is not copied for every lane."""
+        if len(self.job.runs) == 1:
+            return tree.map(lambda leaf: leaf.expand(*runs.shape, *leaf.shape[1:]), values)
+        return tree.take(values, self._index(runs))
+
     def _inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> dict[str, Tree]:
         """What belongs to each lane besides its rows: hyper-parameters, random numbers, group, feature scaling."""
         job, run = self.job, self._index(lanes.run)
@@ -242,6 +253,8 @@ class LanesEngine:
             "draws": draws,
             "group": () if self._client_groups is None else self._client_groups[self._index(lanes.client)],
             "scaling": scaling,
+            "client": self._index(lanes.client),
+            "initial": self._of_runs(self._initial, lanes.run) if phase.initial else (),
             "start": self._index(lanes.start),
             "n": self._index(lanes.n),
             "rate": torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
@@ -278,6 +291,8 @@ class LanesEngine:
                     draws=inputs["draws"],
                     client_group=_tensor_or_none(inputs["group"]),
                     learning_rate=inputs["rate"],
+                    client=inputs["client"],
+                    initial=inputs["initial"],
                     **taken,
                 )
 

@@ -58,7 +58,7 @@ class Reference:
                 own = tree.map(lambda leaf, r=r, client=client: leaf[r, client], state.clients)
                 reply, new = self._work(phase, down, own, r, int(client), round)
                 check_reply(method, phase, reply)
-                self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 1))
+                self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 0))
                 if not _finite((reply, new)):
                     present[r, slot] = False
                     name = self.job.runs[r].federation.ids[client]
@@ -118,6 +118,8 @@ class Reference:
             uniforms=uniforms,
             learning_rate=job.task.local.rate(max(round, 1)),
             attribute=None if tables.attribute is None else tables.attribute[rows],
+            client=torch.tensor(client, device=job.device),
+            initial=tree.map(lambda leaf: leaf.to(job.device), job.initial[run]) if phase.initial else (),
         )
 
     def _combine(self, phase: Phase, replies: list[Record], clients: np.ndarray) -> Record:

@@ -1,0 +1,78 @@
+"""FRL: Mozaffari, Shejwalkar and Houmansadr, FSL: Federated Supermask Learning, arXiv:2110.04350, 2021.
+
+client k:  theta^s[R_g] = sort(theta^s);  train the scores on mean loss, by edge-popup;  R_k = argsort(theta^s)
+server:    R_g = VOTE{R_k} = argsort(sum_k positions of R_k)
+
+Only rankings travel, ceil(log2 n) bits per edge of a layer with n edges; weights are drawn from the shared seed and
+never change (see supermask). Everything is done layer by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from equifed import tree
+from equifed.methods import supermask
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta^w * M_g, the network that remains."""
+    R: Tree
+    """R_g, the global ranking of each layer's edges [n]."""
+    w: Tree
+    """theta^w, the weights."""
+
+
+@dataclass(frozen=True)
+class FRL(Method):
+    """Clients rank the edges of a random network by importance, and the server lets them vote."""
+
+    name: ClassVar[str] = "frl"
+    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+
+    keep: float = hyper(0.5, low=0, high=1)
+    """k: the share of a layer's edges that remain; at least one does."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(reply, self.loss, start)
+        codecs = {"R": "ranking", "ranking": "ranking"}
+        return (Phase("train", ("R",), ("ranking",), train, self.count_votes, codecs=codecs, initial=True),)  # type: ignore[arg-type]
+
+    def check(self, task: Task) -> None:
+        supermask.check_network(self.name, task)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        supermask.check_initial(self.name, parameters)
+        return self.network(supermask.initial_ranking(parameters), supermask.weights(parameters))
+
+    def network(self, R: Tree, w: Tree) -> Server:
+        theta = tree.map(lambda w, mask: w * mask, w, supermask.masks(R, w, self.keep))
+        return Server(theta, R, w)
+
+    def loss(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
+        return edge_popup(scores, w, batch, self.keep)
+
+    def count_votes(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        voted = supermask.vote(replies["ranking"], replies["present"][None])
+        return self.network(tree.take(voted, 0), server.w)
+
+
+def start(down: Record, state: Tree, data: Data) -> Start:
+    return Start(supermask.scores(down["R"], data.initial), context=supermask.weights(data.initial))
+
+
+def edge_popup(scores: Tree, w: Tree, batch: Data, keep: float | Tensor) -> Tensor:
+    """Mean loss of the network that the scores select."""
+    return batch.mean(batch.task.row_loss(supermask.subnetwork(w, scores, keep), batch.x, batch.y))
+
+
+def reply(scores: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+    return {"ranking": supermask.ranking(scores)}, state

@@ -1,0 +1,124 @@
+"""IFCA: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020.
+
+client k:  q_k = argmin_q F_k(theta_q), the model with the lowest loss on its rows (or its known group)
+           theta_k = theta_{q_k} after local training
+server:    theta_q <- theta_q + sum_{k: q_k = q} n_k (theta_k - theta_q) / sum_{k: q_k = q} n_k
+
+A model that nobody chose stays as it is. The Q models start from different initial parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    theta: Tree
+    """theta_q, the models [Q, ...]."""
+
+
+class Client(NamedTuple):
+    group: Tensor
+    """q_k, the model that the client chose last; -1 until it has."""
+
+
+@dataclass(frozen=True)
+class IFCA(Method):
+    """Train several models; every client trains, and uses, the one that suits it best."""
+
+    name: ClassVar[str] = "ifca"
+    personal: ClassVar[bool] = True
+
+    num_groups: int = hyper(2, low=1)
+    """Q: how many models."""
+    known: bool = hyper(False, choices=(False, True))
+    """Whether a client's model is that of its known group, instead of the one with the lowest loss."""
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        return (Phase("group", (), (), keep_known_group, unchanged, "sum"),) if self.known else ()
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(finish, prepare=self.start)
+        return (Phase("train", ("theta",), ("update", "rows", "group"), train, average),)
+
+    @property
+    def final(self) -> tuple[Phase, ...]:
+        """Whoever has not taken part, or not lately, chooses among the models as they are."""
+
+        def choose(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+            return {}, Client(torch.where(data.n > 0, lowest_loss(down["theta"], data), state.group))
+
+        return () if self.known else (Phase("choose", ("theta",), (), choose, unchanged, "sum"),)
+
+    @property
+    def num_models(self) -> int:
+        return self.num_groups
+
+    def check(self, task: Task) -> None:
+        if self.known and not 0 < task.num_client_groups <= self.num_groups:
+            raise ConfigError(
+                f"ifca with known=True needs each client's group, below num_groups={self.num_groups}; this "
+                f"federation has {task.num_client_groups or 'no client'} groups. Give client_groups, or known=False."
+            )
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        return Server(parameters)
+
+    def init_client(self, task: Task, parameters: Tree) -> Client:
+        return Client(torch.tensor(-1, device=tree.leaves(parameters)[0].device))
+
+    def start(self, down: Record, state: Client, data: Data) -> Start:
+        group = state.group if self.known else lowest_loss(down["theta"], data)
+        return Start(tree.pick(down["theta"], group), context=group)
+
+    def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
+        """Those of the client's model; the mean over all models for a client that has not chosen."""
+        each = vmap(task.predict, (0, None))(server.theta, x)
+        return torch.where(client.group < 0, each.mean(0), tree.pick(each, client.group.clamp_min(0)))
+
+
+def keep_known_group(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+    assert data.client_group is not None
+    return {}, Client(data.client_group)
+
+
+def unchanged(server: Server, replies: Record, validation: Data | None) -> Server:
+    return server
+
+
+def lowest_loss(theta: Tree, data: Data) -> Tensor:
+    """argmin_q of the mean loss on the client's rows; the first of equals."""
+
+    def risk(theta: Tree) -> Tensor:
+        return data.mean(data.task.row_loss(theta, data.x, data.y))
+
+    return vmap(risk)(theta).argmin()
+
+
+def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Tensor) -> tuple[Record, Tree]:
+    update = tree.scale(tree.sub(parameters, tree.pick(down["theta"], group)), data.n)
+    chosen = torch.where(data.n > 0, group, state.group)
+    return {"update": update, "rows": data.n, "group": group}, Client(chosen)
+
+
+def average(server: Server, replies: Record, validation: Data | None) -> Server:
+    # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
+    many = tree.leaves(server.theta)[0].shape[0]
+    groups = torch.arange(many, device=replies["group"].device)
+    member = (replies["group"] == groups[:, None]).to(replies["present"].dtype) * replies["present"]  # [Q, K]
+    share = member / (member * replies["rows"]).sum(1, keepdim=True).clamp_min(1)
+    mean = tree.map(lambda leaf: torch.tensordot(share, leaf, dims=1), replies["update"])
+    return Server(tree.add(server.theta, mean))

@@ -1,0 +1,59 @@
+"""q-FFL (q-FedAvg): Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020.
+
+client k:  F_k = loss of theta on all its rows;  dw_k = L (theta - theta_k) after local training,  L = 1 / learning rate
+           Delta_k = F_k^q dw_k;  h_k = q F_k^(q-1) ||dw_k||^2 + L F_k^q
+server:    theta <- theta - sum_k Delta_k / sum_k h_k
+
+Clients with a high loss count more, the more the larger q; q = 0 is the plain mean of the clients' models, whatever
+their numbers of rows. The server needs only the two sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from equifed import tree
+from equifed.methods.fedavg import Server
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.tree import Tree
+
+EPSILON = 1e-10
+"""Added to F_k, so that a loss of 0 has a power below 0."""
+
+
+@dataclass(frozen=True)
+class QFFL(Method):
+    """Give clients with a higher loss more weight, so that accuracies become more equal."""
+
+    name: ClassVar[str] = "q-ffl"
+
+    q: float = hyper(0.1, low=0)
+    """How much a higher loss counts; 0 is the plain mean of the clients' models."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return (Phase("train", ("theta",), ("delta", "h"), LocalTraining(self.reply), step, "sum"),)
+
+    def init(self, task: Task, parameters: Tree) -> Server:
+        return Server(parameters)
+
+    def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        theta, some = down["theta"], (data.n > 0).to(data.mask.dtype)
+        F = data.mean(data.task.row_loss(theta, data.x, data.y)) + EPSILON
+        L = 1 / data.learning_rate
+        dw = tree.scale(tree.sub(theta, parameters), L)
+        weight = some * F**self.q
+        # h_k = q F_k^(q-1) ||dw_k||^2 + L F_k^q
+        h = some * self.q * F ** (self.q - 1) * tree.squared_norm(dw) + L * weight
+        return {"delta": tree.scale(dw, weight), "h": h}, state
+
+
+def step(server: Server, replies: Record, validation: Data | None) -> Server:
+    # theta <- theta - sum_k Delta_k / sum_k h_k; nothing moves when no client has rows
+    h = replies["h"]
+    inverse = torch.where(h > 0, 1 / h.clamp_min(1e-30), 0.0)
+    return server._replace(theta=tree.add_scaled(server.theta, replies["delta"], -inverse))
