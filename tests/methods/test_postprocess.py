@@ -122,7 +122,7 @@ def test_equal_cost_equals_the_costs_and_keeps_calibration(cost: str) -> None:
         method = CalibratedEqualizedOdds(ef.methods.FedAvg(), cost=cost)
         rates = torch.tensor([[m[g], base[g]]]).expand(len(own), 2)
         draws = (np.arange(50) + 0.5) / 50
-        new = np.stack([method.adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])  # type: ignore[attr-defined]
+        new = np.stack([method.post_adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])  # type: ignore[attr-defined]
         assert len(np.unique(new)) == len(np.unique(own)) + (m[g] > 0)
         for value in np.unique(new):
             assert np.broadcast_to(label, new.shape)[new == value].mean() == pytest.approx(value)
@@ -258,3 +258,25 @@ def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> N
     alone = ef.simulate(EqualizedOdds(ef.methods.FedProx(1.0)), uneven, **SETTINGS)  # type: ignore[arg-type]
     for name, value in alone.parameters[4].items():
         np.testing.assert_allclose(value, swept.parameters[(1.0, 4)][name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("fit", ["client", "global"])
+@pytest.mark.parametrize("how", ["eo", "ceo"])
+@pytest.mark.parametrize("name", [name for name, kind in ef.methods.REGISTRY.items() if "binary" in kind.tasks])
+def test_every_method_can_be_post_processed(uneven: Federation, name: str, how: str, fit: str) -> None:
+    method = ef.methods.make(f"{name}+{how}", fit=fit)
+    settings = {**SETTINGS, "rounds": 1}
+    result = ef.simulate(method, uneven, **settings)  # type: ignore[arg-type]
+    assert np.isfinite(result.final()["accuracy"].item())
+    plain = ef.simulate(ef.methods.make(name), uneven, **settings)  # type: ignore[arg-type]
+    assert result.parameters[4].keys() == plain.parameters[4].keys()
+    for field, value in plain.parameters[4].items():
+        np.testing.assert_array_equal(value, result.parameters[4][field])
+
+
+def test_a_method_whose_names_the_rule_would_override_is_refused() -> None:
+    class Clashing(ef.methods.FedAvg):
+        def post_rates(self) -> None: ...
+
+    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: Clashing defines post_rates, which Odds would override"):
+        EqualizedOdds(Clashing())

@@ -466,6 +466,8 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     for r, run in enumerate(job.runs):
         server = tree.take(state.server, r)
         own = tree.take(state.clients, r)
+        # what wraps a method keeps that one's states under `inner`
+        server, own = (getattr(part, "inner", part) for part in (server, own))
         theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
         key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
         result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
