@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
+TOLERANCE = 1e-3
+"""What a constraint may lie beyond its bound without a word."""
 HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
 
 
@@ -278,17 +280,37 @@ def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
     many = len(job.runs)
     stopped = [log.round for log in final.values() if log.stopped and log.round < job.rounds]
     missed = [run for run, log in final.items() if log.observed.get("feasible") == 0]
+    near = [run for run, log in final.items() if log.observed.get("feasible") == 1 and _excess(log) > TOLERANCE]
     remarks = []
     if stopped:
         rounds = f"round {stopped[0]}" if len(set(stopped)) == 1 else f"rounds {min(stopped)} to {max(stopped)}"
         who = "The run" if many == 1 else f"{len(stopped)} of {many} runs"
         remarks.append(f"{who} converged and stopped at {rounds} of {job.rounds}; `log` says when each.")
+    decay = " A smaller dual_decay brings it closer." if hasattr(job.method, "dual_decay") else ""
     if missed:
-        where = ", ".join(f"{name} {value:g}" for name, value in job.runs[missed[0]].hyper.items())
-        first = f"seed {job.runs[missed[0]].seed}{f', {where}' if where else ''}"
-        who = "the run" if many == 1 else f"{len(missed)} of {many} runs (first: {first})"
-        remarks.append(f"The constraint is not met at the end of {who}; `log` has its value. More rounds may help.")
+        by = f", by {_excess(final[missed[0]]):.3g} there" if "excess" in final[missed[0]].observed else ""
+        advice = decay if all(final[run].stopped for run in missed) else " More rounds may help."
+        remarks.append(f"The constraint is not met at the end of {_who(job, missed)}{by}; see `log`.{advice}")
+    if near:
+        by = f"{_excess(final[near[0]]):.3g}"
+        remarks.append(
+            f"{_who(job, near).capitalize()} ended with the constraint met only up to what the decay of its multipliers "
+            f"allows, {by} above the bound; `log` has it as `excess`.{decay}"
+        )
     return remarks
+
+
+def _excess(log: RoundLog) -> float:
+    """How far beyond its bound the constraint is, where the method says."""
+    return log.observed.get("excess", 0.0)
+
+
+def _who(job: Job, runs: list[int]) -> str:
+    if len(job.runs) == 1:
+        return "the run"
+    where = ", ".join(f"{name} {value:g}" for name, value in job.runs[runs[0]].hyper.items())
+    first = f"seed {job.runs[runs[0]].seed}{f', {where}' if where else ''}"
+    return f"{len(runs)} of {len(job.runs)} runs (first: {first})"
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
