@@ -177,7 +177,7 @@ def _features(task: Task) -> int:
 
 
 def signed_distance(theta: Tree, data: Data) -> Tensor:
-    """Distance of each row to the decision boundary, in units of the logit (of class 1; two outputs: their difference)."""
+    """Distance of each row to the decision boundary, in units of the logit: with two outputs their difference."""
     z = data.task.forward(theta, data.x)
     return z if data.task.binary else z[:, 1] - z[:, 0]
 

@@ -94,7 +94,8 @@ class LCO(Constrained):
         some, holder = replies["rows"] > 0, replies["constraints"] > 0
         primal = torch.where(some, tree.squared_norm(gradient).sqrt(), torch.inf)
         dual = torch.where(some, torch.where(holder, replies["residual"].sqrt(), server.dual), torch.inf)
-        return Server(theta, server.t + 1, *(replies[name] for name in COUNTS), primal, dual)
+        moved = server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
+        return self.keep_counts(moved, replies, validation)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         return self.counts(*self.gaps(down["theta"], data), state.la, state.lb), state

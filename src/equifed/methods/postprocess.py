@@ -83,6 +83,8 @@ class PostProcessed(Method):
     """What follows the plus in the name."""
     post_statistic: ClassVar[str] = ""
     """Name of the fields that the fit needs from every client."""
+    post_citation: ClassVar[str] = ""
+    """The rule's paper."""
 
     fit: str = hyper("client", choices=FITS)
     """On whose rows the rule is fitted: every "client" on its own, or "global", on the sums over clients."""
@@ -174,6 +176,9 @@ class PostProcessed(Method):
 class Odds(PostProcessed):
     post_suffix: ClassVar[str] = "eo"
     post_statistic: ClassVar[str] = "decisions"
+    post_citation: ClassVar[str] = (
+        "Equalized odds: Hardt, Price and Srebro, Equality of Opportunity in Supervised Learning, NeurIPS 2016."
+    )
     post_unchanged: ClassVar[tuple[float, float]] = (1.0, 0.0)
 
     def post_measured(self, task: Task, prediction: Tensor) -> Tensor:
@@ -191,6 +196,10 @@ class Odds(PostProcessed):
 class Calibrated(PostProcessed):
     post_suffix: ClassVar[str] = "ceo"
     post_statistic: ClassVar[str] = "scores"
+    post_citation: ClassVar[str] = (
+        "Calibrated equalized odds: Pleiss, Raghavan, Wu, Kleinberg and Weinberger, On Fairness and Calibration, "
+        "NeurIPS 2017."
+    )
     post_unchanged: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
     cost: str = hyper("fnr", choices=("fnr", "fpr", "weighted"))

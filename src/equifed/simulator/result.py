@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from equifed import metrics as M
 from equifed import tree
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.fronts import as_costs
+from equifed.protocol import Method, Task
+from equifed.simulator import plan
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.evaluate import Scored
-from equifed.simulator.job import Job
+from equifed.simulator.job import Job, Run
 from equifed.simulator.loop import RoundLog, Step
 
 if TYPE_CHECKING:
@@ -26,6 +29,65 @@ HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_diff
 TOLERANCE = 1e-3
 """What a constraint may lie beyond its bound without a word."""
 HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
+
+
+@dataclass(frozen=True, eq=False)
+class FinalState:
+    """What a run ended with."""
+
+    method: Method
+    """With the run's own hyper-parameters."""
+    task: Task
+    server: Any
+    """The server's state."""
+    clients: Any
+    """The clients' states, a leading axis over clients."""
+    ids: tuple[str, ...]
+    """The clients."""
+    seed: int
+    scaling: tuple[np.ndarray, np.ndarray] | None
+    """What is subtracted from features, and what they are multiplied by."""
+    shape: tuple[int, ...]
+    """Of one row."""
+
+    def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
+        method, task = self.method, self.task
+        features = np.asarray(x, dtype=np.float32)
+        if features.shape[1:] != tuple(self.shape):
+            raise ConfigError(f"x must be rows of shape {tuple(self.shape)}, got an array of shape {features.shape}.")
+        if self.scaling is not None:
+            features = (features - self.scaling[0]) * self.scaling[1]
+        if client is None and method.personal:
+            raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
+        if client is not None and client not in self.ids:
+            raise ConfigError(unknown_name("client", client, self.ids))
+        own = tree.take(self.clients, 0 if client is None else self.ids.index(client))
+        with torch.no_grad():
+            prediction = method.predict(task, self.server, own, torch.from_numpy(features))
+            if type(method).adjust is not Method.adjust:
+                if s is None:
+                    raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
+                codes = torch.from_numpy(_codes(s, groups, len(features)))
+                u = torch.from_numpy(plan.generator(self.seed, "predict", draw).random(len(features)))
+                prediction = method.adjust(task, self.server, own, prediction, codes, u)
+        return prediction.numpy()
+
+
+def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:
+    """Group codes from codes or names."""
+    given = np.asarray(s)
+    if given.shape != (n,):
+        raise ConfigError(f"s must have a group for each of the {n} rows, got an array of shape {given.shape}.")
+    if given.dtype.kind in "iub":
+        wrong = [int(code) for code in np.unique(given) if not 0 <= code < len(groups)]
+        if wrong:
+            raise ConfigError(f"s holds the group code {wrong[0]}; the codes are 0 to {len(groups) - 1}.")
+        return given.astype(np.int64)
+    code = {name: i for i, name in enumerate(groups)}
+    for name in dict.fromkeys(map(str, given)):
+        if name not in code:
+            raise ConfigError(unknown_name("group", name, groups))
+    return np.array([code[str(name)] for name in given], dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -49,6 +111,35 @@ class Result:
     """Seconds in all and per round."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know about how it ran."""
+    final_states: dict[Any, FinalState] = field(default_factory=dict, repr=False)
+    """What each run ended with, by the keys of `parameters`: what `predict` uses. In memory only: a run folder and a
+    pickle hold the parameters but not these."""
+
+    def predict(
+        self, x: Any, *, s: Any = None, client: str | None = None, run: Any = None, draw: int = 0
+    ) -> np.ndarray:
+        """What the final model, post-processing included, says about new rows.
+
+        Probabilities of class 1 [n] (one output), of every class [n, C], or values (regression). x: features as the
+        federation has them, before any scaling of its own. s: the rows' groups, names or codes, for post-processed
+        methods. client: whose model, where clients have models of their own. run: a key of `parameters`, needed where
+        there are several. draw: another number draws other random decisions.
+        """
+        if not self.final_states:
+            raise ConfigError(
+                "This result cannot predict: it was loaded from a run folder or a pickle, which hold `parameters`, the "
+                "models' weights, but not all that a method predicts with. Predict with the result that `simulate` "
+                "returns."
+            )
+        known = list(self.final_states)
+        if run is None and len(known) == 1:
+            run = known[0]
+        if run not in self.final_states:
+            raise ConfigError(f"run must be one of the keys of `parameters`, got {run!r}. Known: {known}.")
+        return self.final_states[run].predict(x, s, client, draw, self.info["groups"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "final_states": {}}  # methods made by composing have no name to be pickled by
 
     @property
     def swept(self) -> list[str]:
@@ -245,15 +336,17 @@ class Collector:
             "seeds": list(dict.fromkeys(run.seed for run in job.runs)),
             "device": str(job.device),
         }
+        kept = State(*(tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), part) for part in state))
         return Result(
             metrics=metrics_frame(job, self.scores),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),
-            parameters=_parameters(job, state),
+            parameters=_parameters(job, kept),
             info=info,
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_remarks(job, self.logs)],
+            final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
         )
 
 
@@ -292,10 +385,10 @@ def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
         advice = decay if all(final[run].stopped for run in missed) else " More rounds may help."
         remarks.append(f"The constraint is not met at the end of {_who(job, missed)}{by}; see `log`.{advice}")
     if near:
-        by = f"{_excess(final[near[0]]):.3g}"
+        who, beyond = _who(job, near), _excess(final[near[0]])
         remarks.append(
-            f"{_who(job, near).capitalize()} ended with the constraint met only up to what the decay of its multipliers "
-            f"allows, {by} above the bound; `log` has it as `excess`.{decay}"
+            f"{who[0].upper()}{who[1:]} ended with the constraint met only up to what the decay of its multipliers "
+            f"allows, {beyond:.3g} above the bound; `log` has it as `excess`.{decay}"
         )
     return remarks
 
@@ -482,15 +575,25 @@ def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFra
     return pd.DataFrame(rows, columns=names)
 
 
+def _key(run: Run) -> Any:
+    """The seed; (swept values..., seed) after a sweep."""
+    return (*run.hyper.values(), run.seed) if run.hyper else run.seed
+
+
+def _final_state(job: Job, state: State, r: int) -> FinalState:
+    fed, seed = job.runs[r].federation, job.runs[r].seed
+    server, clients = tree.take(state.server, r), tree.take(state.clients, r)
+    return FinalState(job.method_of(r), job.task, server, clients, tuple(fed.ids), seed, fed.scaling, tuple(fed.shape))
+
+
 def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     """The final model(s) of each run: the server's `theta`, or the clients' own with a leading axis."""
     result: dict[Any, dict[str, np.ndarray]] = {}
     for r, run in enumerate(job.runs):
-        server = tree.take(state.server, r)
-        own = tree.take(state.clients, r)
+        server: Any = tree.take(state.server, r)
+        own: Any = tree.take(state.clients, r)
         # what wraps a method keeps that one's states under `inner`
-        server, own = (getattr(part, "inner", part) for part in (server, own))
+        server, own = getattr(server, "inner", server), getattr(own, "inner", own)
         theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
-        key = (*run.hyper.values(), run.seed) if run.hyper else run.seed
-        result[key] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
+        result[_key(run)] = {name: value.numpy() for name, value in tree.named(theta).items()}
     return result
