@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from equifed.errors import ConfigError
 from equifed.report import words
 from equifed.report.data import page_data, summary_data
 from equifed.report.stats import ENOUGH_SEEDS
