@@ -157,10 +157,10 @@ COUNTS = ("constraints", "violated", "excess")
 
 
 def counted(constraints: Tensor, violated: Tensor, excess: Tensor) -> dict[str, Tensor]:
-    """What is logged of all clients' `counts`; nan where they are not known yet."""
-    met = torch.where(violated.isnan(), violated, (violated == 0).to(violated.dtype))
-    mean = excess / constraints.clamp_min(1)
-    return {"constraints": constraints, "violated": violated, "excess": mean, "feasible": met}
+    """What is logged of all clients' `counts`; nan while they are unknown, which is inf in the state."""
+    met, mean = (violated == 0).to(violated.dtype), excess / constraints.clamp_min(1)
+    values = {"constraints": constraints, "violated": violated, "excess": mean, "feasible": met}
+    return {name: torch.where(violated.isinf(), torch.nan, value) for name, value in values.items()}
 
 
 def by_pair(name: str, values: Tensor) -> dict[str, Tensor]:

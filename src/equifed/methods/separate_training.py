@@ -25,7 +25,7 @@ from equifed.tree import Tree
 
 class Server(NamedTuple):
     constraints: Tensor
-    """How many constraints there are: clients and pairs of groups with rows in both cells; nan before the end."""
+    """How many constraints there are: clients and pairs of groups with rows in both cells; inf before the end."""
     violated: Tensor
     """How many of them the clients' models do not meet."""
     excess: Tensor
@@ -60,7 +60,7 @@ class SeparateTraining(Constrained):
         return (Phase("measure", (), COUNTS, self.measure, self.keep_counts, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        unknown = tree.leaves(parameters)[0].new_full((), torch.nan)
+        unknown = tree.leaves(parameters)[0].new_full((), torch.inf)
         return Server(unknown, unknown, unknown)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
