@@ -345,6 +345,5 @@ def test_without_a_gap_the_multipliers_residual_stays(kind: type[FedFair]) -> No
     x, y, s = rows(rng, 60)
     fed = ef.Federation.from_arrays([(x, y, s), (x, y, np.zeros_like(s))], test=rows(rng, 9))
     log = run(kind(epsilon=0.01, tolerance=0.0), fed, 12, clients_per_round=1).log["dual_residual"]
-    assert np.isinf(log.iloc[0]) or (log.diff() == 0).any()
+    assert (log > 0).all()  # without the gap it would be 0
     assert np.isfinite(log.iloc[-1])
-    assert log.iloc[-1] > 0
