@@ -242,7 +242,7 @@ class Method:
 
     def observe(self, server: Any) -> dict[str, Tensor]:
         """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends
-        with 0 has not met its constraint, and its result says so."""
+        with 0 has not met its constraint, and its result says so; `excess`: how far it lies beyond its bound."""
         return {}
 
     def converged(self, server: Any) -> Tensor:

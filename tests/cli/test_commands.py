@@ -95,6 +95,22 @@ def test_fail_if_the_constraint_is_violated(place, invoke):
     other = invoke("run", str(write_config(place)), "--fail-if", "constraint violated")
     assert other.exit_code == 2
     assert "fedavg has no constraint" in other.stderr
+    alone = str(write_config(place, method={"name": "separate-training", "epsilon": 0.0}))
+    outcome = invoke("run", alone, "--fail-if", "constraint violated")
+    assert outcome.exit_code == 1, outcome.stderr
+    assert "Check failed: separate-training: constraint violated at the end for seed 0, 3" in outcome.stderr
+
+
+def test_compare_checks_the_constraints_of_the_methods_that_have_one(invoke, tiny):
+    both = ("compare", tiny, "--rounds", "1", "--seeds", "1", "--fail-if", "constraint violated", "--methods")
+    outcome = invoke(*both, "fedavg,fedfair", "--set", "fedfair.epsilon=9")
+    assert outcome.exit_code == 0, outcome.stderr
+    outcome = invoke(*both, "fedavg,fedfair", "--set", "fedfair.epsilon=0", "--set", "fedfair.step-size=2.0")
+    assert outcome.exit_code == 1, outcome.stderr
+    assert "Check failed: fedfair: constraint violated" in outcome.stderr
+    outcome = invoke(*both, "fedavg,fedprox")
+    assert outcome.exit_code == 2
+    assert "none of fedavg, fedprox has a constraint to train under" in outcome.stderr
 
 
 def test_post_processed_methods(place, invoke):
@@ -577,6 +593,10 @@ def test_methods(invoke):
     assert {each["name"]: each["default"] for each in found["hyper_parameters"]}["as-published"] is False
     assert found["bibtex"].startswith("@inproceedings{salazar2023fairfate")
     assert found["bibtex"] in one
+    one = invoke("methods", "fedavg+eo").stdout
+    for part in ("{mcmahan2017", "{hardt2016"):
+        assert part in one
+    assert "{pleiss2017" in invoke("methods", "local+ceo").stdout
 
 
 def test_data(invoke, tiny):

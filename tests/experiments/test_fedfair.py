@@ -136,6 +136,30 @@ def test_wrong_names() -> None:
     assert isinstance(fedfair.arms("drug")[0].method, FedAvg)
 
 
+def test_rows_by_label_or_method() -> None:
+    chosen = fedfair._chosen(fedfair.arms("drug"), ["separate-training", "ceo", "fedavg"])
+    assert [arm.label for arm in chosen] == ["FedAvg", "CEO", "ST"]
+
+
+def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two constructions of ours say less than the paper's five."""
+    needs("drug")
+    arm = fedfair.Arm("FedAvg", FedAvg(), {}, {"rounds": 1})
+    sim = fedfair.simulation(arm, fedfair.federations("drug", 2))
+    last = fedfair.run(sim, lambda step: None)
+    own = fedfair.cells("drug", arm, sim, last, "test")[0]
+
+    def within(difference: float) -> bool | None:
+        theirs = {("FedAvg", metric): (own.mean + difference, 0.0) for metric in fedfair.MEASURES}
+        monkeypatch.setattr(fedfair, "published", lambda dataset: (theirs, {}))
+        return fedfair.cells("drug", arm, sim, last, "test")[0].within
+
+    noise = 2 * own.std / np.sqrt(2)
+    assert own.std > 0
+    assert within(0.99 * noise)
+    assert not within(1.01 * noise)
+
+
 def test_the_command_line_shows_table_and_figures(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--quick", "--runs", str(tmp_path)]
@@ -153,4 +177,7 @@ def test_the_command_line_shows_table_and_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["points"]) == 2 * len(fedfair.DROP_RATES)
     assert run("fedfair/table1", "--datasets", "law").returncode == 2
+    files = sorted(tmp_path.rglob("*.csv"))
     assert run("fedfair/table1", "--select", "validation").returncode == 2
+    assert run("fedfair/table1", "--methods", "separate").returncode == 2
+    assert sorted(tmp_path.rglob("*.csv")) == files  # what is wrong is said before there is a file

@@ -73,3 +73,22 @@ def test_what_it_cannot_do() -> None:
     fed = ef.Federation.from_arrays([rows(rng, 30, groups=3)], test=rows(rng, 10, groups=3))
     with pytest.raises(ef.ConfigError, match="compares two groups; this data has 3"):
         ef.simulate(AgnosticFair(), fed, model=ef.models.Logistic(), rounds=1)
+
+
+def test_a_model_of_two_outputs_is_that_of_their_difference(uneven: Federation) -> None:
+    """The logit is z1 - z0: twice the step of one output, since both move; here with the step halved."""
+    from torch import nn
+
+    w, b = np.array([[0.3, -0.2, 0.1, -0.3]]), np.array([0.1])
+    settings = {"rounds": 2, "seeds": [6]}
+    one = ef.simulate(
+        AgnosticFair(step_size=0.2),
+        uneven,
+        model=nn.Linear(4, 1),
+        initial_parameters={"weight": w, "bias": b},
+        **settings,
+    )  # type: ignore[arg-type]
+    start = {"weight": np.concatenate([-w / 2, w / 2]), "bias": np.concatenate([-b / 2, b / 2])}
+    two = ef.simulate(AgnosticFair(step_size=0.1), uneven, model=nn.Linear(4, 2), initial_parameters=start, **settings)  # type: ignore[arg-type]
+    got = two.parameters[6]["weight"]
+    np.testing.assert_allclose(got[1:] - got[:1], one.parameters[6]["weight"], rtol=1e-4, atol=1e-5)

@@ -122,7 +122,7 @@ def test_equal_cost_equals_the_costs_and_keeps_calibration(cost: str) -> None:
         method = CalibratedEqualizedOdds(ef.methods.FedAvg(), cost=cost)
         rates = torch.tensor([[m[g], base[g]]]).expand(len(own), 2)
         draws = (np.arange(50) + 0.5) / 50
-        new = np.stack([method.adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])  # type: ignore[attr-defined]
+        new = np.stack([method.post_adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])  # type: ignore[attr-defined]
         assert len(np.unique(new)) == len(np.unique(own)) + (m[g] > 0)
         for value in np.unique(new):
             assert np.broadcast_to(label, new.shape)[new == value].mean() == pytest.approx(value)
@@ -258,3 +258,78 @@ def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> N
     alone = ef.simulate(EqualizedOdds(ef.methods.FedProx(1.0)), uneven, **SETTINGS)  # type: ignore[arg-type]
     for name, value in alone.parameters[4].items():
         np.testing.assert_allclose(value, swept.parameters[(1.0, 4)][name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("fit", ["client", "global"])
+@pytest.mark.parametrize("how", ["eo", "ceo"])
+@pytest.mark.parametrize("name", [name for name, kind in ef.methods.REGISTRY.items() if "binary" in kind.tasks])
+def test_every_method_can_be_post_processed(uneven: Federation, name: str, how: str, fit: str) -> None:
+    method = ef.methods.make(f"{name}+{how}", fit=fit)
+    settings = {**SETTINGS, "rounds": 1}
+    result = ef.simulate(method, uneven, **settings)  # type: ignore[arg-type]
+    assert np.isfinite(result.final()["accuracy"].item())
+    plain = ef.simulate(ef.methods.make(name), uneven, **settings)  # type: ignore[arg-type]
+    assert result.parameters[4].keys() == plain.parameters[4].keys()
+    for field, value in plain.parameters[4].items():
+        np.testing.assert_array_equal(value, result.parameters[4][field])
+
+
+def test_a_method_whose_names_the_rule_would_override_is_refused() -> None:
+    class Clashing(ef.methods.FedAvg):
+        def post_rates(self) -> None: ...
+
+    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: Clashing defines post_rates, which Odds would override"):
+        EqualizedOdds(Clashing())
+
+
+@pytest.mark.parametrize("fit", ["client", "global"])
+def test_a_result_predicts_with_the_fitted_rates(uneven: Federation, fit: str) -> None:
+    settings = {**SETTINGS, "seeds": [4, 5]}
+    result = ef.simulate(EqualizedOdds(ef.methods.FedAvg(), fit=fit), uneven, **settings)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    x, s = np.repeat(rng.normal(size=(2, 4)), 5000, axis=0).astype(np.float32), np.tile([0, 1], 5000)
+    more = {"client": "silo-2"} if fit == "client" else {}
+    decided = result.predict(x, s=s, run=4, **more)
+    final = result.final_states[4]
+    rates = (final.clients.rates[2] if fit == "client" else final.server.rates).numpy()
+    positive = decisions(result.parameters[4], x)
+    for g in (0, 1):
+        for part in (0, 1):
+            own = (s == g) & (positive == part)
+            if own.any():
+                assert decided[own].mean() == pytest.approx(rates[g, 1 - part], abs=0.04)
+    np.testing.assert_array_equal(decided, result.predict(x, s=np.array(uneven.groups)[s], run=4, **more))
+    assert (rates % 1).max() > 0
+    assert (decided != result.predict(x, s=s, run=4, draw=1, **more)).any()
+    with pytest.raises(ef.ConfigError, match="run must be one of the keys of `parameters`"):
+        result.predict(x, s=s, **more)
+    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo decides by a row's group"):
+        result.predict(x, run=5, **more)
+    with pytest.raises(ef.ConfigError, match="s holds the group code 7; the codes are 0 to 1"):
+        result.predict(x, s=s + 7, run=5, **more)
+    with pytest.raises(ef.ConfigError, match=r"x must be rows of shape \(4,\), got an array of shape \(10000, 3\)"):
+        result.predict(x[:, 1:], s=s, run=5, **more)
+    if fit == "client":
+        with pytest.raises(ef.ConfigError, match="clients have models of their own: name one of them"):
+            result.predict(x, s=s, run=5)
+
+
+@pytest.mark.parametrize("name", ["local", "separate-training"])
+def test_models_of_clients_inside_post_processing_are_reachable(uneven: Federation, name: str) -> None:
+    plain = ef.simulate(ef.methods.make(name), uneven, **SETTINGS)  # type: ignore[arg-type]
+    processed = ef.simulate(ef.methods.make(f"{name}+eo"), uneven, **SETTINGS)  # type: ignore[arg-type]
+    assert plain.parameters[4].keys() == processed.parameters[4].keys() != set()
+    x = uneven.rows.x[:30]
+    score = plain.predict(x, client="silo-0")
+    own = {field: value[0] for field, value in plain.parameters[4].items()}
+    np.testing.assert_array_equal(score > 0.5, decisions(own, x))
+
+
+def test_a_pickled_or_loaded_result_says_that_it_cannot_predict(uneven: Federation) -> None:
+    import pickle
+
+    result = ef.simulate(EqualizedOdds(ef.methods.FedAvg()), uneven, **SETTINGS)  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(result))
+    assert again.parameters.keys() == result.parameters.keys()
+    with pytest.raises(ef.ConfigError, match="loaded from a run folder or a pickle"):
+        again.predict(uneven.rows.x[:3])

@@ -322,6 +322,10 @@ def test_citations(pair, tmp_path):
             assert "methods" not in cited.bibtex
     assert "Salazar" in citation(ef.methods.FairFate).bibtex
     assert citation(ef.methods.FedAvgGR) == citation(ef.methods.FedAvgLR)
+    composed = run(ef.postprocess.CalibratedEqualizedOdds(ef.methods.FedAvg()), federation())
+    text = page_of([composed], tmp_path).text
+    assert "McMahan et al." in text
+    assert "On Fairness and Calibration" in text
 
 
 def test_a_notebook_shows_a_result(pair):

@@ -297,7 +297,14 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs. (default: the paper's)")] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rounds. (default: the paper's)")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Rounds; FedFair's: at most so many, of ST, LCO and FedFair only. (default: the paper's)",
+        ),
+    ] = None,
     reading: Annotated[
         str | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import AnyCheck, require_known
+from equifed.cli.checks import AnyCheck, checks_of_each, require_known
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.pages import check_page, documented
 from equifed.cli.progress import Watch
@@ -132,13 +132,13 @@ def compare(
     feds = load_federations(configs[0])
     job_of(configs[0], feds)  # what is wrong with the settings is no method's fault
     able = [config for config in configs if names is not None or _can_run(config, feds)]
-    for config in able:  # what is wrong with the last method is said before the first has trained
-        require_known(checks, job_of(config, feds))
+    # what is wrong with the last method is said before the first has trained
+    checks_of = checks_of_each(checks, [job_of(config, feds) for config in able])
     records, results, failed, broken = [], [], [], []
-    for config in able:
-        recording = begin(store, config, checks, feds)
+    for config, own in zip(able, checks_of, strict=True):
+        recording = begin(store, config, own, feds)
         try:
-            result = carry_out(recording, checks)
+            result = carry_out(recording, own)
         except typer.Exit:
             raise
         except Exception as error:  # one method's failure must not cost the others' results
@@ -148,7 +148,7 @@ def compare(
             continue
         records.append(record(recording.folder, result))
         results.append(documented(recording.folder, result))
-        failed += [line for check in checks for line in check.failures(result)]
+        failed += [line for check in own for line in check.failures(result)]
     if not results:
         raise RunError("No method finished.")
     if output.json:

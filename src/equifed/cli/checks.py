@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods.constrained import TOLERANCE
 from equifed.simulator import Result
 from equifed.simulator.evaluate import Scored
 from equifed.simulator.job import Job
@@ -88,11 +89,15 @@ class ConstraintCheck:
     text: str = "constraint violated"
 
     def failures(self, result: Result) -> list[str]:
-        """One line per setting with the seeds whose last round was not feasible."""
+        """One line per setting with the seeds whose last round was not feasible.
+
+        A method that logs its `excess` is held to epsilon itself, not to what its multipliers' decay leaves above it:
+        an infeasible problem comes to rest there too.
+        """
         if "feasible" not in result.log:
             raise ConfigError(_no_constraint(result.info["method"]))
         last = result.log.groupby([*result.swept, "seed"], sort=False).tail(1)
-        missed = last[last["feasible"] == 0]
+        missed = last[last["excess"] > TOLERANCE] if "excess" in last else last[last["feasible"] == 0]
         lines = []
         for key, rows in missed.groupby(["method", *result.swept], sort=False):
             setting = [f"{name}={value:g}" for name, value in zip(result.swept, key[1:], strict=True)]
@@ -104,8 +109,9 @@ class ConstraintCheck:
 AnyCheck = Check | ConstraintCheck
 
 
-def _no_constraint(method: str) -> str:
-    return f"--fail-if 'constraint violated': {method} has no constraint that it trains under. Leave the check out."
+def _no_constraint(*methods: str) -> str:
+    who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
+    return f"--fail-if 'constraint violated': {who} constraint to train under. Leave the check out."
 
 
 def parse_checks(texts: Sequence[str] | None) -> list[AnyCheck]:
@@ -119,8 +125,23 @@ def require_known(checks: Sequence[AnyCheck], job: Job) -> None:
     for check in checks:
         if isinstance(check, Check):
             check.require(known)
-        elif "feasible" not in job.method.observe(job.method_of(0).init(job.task, job.initial[0])):
+        elif not has_constraint(job):
             raise ConfigError(_no_constraint(job.method.name))
+
+
+def has_constraint(job: Job) -> bool:
+    return "feasible" in job.method.observe(job.method_of(0).init(job.task, job.initial[0]))
+
+
+def checks_of_each(checks: Sequence[AnyCheck], jobs: Sequence[Job]) -> list[list[AnyCheck]]:
+    """The checks of each of several methods: that of a constraint is for those which have one; some must."""
+    constrained = [has_constraint(job) for job in jobs]
+    if jobs and not any(constrained) and any(isinstance(check, ConstraintCheck) for check in checks):
+        raise ConfigError(_no_constraint(*(job.method.name for job in jobs)))
+    own = [[check for check in checks if has or not isinstance(check, ConstraintCheck)] for has in constrained]
+    for job, some in zip(jobs, own, strict=True):
+        require_known(some, job)
+    return own
 
 
 def known_metrics(job: Job) -> list[str]:

@@ -82,7 +82,7 @@ class Cell(NamedTuple):
     published_mean: float
     published_std: float
     within: bool | None
-    """|difference| <= 2 sqrt((s1^2 + s2^2)/5); None where one run has no deviation."""
+    """|difference| <= 2 sqrt(s1^2/n + s2^2/5), n our constructions; None where one run has no deviation."""
     opt: float | None
     """The epsilon or tau chosen."""
     published_opt: float | None
@@ -193,8 +193,7 @@ def table1(
 
     select: on what the epsilon or tau with the best mean HM is chosen, "test" (as the paper) or "train".
     """
-    if select not in ("test", "train"):
-        raise ConfigError(unknown_name("selection", select, ("test", "train")))
+    check_names(datasets, labels, select)
     for dataset in datasets:
         chosen = _chosen(arms(dataset, rounds), labels)
         feds = {inputs: federations(dataset, seeds, inputs) for inputs in dict.fromkeys(arm.inputs for arm in chosen)}
@@ -202,6 +201,16 @@ def table1(
             sim = simulation(arm, feds[arm.inputs])
             last = run(sim, watch(f"{dataset} {arm.label}", sim))
             yield cells(dataset, arm, sim, last, select), sim.result()
+
+
+def check_names(datasets: Sequence[str], labels: Sequence[str] | None = None, select: str = "test") -> None:
+    """Refuse what `table1` and the figures do not have."""
+    for dataset in datasets:
+        if dataset not in DATASETS:
+            raise ConfigError(unknown_name("data set of FedFair", dataset, DATASETS))
+    if select not in ("test", "train"):
+        raise ConfigError(unknown_name("selection", select, ("test", "train")))
+    _chosen(arms(DATASETS[0]), labels)
 
 
 def cells(dataset: str, arm: Arm, sim: Simulation, last: Step, select: str) -> list[Cell]:
@@ -218,7 +227,8 @@ def cells(dataset: str, arm: Arm, sim: Simulation, last: Step, select: str) -> l
         mean = float(own.mean()) if len(own) else float("nan")
         std = float(own.std(ddof=1)) if len(own) > 1 else float("nan")
         them = theirs[(arm.label, metric)]
-        within = None if np.isnan(std) else abs(mean - them[0]) <= 2 * np.sqrt((std**2 + them[1] ** 2) / SEEDS)
+        noise = 2 * np.sqrt(std**2 / len(mine) + them[1] ** 2 / SEEDS)
+        within = None if np.isnan(std) else abs(mean - them[0]) <= noise
         made.append(
             Cell(
                 dataset,
@@ -292,12 +302,13 @@ def run(sim: Simulation, tell: Callable[[Step], None]) -> Step:
 
 
 def _chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
-    """Rows by their name in the table."""
+    """Rows by their name in the table or their method's."""
     if labels is None:
         return rows
-    known = {arm.label.lower(): arm for arm in rows}
+    wanted = {label.lower() for label in labels}
+    known = {name.lower() for arm in rows for name in (arm.label, arm.method.name)}
     for label in labels:
         if label.lower() not in known:
-            raise ConfigError(unknown_name("method of the table", label, [arm.label for arm in rows]))
-    wanted = {label.lower() for label in labels}
-    return [arm for arm in rows if arm.label.lower() in wanted]
+            names = dict.fromkeys(name for arm in rows for name in (arm.label, arm.method.name))
+            raise ConfigError(unknown_name("method of the table", label, names))
+    return [arm for arm in rows if wanted & {arm.label.lower(), arm.method.name}]

@@ -7,7 +7,7 @@ from typing import Any
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods.agnostic_fair import AgnosticFair
 from equifed.methods.centralized_kernel import CentralizedKernel
-from equifed.methods.citations import Citation, citation
+from equifed.methods.citations import Citation, citation, citations
 from equifed.methods.e2fl import E2FL
 from equifed.methods.fair_fate import FairFate
 from equifed.methods.fairfed import FairFed
@@ -68,6 +68,7 @@ __all__ = [
     "check",
     "check_value",
     "citation",
+    "citations",
     "documentation",
     "kind_of",
     "make",

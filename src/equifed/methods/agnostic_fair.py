@@ -177,8 +177,9 @@ def _features(task: Task) -> int:
 
 
 def signed_distance(theta: Tree, data: Data) -> Tensor:
-    """Distance of each row to the decision boundary, in units of the logit."""
-    return data.task.forward(theta, data.x)
+    """Distance of each row to the decision boundary, in units of the logit: with two outputs their difference."""
+    z = data.task.forward(theta, data.x)
+    return z if data.task.binary else z[:, 1] - z[:, 0]
 
 
 def _programme(loss: np.ndarray, kernel: np.ndarray, bound: float, fair: dict[str, Any]) -> np.ndarray | None:

@@ -7,8 +7,9 @@ import re
 import sys
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from equifed.methods.postprocess import PostProcessed
 from equifed.protocol import Method
 
 
@@ -20,7 +21,25 @@ class Citation(NamedTuple):
 
 
 def citation(kind: type[Method]) -> Citation:
-    """A module's first paragraph is a citation when it names a year or an arXiv number."""
+    """A module's first paragraph is a citation when it names a year or an arXiv number.
+
+    For a post-processed method, its own and the rule's: see `citations`.
+    """
+    parts = citations(kind)
+    return Citation("; ".join(part.plain for part in parts), "\n\n".join(part.bibtex for part in parts if part.bibtex))
+
+
+def citations(kind: type[Method]) -> list[Citation]:
+    """The papers of a method: one, none, or for a post-processed one also that of the rule."""
+    if issubclass(kind, PostProcessed):
+        rule = Citation(kind.post_citation, _entries().get(kind.post_suffix, ""))
+        inner: Any = kind.__bases__[-1]
+        return [*citations(inner), rule]
+    own = _own(kind)
+    return [own] if own.plain or own.bibtex else []
+
+
+def _own(kind: type[Method]) -> Citation:
     first = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n")[0]
     named = re.search(r"\b(19|20)\d\d\b|arXiv:", first)
     return Citation(" ".join(first.split()) if named else "", _entries().get(kind.name, ""))

@@ -24,13 +24,13 @@ from torch.func import vjp, vmap
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Method, Task
+from equifed.protocol import Data, Method, Record, Task
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
 """The primal step shrinks tenfold after every so many rounds."""
 TOLERANCE = 1e-3
-"""A constraint counts as met up to this much: gamma alone leaves an active one at epsilon + gamma lambda."""
+"""A constraint counts as met up to gamma lambda, where gamma leaves an active one for good, and this much more."""
 
 
 class Terms(NamedTuple):
@@ -124,6 +124,24 @@ class Constrained(Method):
         residual = torch.maximum((moved(la, above, 1.0) - la).abs(), (moved(lb, below, 1.0) - lb).abs()).amax()
         return moved(la, above, self.dual_step_size), moved(lb, below, self.dual_step_size), residual
 
+    def missed(self, gap: Tensor, la: Tensor, lb: Tensor) -> Tensor:
+        """Which constraints [P] are not met: beyond the fixed point of their multipliers, epsilon + gamma lambda."""
+        above, below = gap - self.dual_decay * la, -gap - self.dual_decay * lb
+        return torch.maximum(above, below) > self.epsilon + TOLERANCE
+
+    def excess(self, gap: Tensor) -> Tensor:
+        """How far |D| lies above epsilon [P]; 0 where it does not."""
+        return (gap.abs() - self.epsilon).clamp_min(0)
+
+    def counts(self, gap: Tensor, holds: Tensor, la: Tensor, lb: Tensor) -> Record:
+        """How many constraints a client has, how many of them it does not meet, and the sum of their excess."""
+        violated = holds * self.missed(gap, la, lb)
+        return {
+            "constraints": holds.sum(),
+            "violated": violated.sum(),
+            "excess": (holds * self.excess(gap)).sum(),
+        }
+
     def rate(self, t: Tensor) -> Tensor:
         """alpha after t rounds."""
         return self.step_size * 0.1 ** torch.floor(t / DECAY_EVERY)
@@ -133,6 +151,16 @@ def _losses(theta: Tree, data: Data) -> Tensor:
     """The loss of each row [n], 0 for padding."""
     losses = data.task.row_loss(theta, data.x, data.y)
     return torch.where(data.mask > 0, losses, torch.zeros_like(losses))
+
+
+COUNTS = ("constraints", "violated", "excess")
+
+
+def counted(constraints: Tensor, violated: Tensor, excess: Tensor) -> dict[str, Tensor]:
+    """What is logged of all clients' `counts`; nan while they are unknown, which is inf in the state."""
+    met, mean = (violated == 0).to(violated.dtype), excess / constraints.clamp_min(1)
+    values = {"constraints": constraints, "violated": violated, "excess": mean, "feasible": met}
+    return {name: torch.where(violated.isinf(), torch.nan, value) for name, value in values.items()}
 
 
 def by_pair(name: str, values: Tensor) -> dict[str, Tensor]:

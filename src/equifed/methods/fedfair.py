@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.constrained import TOLERANCE, Constrained, by_pair
+from equifed.methods.constrained import Constrained, by_pair
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
@@ -90,7 +90,11 @@ class FedFair(Constrained):
         theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
         la, lb, dual = self.dual_step(server.la, server.lb, gap, replies["holders"])
         gap = torch.where(replies["holders"] > 0, gap, torch.nan)
-        return Server(theta, la, lb, gap, server.t + 1, tree.squared_norm(gradient).sqrt(), dual)
+        # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
+        some, holder = replies["rows"] > 0, replies["holders"].sum() > 0
+        primal = torch.where(some, tree.squared_norm(gradient).sqrt(), torch.inf)
+        dual = torch.where(some, torch.where(holder, dual, server.dual), torch.inf)
+        return Server(theta, la, lb, gap, server.t + 1, primal, dual)
 
     def measure(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         gap, holds = self.gaps(down["theta"], data)
@@ -106,12 +110,14 @@ class FedFair(Constrained):
     def observe(self, server: Server) -> dict[str, Tensor]:
         defined = ~server.gap.isnan()
         # the left-hand side of the constraint; 0 where no pair of groups can be compared
-        constraint = torch.where(defined, server.gap.abs(), torch.zeros_like(server.gap)).amax()
+        gap = torch.where(defined, server.gap, torch.zeros_like(server.gap))
+        met = ~self.missed(gap, server.la, server.lb).any()
         return {
             **by_pair("lambda_a", server.la),
             **by_pair("lambda_b", server.lb),
-            "constraint": constraint,
-            "feasible": (constraint <= self.epsilon + TOLERANCE).to(constraint.dtype),
+            "constraint": gap.abs().amax(),
+            "excess": self.excess(gap).amax(),
+            "feasible": met.to(gap.dtype),
             "primal_residual": server.primal,
             "dual_residual": server.dual,
         }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.constrained import TOLERANCE, Constrained
+from equifed.methods.constrained import COUNTS, Constrained, counted
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
@@ -32,6 +32,8 @@ class Server(NamedTuple):
     """How many constraints there are: clients and pairs of groups with rows in both cells."""
     violated: Tensor
     """How many of them the model does not meet."""
+    excess: Tensor
+    """How far |D_i| lies above epsilon, summed over them."""
     primal: Tensor
     """Norm of the Lagrangian's gradient in the last round."""
     dual: Tensor
@@ -56,17 +58,16 @@ class LCO(Constrained):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        up = ("loss_gradient", "rows", "gap_gradient", "constraints", "violated", "residual")
+        up = ("loss_gradient", "rows", "gap_gradient", *COUNTS, "residual")
         return (Phase("gradients", ("theta",), up, self.gradients, self.step, gather="sum"),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        up = ("constraints", "violated")
-        return (Phase("measure", ("theta",), up, self.measure, self.keep_counts, gather="sum"),)
+        return (Phase("measure", ("theta",), COUNTS, self.measure, self.keep_counts, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.leaves(parameters)[0].new_zeros(())
-        return Server(parameters, zero, zero, zero, zero + torch.inf, zero + torch.inf)
+        return Server(parameters, zero, zero, zero, zero, zero + torch.inf, zero + torch.inf)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         none = tree.leaves(parameters)[0].new_zeros(len(self.pairs(task)))
@@ -80,37 +81,34 @@ class LCO(Constrained):
             "loss_gradient": loss_gradient,
             "rows": data.n,
             "gap_gradient": tree.map(lambda gaps: torch.tensordot(price, gaps, dims=1), gap_gradient),
-            **self.counts(gap, holds),
+            **self.counts(gap, holds, la, lb),
             "residual": residual.square(),
         }, Client(la, lb)
-
-    def counts(self, gap: Tensor, holds: Tensor) -> Record:
-        """How many constraints the client has, and how many of them it finds violated."""
-        violated = holds * (gap.abs() > self.epsilon + TOLERANCE)
-        return {"constraints": holds.sum(), "violated": violated.sum()}
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         # sum_i [ (m_i/m) grad L_i + (la_i - lb_i) grad D_i ]
         m = replies["rows"].clamp_min(1)
         gradient = tree.map(lambda loss, gap: loss / m + gap, replies["loss_gradient"], replies["gap_gradient"])
         theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
-        primal, dual = tree.squared_norm(gradient).sqrt(), replies["residual"].sqrt()
-        return Server(theta, server.t + 1, replies["constraints"], replies["violated"], primal, dual)
+        # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
+        some, holder = replies["rows"] > 0, replies["constraints"] > 0
+        primal = torch.where(some, tree.squared_norm(gradient).sqrt(), torch.inf)
+        dual = torch.where(some, torch.where(holder, replies["residual"].sqrt(), server.dual), torch.inf)
+        moved = server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
+        return self.keep_counts(moved, replies, validation)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
-        return self.counts(*self.gaps(down["theta"], data)), state
+        return self.counts(*self.gaps(down["theta"], data), state.la, state.lb), state
 
     def keep_counts(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return server._replace(constraints=replies["constraints"], violated=replies["violated"])
+        return server._replace(**{name: replies[name] for name in COUNTS})
 
     def converged(self, server: Server) -> Tensor:
         return (server.primal < self.tolerance) & (server.dual < self.tolerance)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {
-            "constraints": server.constraints,
-            "violated": server.violated,
-            "feasible": (server.violated == 0).to(server.violated.dtype),
+            **counted(server.constraints, server.violated, server.excess),
             "primal_residual": server.primal,
             "dual_residual": server.dual,
         }

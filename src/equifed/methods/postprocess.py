@@ -74,12 +74,17 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class PostProcessed(Method):
-    """A method and a rule fitted after it. Classes of this kind are made by `compose`, with the method as last base."""
+    """A method and a rule fitted after it. Classes of this kind are made by `compose`, with the method as last base.
 
-    suffix: ClassVar[str] = ""
+    What is not part of the protocol is called post_..., so that nothing of the method is overridden by accident.
+    """
+
+    post_suffix: ClassVar[str] = ""
     """What follows the plus in the name."""
-    statistic: ClassVar[str] = ""
+    post_statistic: ClassVar[str] = ""
     """Name of the fields that the fit needs from every client."""
+    post_citation: ClassVar[str] = ""
+    """The rule's paper."""
 
     fit: str = hyper("client", choices=FITS)
     """On whose rows the rule is fitted: every "client" on its own, or "global", on the sums over clients."""
@@ -98,49 +103,49 @@ class PostProcessed(Method):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        down, name = self.predicts_with, self.statistic
+        down, name = self.predicts_with, self.post_statistic
         if self.fit == "client":
-            fit = Phase("fit", down, (), self.fit_own, lambda server, replies, validation: server, gather="sum")
+            fit = Phase("fit", down, (), self.post_fit_own, lambda server, replies, validation: server, gather="sum")
         else:
-            fit = Phase("fit", down, (name,), self.reply_statistics, self.fit_global, gather="sum")
+            fit = Phase("fit", down, (name,), self.post_reply, self.post_fit_global, gather="sum")
         return (*(_inside(phase) for phase in super().final), fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         inner = super().init(task, parameters)
-        return Server(inner, () if self.fit == "client" else self.unfitted(task, parameters))
+        return Server(inner, () if self.fit == "client" else self.post_unfitted(task, parameters))
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         inner = super().init_client(task, parameters)
-        return Client(inner, self.unfitted(task, parameters) if self.fit == "client" else ())
+        return Client(inner, self.post_unfitted(task, parameters) if self.fit == "client" else ())
 
-    def unfitted(self, task: Task, parameters: Tree) -> Tensor:
+    def post_unfitted(self, task: Task, parameters: Tree) -> Tensor:
         device = tree.leaves(parameters)[0].device
-        return torch.tensor(self.unchanged, dtype=torch.float64, device=device).expand(task.num_groups, 2).clone()
+        return torch.tensor(self.post_unchanged, dtype=torch.float64, device=device).expand(task.num_groups, 2).clone()
 
-    def fit_own(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
-        return {}, state._replace(rates=self.rates(self.statistics(down, state, data)))
+    def post_fit_own(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        return {}, state._replace(rates=self.post_rates(self.post_statistics(down, state, data)))
 
-    def reply_statistics(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
-        return {self.statistic: self.statistics(down, state, data)}, state
+    def post_reply(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        return {self.post_statistic: self.post_statistics(down, state, data)}, state
 
-    def fit_global(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return server._replace(rates=self.rates(replies[self.statistic]))
+    def post_fit_global(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        return server._replace(rates=self.post_rates(replies[self.post_statistic]))
 
-    def statistics(self, down: Record, state: Client, data: Data) -> Tensor:
+    def post_statistics(self, down: Record, state: Client, data: Data) -> Tensor:
         """Sums over the client's rows that the rule is fitted from."""
         prediction = super().predict(data.task, SimpleNamespace(**down), state.inner, data.x)
         # rows by group and label, [n, G, 2]
         s = data.s[:, None] == torch.arange(data.task.num_groups, device=data.s.device)
         y = data.y[:, None] == torch.arange(2, device=data.y.device)
         cell = (s[:, :, None] & y[:, None, :]).to(torch.float64)
-        return data.sum(cell[..., None] * self.measured(data.task, prediction)[:, None, None, :])
+        return data.sum(cell[..., None] * self.post_measured(data.task, prediction)[:, None, None, :])
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         return super().predict(task, server.inner, client.inner, x)
 
     def adjust(self, task: Task, server: Server, client: Client, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         rates = client.rates if self.fit == "client" else server.rates
-        score = self.adjusted(rates[s], _score(prediction), u).to(prediction.dtype)
+        score = self.post_adjusted(rates[s], _score(prediction), u).to(prediction.dtype)
         return score if prediction.dim() == 1 else torch.stack([1 - score, score], -1)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
@@ -151,56 +156,63 @@ class PostProcessed(Method):
 
     # -- what a rule has to say ----------------------------------------------------------------------------------------
 
-    unchanged: ClassVar[tuple[float, float]]
+    post_unchanged: ClassVar[tuple[float, float]]
     """Rates that leave a group as it is."""
 
-    def measured(self, task: Task, prediction: Tensor) -> Tensor:
+    def post_measured(self, task: Task, prediction: Tensor) -> Tensor:
         """Values of each row whose sums by group and label are needed [n, M]."""
         raise NotImplementedError
 
-    def rates(self, statistics: Tensor) -> Tensor:
+    def post_rates(self, statistics: Tensor) -> Tensor:
         """The rule [G, 2] from those sums [G, 2, M]."""
         raise NotImplementedError
 
-    def adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
+    def post_adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
         """New scores from old ones, the rates of the rows' groups [n, 2] and a random number in 0..1 for each."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Odds(PostProcessed):
-    suffix: ClassVar[str] = "eo"
-    statistic: ClassVar[str] = "decisions"
-    unchanged: ClassVar[tuple[float, float]] = (1.0, 0.0)
+    post_suffix: ClassVar[str] = "eo"
+    post_statistic: ClassVar[str] = "decisions"
+    post_citation: ClassVar[str] = (
+        "Equalized odds: Hardt, Price and Srebro, Equality of Opportunity in Supervised Learning, NeurIPS 2016."
+    )
+    post_unchanged: ClassVar[tuple[float, float]] = (1.0, 0.0)
 
-    def measured(self, task: Task, prediction: Tensor) -> Tensor:
+    def post_measured(self, task: Task, prediction: Tensor) -> Tensor:
         positive = task.decide(prediction).to(torch.float64)
         return torch.stack([1 - positive, positive], -1)
 
-    def rates(self, statistics: Tensor) -> Tensor:
+    def post_rates(self, statistics: Tensor) -> Tensor:
         return equal_odds(statistics)
 
-    def adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
+    def post_adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
         return (u < torch.where(score > 0.5, rates[:, 0], rates[:, 1])).to(score.dtype)
 
 
 @dataclass(frozen=True)
 class Calibrated(PostProcessed):
-    suffix: ClassVar[str] = "ceo"
-    statistic: ClassVar[str] = "scores"
-    unchanged: ClassVar[tuple[float, float]] = (0.0, 0.0)
+    post_suffix: ClassVar[str] = "ceo"
+    post_statistic: ClassVar[str] = "scores"
+    post_citation: ClassVar[str] = (
+        "Calibrated equalized odds: Pleiss, Raghavan, Wu, Kleinberg and Weinberger, On Fairness and Calibration, "
+        "NeurIPS 2017."
+    )
+    post_unchanged: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
     cost: str = hyper("fnr", choices=("fnr", "fpr", "weighted"))
     """Which error is to cost all groups the same: false negatives, false positives, or both by their frequency."""
 
-    def measured(self, task: Task, prediction: Tensor) -> Tensor:
+    def post_measured(self, task: Task, prediction: Tensor) -> Tensor:
         score = _score(prediction).to(torch.float64)
         return torch.stack([torch.ones_like(score), score], -1)
 
-    def rates(self, statistics: Tensor) -> Tensor:
+    def post_rates(self, statistics: Tensor) -> Tensor:
         return equal_cost(statistics, self.cost)
 
-    def adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
+    def post_adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
         return torch.where(u < rates[:, 0], rates[:, 1].to(score.dtype), score)
 
 
@@ -288,20 +300,34 @@ def equal_cost(sums: Tensor, cost: str) -> Tensor:
 @cache
 def compose(kind: type[Method], how: type[PostProcessed]) -> type[Method]:
     """The class of a method with this post-processing: its fields are those of both."""
-    name = f"{kind.name}+{how.suffix}"
+    name = f"{kind.name}+{how.post_suffix}"
     if issubclass(kind, PostProcessed):
         raise ConfigError(f"{name}: {kind.name} is post-processed already. Name one rule after the plus.")
     if "binary" not in kind.tasks:
         raise ConfigError(f"{name}: post-processing is for two classes, and {kind.name} is not.")
+    clash = _own_names(how) & set(dir(kind))
+    if clash:
+        raise ConfigError(
+            f"{name}: {kind.__name__} defines {', '.join(sorted(clash))}, which {how.__name__} would override. "
+            "Give it another name there."
+        )
     about = {"eo": "equal TPR and FPR for all groups", "ceo": "equal cost and calibrated scores for all groups"}
     body = {
         "name": name,
         "parent": "",
         "tasks": ("binary",),
         "__module__": __name__,
-        "__doc__": f"{kind.name}, post-processed: {about[how.suffix]}, fitted on training rows after the last round.",
+        "__doc__": f"{kind.name}, post-processed: {about[how.post_suffix]}, fitted on training rows after the last "
+        "round.",
     }
     return dataclass(frozen=True)(type(f"{kind.__name__}{how.__name__}", (how, kind), body))
+
+
+def _own_names(how: type[PostProcessed]) -> set[str]:
+    """What the rule defines beyond the protocol, which the method inside must not."""
+    fields = {field.name for field in dataclasses.fields(how)}
+    defined = {name for base in how.__mro__ if issubclass(base, PostProcessed) for name in vars(base)}
+    return {name for name in fields | defined if not name.startswith("__")} - set(dir(Method))
 
 
 def _around(method: Method, how: type[PostProcessed], **options: Any) -> Method:

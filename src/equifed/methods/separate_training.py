@@ -17,10 +17,19 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.constrained import Constrained
-from equifed.methods.local import Server, unchanged
+from equifed.methods.constrained import COUNTS, Constrained, counted
+from equifed.methods.local import unchanged
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
+
+
+class Server(NamedTuple):
+    constraints: Tensor
+    """How many constraints there are: clients and pairs of groups with rows in both cells; inf before the end."""
+    violated: Tensor
+    """How many of them the clients' models do not meet."""
+    excess: Tensor
+    """How far |D_i| lies above epsilon, summed over them."""
 
 
 class Client(NamedTuple):
@@ -46,8 +55,13 @@ class SeparateTraining(Constrained):
     def round(self) -> tuple[Phase, ...]:
         return (Phase("alone", (), (), self.iterate, server=unchanged, gather="sum"),)
 
+    @property
+    def final(self) -> tuple[Phase, ...]:
+        return (Phase("measure", (), COUNTS, self.measure, self.keep_counts, gather="sum"),)
+
     def init(self, task: Task, parameters: Tree) -> Server:
-        return Server()
+        unknown = tree.leaves(parameters)[0].new_full((), torch.inf)
+        return Server(unknown, unknown, unknown)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         zero = tree.leaves(parameters)[0].new_zeros(())
@@ -62,6 +76,15 @@ class SeparateTraining(Constrained):
         )
         la, lb, _ = self.dual_step(state.la, state.lb, gap, holds)
         return {}, Client(tree.add_scaled(state.theta, gradient, -self.rate(state.t)), la, lb, state.t + 1)
+
+    def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        return self.counts(*self.gaps(state.theta, data), state.la, state.lb), state
+
+    def keep_counts(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        return Server(*(replies[name] for name in COUNTS))
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return counted(*server)
 
     def predict(self, task: Task, server: Any, client: Client, x: Tensor) -> Tensor:
         return task.predict(client.theta, x)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from equifed.errors import ConfigError
 from equifed.report import words
 from equifed.report.data import page_data, summary_data
 from equifed.report.stats import ENOUGH_SEEDS
@@ -317,13 +318,18 @@ def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
     from equifed.data import DATASETS
-    from equifed.methods import REGISTRY, citation
+    from equifed.methods import citations, kind_of
 
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
-        cited = citation(REGISTRY[name]) if name in REGISTRY else None
-        if cited and cited.plain:
-            papers.setdefault(cited.plain, {"plain": cited.plain, "bibtex": cited.bibtex, "of": []})["of"].append(name)
+        try:
+            found = citations(kind_of(name))
+        except ConfigError:  # somebody's own method
+            continue
+        for cited in found:
+            if cited.plain:
+                entry = {"plain": cited.plain, "bibtex": cited.bibtex, "of": []}
+                papers.setdefault(cited.plain, entry)["of"].append(name)
     for name in dict.fromkeys(str(result.info.get("provenance", {}).get("data", "")) for result in results):
         if name in DATASETS:
             papers[name] = {"plain": DATASETS[name].citation, "bibtex": "", "of": [f"{name} data"]}

@@ -17,6 +17,7 @@ from equifed import tree
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.metrics.fronts import as_costs
 from equifed.protocol import Data, Method, Task
+from equifed.simulator import plan
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.evaluate import Scored
 from equifed.simulator.job import Job, Run
@@ -26,7 +27,81 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
+TOLERANCE = 1e-3
+"""What a constraint may lie beyond its bound without a word."""
 HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
+
+
+@dataclass(frozen=True, eq=False)
+class FinalState:
+    """What a run ended with."""
+
+    method: Method
+    """With the run's own hyper-parameters."""
+    task: Task
+    server: Any
+    """The server's state."""
+    clients: Any
+    """The clients' states, a leading axis over clients."""
+    ids: tuple[str, ...]
+    """The clients."""
+    seed: int
+    scaling: tuple[np.ndarray, np.ndarray] | None
+    """What is subtracted from features, and what they are multiplied by."""
+    shape: tuple[int, ...]
+    """Of one row."""
+
+    def features(self, x: Any) -> Tensor:
+        """Rows as the model sees them."""
+        rows = np.asarray(x, dtype=np.float32)
+        if rows.shape[1:] != tuple(self.shape):
+            raise DataError(f"x must be rows of shape {list(self.shape)}, got an array of shape {list(rows.shape)}.")
+        scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
+        return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
+
+    def adapt(self, x: np.ndarray, y: np.ndarray, steps: int) -> Any:
+        """The state of a client with these rows that never trained."""
+        inputs, classes = self.features(x), self.task.num_classes
+        if classes and not (np.isin(y, np.arange(classes))).all():
+            raise DataError(f"Labels must be class codes 0 to {classes - 1}, got {np.unique(y)[:6].tolist()}.")
+        labels = torch.from_numpy(y.astype(np.int64 if classes else np.float32))
+        data = Data(inputs, labels, torch.zeros(len(y), dtype=torch.int64), torch.ones(len(y)), self.task)
+        with torch.no_grad():
+            return self.method.adapt(self.task, self.server, data, steps)
+
+    def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
+        method, task, features = self.method, self.task, self.features(x)
+        if client is None and method.personal:
+            raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
+        if client is not None and client not in self.ids:
+            raise ConfigError(unknown_name("client", client, self.ids))
+        own = tree.take(self.clients, 0 if client is None else self.ids.index(client))
+        with torch.no_grad():
+            prediction = method.predict(task, self.server, own, features)
+            if type(method).adjust is not Method.adjust:
+                if s is None:
+                    raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
+                codes = torch.from_numpy(_codes(s, groups, len(features)))
+                u = torch.from_numpy(plan.generator(self.seed, "predict", draw).random(len(features)))
+                prediction = method.adjust(task, self.server, own, prediction, codes, u)
+        return prediction.numpy()
+
+
+def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:
+    """Group codes from codes or names."""
+    given = np.asarray(s)
+    if given.shape != (n,):
+        raise ConfigError(f"s must have a group for each of the {n} rows, got an array of shape {given.shape}.")
+    if given.dtype.kind in "iub":
+        wrong = [int(code) for code in np.unique(given) if not 0 <= code < len(groups)]
+        if wrong:
+            raise ConfigError(f"s holds the group code {wrong[0]}; the codes are 0 to {len(groups) - 1}.")
+        return given.astype(np.int64)
+    code = {name: i for i, name in enumerate(groups)}
+    for name in dict.fromkeys(map(str, given)):
+        if name not in code:
+            raise ConfigError(unknown_name("group", name, groups))
+    return np.array([code[str(name)] for name in given], dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -50,8 +125,35 @@ class Result:
     """Seconds in all and per round."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know about how it ran."""
-    trained: dict[Any, Trained] = field(default_factory=dict, repr=False)
-    """What `adapt` needs, by seed or (swept values..., seed); a result read from a folder has none."""
+    final_states: dict[Any, FinalState] = field(default_factory=dict, repr=False)
+    """What each run ended with, by the keys of `parameters`: what `predict` uses. In memory only: a run folder and a
+    pickle hold the parameters but not these."""
+
+    def predict(
+        self, x: Any, *, s: Any = None, client: str | None = None, run: Any = None, draw: int = 0
+    ) -> np.ndarray:
+        """What the final model, post-processing included, says about new rows.
+
+        Probabilities of class 1 [n] (one output), of every class [n, C], or values (regression). x: features as the
+        federation has them, before any scaling of its own. s: the rows' groups, names or codes, for post-processed
+        methods. client: whose model, where clients have models of their own. run: a key of `parameters`, needed where
+        there are several. draw: another number draws other random decisions.
+        """
+        if not self.final_states:
+            raise ConfigError(
+                "This result cannot predict: it was loaded from a run folder or a pickle, which hold `parameters`, the "
+                "models' weights, but not all that a method predicts with. Predict with the result that `simulate` "
+                "returns."
+            )
+        known = list(self.final_states)
+        if run is None and len(known) == 1:
+            run = known[0]
+        if run not in self.final_states:
+            raise ConfigError(f"run must be one of the keys of `parameters`, got {run!r}. Known: {known}.")
+        return self.final_states[run].predict(x, s, client, draw, self.info["groups"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "final_states": {}}  # methods made by composing have no name to be pickled by
 
     @property
     def swept(self) -> list[str]:
@@ -162,7 +264,7 @@ class Result:
 
         x as in the federation's own rows, before its scaling; y as class codes (named in `info["classes"]`) or values.
         """
-        if not self.trained:
+        if not self.final_states:
             raise ConfigError(
                 "This result was read from a folder, which holds the models but not how to apply them. Call adapt on "
                 "what simulate returned."
@@ -171,8 +273,8 @@ class Result:
         x, y = (np.asarray(part) for part in rows[:2])
         if len(x) != len(y) or not len(y):
             raise DataError(f"A new client needs rows, as many labels as rows; got {len(x)} and {len(y)}.")
-        states = {key: each.adapt(x, y, steps) for key, each in self.trained.items()}
-        return Adapted(self.trained, states)
+        states = {key: each.adapt(x, y, steps) for key, each in self.final_states.items()}
+        return Adapted(self.final_states, states)
 
     def to_html(
         self, path: str | Path, *, title: str | None = None, disparity: str | None = None, baseline: str | None = None
@@ -193,42 +295,11 @@ class Result:
         return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
 
 
-class Trained(NamedTuple):
-    """How one run's final models are applied."""
-
-    method: Method
-    task: Task
-    server: Any
-    """The server's state after the last round."""
-    scaling: tuple[np.ndarray, np.ndarray] | None
-    """Shift and factor of the features, where the federation scales them."""
-    shape: tuple[int, ...]
-    """Of one row's features."""
-    device: torch.device
-
-    def features(self, x: np.ndarray) -> Tensor:
-        if x.shape[1:] != self.shape:
-            raise DataError(f"Rows must have the federation's features {list(self.shape)}, not {list(x.shape[1:])}.")
-        scaled = x if self.scaling is None else (x - self.scaling[0]) * self.scaling[1]
-        return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32)).to(self.device)
-
-    def adapt(self, x: np.ndarray, y: np.ndarray, steps: int) -> Any:
-        inputs = self.features(x)
-        classes = self.task.num_classes
-        if classes and not (np.isin(y, np.arange(classes))).all():
-            raise DataError(f"Labels must be class codes 0 to {classes - 1}, got {np.unique(y)[:6].tolist()}.")
-        labels = torch.from_numpy(y.astype(np.int64 if classes else np.float32)).to(inputs.device)
-        nobody = torch.zeros(len(y), dtype=torch.int64, device=inputs.device)
-        data = Data(inputs, labels, nobody, torch.ones(len(y), device=inputs.device), self.task)
-        with torch.no_grad():
-            return self.method.adapt(self.task, self.server, data, steps)
-
-
 @dataclass(frozen=True, eq=False)
 class Adapted:
     """A new client in every run of a result."""
 
-    trained: dict[Any, Trained]
+    runs: dict[Any, FinalState]
     states: dict[Any, Any]
     """Its state by seed, or by (swept values..., seed)."""
 
@@ -244,7 +315,7 @@ class Adapted:
         """Probabilities (or values) for the rows x, by seed."""
         predicted = {}
         with torch.no_grad():
-            for key, each in self.trained.items():
+            for key, each in self.runs.items():
                 inputs = each.features(np.asarray(x))
                 predicted[key] = each.method.predict(each.task, each.server, self.states[key], inputs).cpu().numpy()
         return predicted
@@ -326,16 +397,17 @@ class Collector:
             "seeds": list(dict.fromkeys(run.seed for run in job.runs)),
             "device": str(job.device),
         }
+        kept = State(*(tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), part) for part in state))
         return Result(
             metrics=metrics_frame(job, self.scores),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),
-            parameters=_parameters(job, state),
-            trained=_trained(job, state),
+            parameters=_parameters(job, kept),
             info=info,
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_remarks(job, self.logs)],
+            final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
         )
 
 
@@ -362,17 +434,37 @@ def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
     many = len(job.runs)
     stopped = [log.round for log in final.values() if log.stopped and log.round < job.rounds]
     missed = [run for run, log in final.items() if log.observed.get("feasible") == 0]
+    near = [run for run, log in final.items() if log.observed.get("feasible") == 1 and _excess(log) > TOLERANCE]
     remarks = []
     if stopped:
         rounds = f"round {stopped[0]}" if len(set(stopped)) == 1 else f"rounds {min(stopped)} to {max(stopped)}"
         who = "The run" if many == 1 else f"{len(stopped)} of {many} runs"
         remarks.append(f"{who} converged and stopped at {rounds} of {job.rounds}; `log` says when each.")
+    decay = " A smaller dual_decay brings it closer." if hasattr(job.method, "dual_decay") else ""
     if missed:
-        where = ", ".join(f"{name} {value:g}" for name, value in job.runs[missed[0]].hyper.items())
-        first = f"seed {job.runs[missed[0]].seed}{f', {where}' if where else ''}"
-        who = "the run" if many == 1 else f"{len(missed)} of {many} runs (first: {first})"
-        remarks.append(f"The constraint is not met at the end of {who}; `log` has its value. More rounds may help.")
+        by = f", by {_excess(final[missed[0]]):.3g} there" if "excess" in final[missed[0]].observed else ""
+        advice = decay if all(final[run].stopped for run in missed) else " More rounds may help."
+        remarks.append(f"The constraint is not met at the end of {_who(job, missed)}{by}; see `log`.{advice}")
+    if near:
+        who, beyond = _who(job, near), _excess(final[near[0]])
+        remarks.append(
+            f"{who[0].upper()}{who[1:]} ended with the constraint met only up to what the decay of its multipliers "
+            f"allows, {beyond:.3g} above the bound; `log` has it as `excess`.{decay}"
+        )
     return remarks
+
+
+def _excess(log: RoundLog) -> float:
+    """How far beyond its bound the constraint is, where the method says."""
+    return log.observed.get("excess", 0.0)
+
+
+def _who(job: Job, runs: list[int]) -> str:
+    if len(job.runs) == 1:
+        return "the run"
+    where = ", ".join(f"{name} {value:g}" for name, value in job.runs[runs[0]].hyper.items())
+    first = f"seed {job.runs[runs[0]].seed}{f', {where}' if where else ''}"
+    return f"{len(runs)} of {len(job.runs)} runs (first: {first})"
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
@@ -559,31 +651,25 @@ def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFra
     return pd.DataFrame(rows, columns=names)
 
 
+def _key(run: Run) -> Any:
+    """The seed; (swept values..., seed) after a sweep."""
+    return (*run.hyper.values(), run.seed) if run.hyper else run.seed
+
+
+def _final_state(job: Job, state: State, r: int) -> FinalState:
+    fed, seed = job.runs[r].federation, job.runs[r].seed
+    server, clients = tree.take(state.server, r), tree.take(state.clients, r)
+    return FinalState(job.method_of(r), job.task, server, clients, tuple(fed.ids), seed, fed.scaling, tuple(fed.shape))
+
+
 def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     """The final model(s) of each run: the server's `theta`, or the clients' own with a leading axis."""
     result: dict[Any, dict[str, np.ndarray]] = {}
     for r, run in enumerate(job.runs):
-        server = tree.take(state.server, r)
-        own = tree.take(state.clients, r)
+        server: Any = tree.take(state.server, r)
+        own: Any = tree.take(state.clients, r)
+        # what wraps a method keeps that one's states under `inner`
+        server, own = getattr(server, "inner", server), getattr(own, "inner", own)
         theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
-        result[_key(run)] = {name: value.cpu().numpy() for name, value in tree.named(theta).items()}
+        result[_key(run)] = {name: value.numpy() for name, value in tree.named(theta).items()}
     return result
-
-
-def _trained(job: Job, state: State) -> dict[Any, Trained]:
-    return {
-        _key(run): Trained(
-            job.method_of(r),
-            job.task,
-            tree.take(state.server, r),
-            run.federation.scaling,
-            run.federation.shape,
-            job.device,
-        )
-        for r, run in enumerate(job.runs)
-    }
-
-
-def _key(run: Run) -> Any:
-    """How results name a run: its seed, or (swept values..., seed)."""
-    return (*run.hyper.values(), run.seed) if run.hyper else run.seed

@@ -13,7 +13,6 @@ import typer
 from equifed.cli.reproduce import Wanted, figure, watching, write_pages
 from equifed.cli.tables import plain_table
 from equifed.cli.talk import near, print_json, say, show
-from equifed.errors import ConfigError, unknown_name
 from equifed.experiments import fedfair
 from equifed.experiments.fedfair import Cell
 from equifed.simulator import Result
@@ -30,9 +29,7 @@ QUICK = (2, 50)
 
 def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
     datasets = wanted.datasets or ["compas"]
-    for dataset in datasets:
-        if dataset not in fedfair.DATASETS:
-            raise ConfigError(unknown_name("data set of FedFair", dataset, fedfair.DATASETS))
+    fedfair.check_names(datasets, wanted.methods, wanted.select or "test")  # before there is any file
     seeds = min(wanted.seeds or fedfair.SEEDS, QUICK[0]) if wanted.quick else wanted.seeds or fedfair.SEEDS
     rounds = min(wanted.rounds or QUICK[1], QUICK[1]) if wanted.quick else wanted.rounds
     if name == "fedfair/table1":
@@ -77,7 +74,7 @@ def _table1(
         compared = [cell for cell in cells if cell.metric == "HM" and cell.within is not None]
         within = sum(bool(cell.within) for cell in compared)
         show(
-            "Ours (published), mean±std; = within noise, ≠ not: |difference| > 2 sqrt((s1²+s2²)/5). "
+            "Ours (published), mean±std; = within noise, ≠ not: |difference| > 2 sqrt(s1²/n+s2²/5). "
             f"HM: {within} of {len(compared)} within noise. opt: the epsilon or tau with the best HM on {select} rows.",
             "* constant for more than 99 % of a group in some model.",
             "",
