@@ -266,6 +266,8 @@ def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> N
 def test_every_method_can_be_post_processed(uneven: Federation, name: str, how: str, fit: str) -> None:
     method = ef.methods.make(f"{name}+{how}", fit=fit)
     settings = {**SETTINGS, "rounds": 1}
+    if name in ("frl", "e2fl"):  # they rank edges, and biases are none
+        settings["model"] = ef.models.MLP(hidden=(4,), bias=False)
     result = ef.simulate(method, uneven, **settings)  # type: ignore[arg-type]
     assert np.isfinite(result.final()["accuracy"].item())
     plain = ef.simulate(ef.methods.make(name), uneven, **settings)  # type: ignore[arg-type]
@@ -307,7 +309,7 @@ def test_a_result_predicts_with_the_fitted_rates(uneven: Federation, fit: str) -
         result.predict(x, run=5, **more)
     with pytest.raises(ef.ConfigError, match="s holds the group code 7; the codes are 0 to 1"):
         result.predict(x, s=s + 7, run=5, **more)
-    with pytest.raises(ef.ConfigError, match=r"x must be rows of shape \(4,\), got an array of shape \(10000, 3\)"):
+    with pytest.raises(ef.DataError, match="x must be rows of shape"):
         result.predict(x[:, 1:], s=s, run=5, **more)
     if fit == "client":
         with pytest.raises(ef.ConfigError, match="clients have models of their own: name one of them"):
