@@ -56,6 +56,7 @@ class E2FL(Method):
     """Rank the edges of a random network by two votes, within groups of clients and between them."""
 
     name: ClassVar[str] = "e2fl"
+    predicts_with: ClassVar[tuple[str, ...]] = ("theta", "M_q", "w")
     tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
     personal: ClassVar[bool] = True
 
