@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
+from equifed.groups import as_numbers
 from equifed.task import Kind
 
 if TYPE_CHECKING:
@@ -454,11 +455,6 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
     if len({part.shape[1] for part in parts}) > 1:
         raise DataError("All parts need an attribute a with the same number of columns.")
     return np.concatenate(parts)
-
-
-def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
-    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
-    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:

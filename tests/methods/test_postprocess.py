@@ -309,7 +309,7 @@ def test_a_result_predicts_with_the_fitted_rates(uneven: Federation, fit: str) -
         result.predict(x, run=5, **more)
     with pytest.raises(ef.ConfigError, match="s holds the group code 7; the codes are 0 to 1"):
         result.predict(x, s=s + 7, run=5, **more)
-    with pytest.raises(ef.DataError, match="x must be rows of shape"):
+    with pytest.raises(ef.DataError, match="x must be rows of the federation's features"):
         result.predict(x[:, 1:], s=s, run=5, **more)
     if fit == "client":
         with pytest.raises(ef.ConfigError, match="clients have models of their own: name one of them"):

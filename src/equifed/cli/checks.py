@@ -135,8 +135,9 @@ def has_constraint(job: Job) -> bool:
 
 def checks_of_each(checks: Sequence[AnyCheck], jobs: Sequence[Job]) -> list[list[AnyCheck]]:
     """The checks of each of several methods: that of a constraint is for those which have one; some must."""
-    constrained = [has_constraint(job) for job in jobs]
-    if jobs and not any(constrained) and any(isinstance(check, ConstraintCheck) for check in checks):
+    wanted = any(isinstance(check, ConstraintCheck) for check in checks)
+    constrained = [wanted and has_constraint(job) for job in jobs]
+    if jobs and wanted and not any(constrained):
         raise ConfigError(_no_constraint(*(job.method.name for job in jobs)))
     own = [[check for check in checks if has or not isinstance(check, ConstraintCheck)] for has in constrained]
     for job, some in zip(jobs, own, strict=True):

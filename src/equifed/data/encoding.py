@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
-from equifed.federation import as_numbers
+from equifed.groups import as_numbers
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]

@@ -55,7 +55,8 @@ class FinalState:
         """Rows as the model sees them."""
         rows = np.asarray(x, dtype=np.float32)
         if rows.shape[1:] != tuple(self.shape):
-            raise DataError(f"x must be rows of shape {list(self.shape)}, got an array of shape {list(rows.shape)}.")
+            wanted, got = list(self.shape), list(rows.shape)
+            raise DataError(f"x must be rows of the federation's features, shape {wanted} each; got shape {got}.")
         scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
         return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
 
