@@ -59,6 +59,7 @@ def load(
     once however many seeds there are.
     """
     from equifed import data
+    from equifed.data.home import data_home
 
     wanted = [_check_seed(each) for each in _seed_list(seed, seeds)]
     if partition is not None:
@@ -75,7 +76,7 @@ def load(
     }
     _check_complete(bunch.frame, _columns_used(partition))
     if isinstance(partition, parts.RotationGroups):
-        made = _rotated(encoded, partition, wanted)
+        made = _rotated(encoded, partition, wanted, data_home(home) / name)
     else:
         made = _split_and_partition(encoded, partition, wanted, chosen.split, chosen.split_column, chosen.client_test)
     made = [dataclasses.replace(fed, name=name, provenance=provenance)._checked() for fed in made]
@@ -347,12 +348,14 @@ def _scaling(x: np.ndarray, train: np.ndarray, columns: np.ndarray) -> tuple[np.
     return shift, factor
 
 
-def _rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[int]) -> list[Federation]:
+def _rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[int], folder: Path) -> list[Federation]:
     """E2FL's FairMNISTRotate: each client's images turned by its group's angle; tested on the test images so turned.
 
-    All seeds share one table: for every group the training images that some seed deals to it, then the test images.
+    All seeds share one table: for every group the training images that some seed deals to it, then the test images,
+    which are the same for every partition and so kept, turned, in `folder`.
     """
     from equifed.data import rotate_images
+    from equifed.data.rotate import rotate_cached
 
     if encoded.x.ndim != 4 or "split" not in encoded.columns:
         raise ConfigError("Rotation groups need images with a given test set, such as mnist.")
@@ -372,7 +375,8 @@ def _rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[
     start = stop - [len(block) for block in blocks]
     images = np.empty((int(stop[-1]), *encoded.x.shape[1:]), np.float32)
     for b, rows in enumerate(blocks):
-        images[start[b] : stop[b]] = rotate_images(encoded.x[rows], angles[b % count])
+        own, angle = encoded.x[rows], angles[b % count]
+        images[start[b] : stop[b]] = rotate_images(own, angle) if b < count else rotate_cached(own, angle, folder)
     shared = Rows(
         images,
         encoded.y[np.concatenate(blocks)],

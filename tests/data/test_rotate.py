@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import ndimage
 
-from equifed.data import rotate_images
+from equifed.data import rotate, rotate_images
 from equifed.errors import DataError
 
 
@@ -50,3 +52,19 @@ def test_other_shapes_are_refused(images):
 
 def test_no_images_give_no_images(images):
     assert rotate_images(images[:0], 10).shape == (0, 1, 28, 28)
+
+
+def test_turned_images_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(0).random((5, 1, 8, 8)).astype(np.float32)
+    first = rotate.rotate_cached(images, 36.0, tmp_path / "mnist")
+    np.testing.assert_array_equal(first, rotate.rotate_images(images, 36.0))
+    monkeypatch.setattr(rotate, "rotate_images", lambda images, degrees: pytest.fail("turned again"))
+    np.testing.assert_array_equal(rotate.rotate_cached(images, 36.0, tmp_path / "mnist"), first)
+    monkeypatch.undo()
+    (file,) = (tmp_path / "mnist").glob("rotated-36-*.npy")
+    file.write_bytes(file.read_bytes()[:100])  # cut short: turned again, and mended
+    np.testing.assert_array_equal(rotate.rotate_cached(images, 36.0, tmp_path / "mnist"), first)
+    np.testing.assert_array_equal(np.load(file), first)
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    np.testing.assert_array_equal(rotate.rotate_cached(images, 36.0, blocked), first)
