@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from equifed.cli.progress import Watch
 from equifed.cli.talk import err, near, say
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments import EXPERIMENTS
 from equifed.simulator import Result, Simulation, Step
+from equifed.store import Store
 from equifed.store.files import writable_folder
+
+Write = Callable[[Sequence[Sequence[Any]]], None]
+"""Takes finished cells."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,31 @@ def watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]:
             return stack.enter_context(Watch(title, simulation)).step
 
         yield watch
+
+
+@contextmanager
+def kept(name: str, runs: Path | None, fields: Sequence[str], per_row: int = 1) -> Iterator[tuple[Write, Path]]:
+    """(write, path): a CSV file in the runs' folder that takes the cells as they are made, so that what is done stays,
+    whatever happens next. Ctrl-C says how many rows, of so many cells each, it holds."""
+    store = Store(runs)
+    store.prepare()
+    path = store.root / f"{name.replace('/', '-')}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}.csv"
+    written = 0
+    with path.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(fields)
+
+        def write(cells: Sequence[Sequence[Any]]) -> None:
+            nonlocal written
+            writer.writerows(cells)
+            out.flush()
+            written += len(cells)
+
+        try:
+            yield write, path
+        except KeyboardInterrupt:
+            say(f"Interrupted; {written // per_row} rows are in {near(path)}.")
+            raise typer.Exit(130) from None
 
 
 def write_pages(

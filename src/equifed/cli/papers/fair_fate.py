@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.table import Table
 
 from equifed.cli.carry import pareto_of
-from equifed.cli.reproduce import Wanted, figure, watching, write_pages
+from equifed.cli.reproduce import Wanted, figure, kept, watching, write_pages
 from equifed.cli.tables import NARROW, pareto_table, plain_table
 from equifed.cli.talk import near, out, print_json, say, show
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments import fair_fate
 from equifed.experiments.fair_fate import Cell
 from equifed.simulator import Result
-from equifed.store import Store
 
 OPTIONS = {
     "fair-fate/table1": ("datasets", "sigma", "methods", "seeds", "reading", "select"),
@@ -74,30 +70,19 @@ def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
 
 
 def _table1(wanted: Part, runs: Path | None, json: bool) -> None:
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    store = Store(runs)
-    store.prepare()
-    file = store.root / f"fair-fate-table1-{stamp}.csv"
     cells: list[Cell] = []
     results: dict[tuple[str, ...], list[Result]] = {}
-    try:
-        with watching() as watch, file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow(Cell._fields)
-            for row, result in fair_fate.table1(
-                wanted.datasets, wanted.sigmas, wanted.readings, wanted.methods, wanted.seeds, wanted.rounds,
-                wanted.select, watch,
-            ):  # fmt: skip
-                cells += row
-                writer.writerows(row)  # what is done stays, whatever happens next
-                out.flush()
-                results.setdefault((*row[0][:2], row[0].reading), []).append(result)
-                say(_line(row))
-                if wanted.select and result.info["method"] == "fair-fate":
-                    say(f"  chosen on validation: {_setting(result)}")
-    except KeyboardInterrupt:
-        say(f"Interrupted; {len(cells) // 4} rows are in {near(file)}.")
-        raise typer.Exit(130) from None
+    with kept("fair-fate/table1", runs, Cell._fields, per_row=4) as (write, file), watching() as watch:
+        for row, result in fair_fate.table1(
+            wanted.datasets, wanted.sigmas, wanted.readings, wanted.methods, wanted.seeds, wanted.rounds,
+            wanted.select, watch,
+        ):  # fmt: skip
+            cells += row
+            write(row)
+            results.setdefault((*row[0][:2], row[0].reading), []).append(result)
+            say(_line(row))
+            if wanted.select and result.info["method"] == "fair-fate":
+                say(f"  chosen on validation: {_setting(result)}")
     pages = write_pages(results, wanted.pages, "FAIR-FATE")
     if json:
         print_json({"cells": [cell._asdict() for cell in cells], "summary": _summary(cells), "pages": pages})

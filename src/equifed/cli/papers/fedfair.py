@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from equifed.cli.reproduce import Wanted, figure, watching, write_pages
+from equifed.cli.reproduce import Wanted, figure, kept, watching, write_pages
 from equifed.cli.tables import plain_table
 from equifed.cli.talk import near, print_json, say, show
 from equifed.experiments import fedfair
 from equifed.experiments.fedfair import Cell
 from equifed.simulator import Result
-from equifed.store import Store
 
 OPTIONS = {
     "fedfair/table1": ("datasets", "methods", "seeds", "rounds", "select"),
@@ -46,25 +41,15 @@ def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
 def _table1(
     datasets: Sequence[str], seeds: int, rounds: int | None, wanted: Wanted, runs: Path | None, json: bool
 ) -> None:
-    store = Store(runs)
-    store.prepare()
-    file = store.root / f"fedfair-table1-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}.csv"
     select = wanted.select or "test"
     cells: list[Cell] = []
     results: dict[tuple[str, ...], list[Result]] = {}
-    try:
-        with watching() as watch, file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow(Cell._fields)
-            for row, result in fedfair.table1(datasets, wanted.methods, seeds, rounds, select, watch):
-                cells += row
-                writer.writerows(row)  # what is done stays, whatever happens next
-                out.flush()
-                results.setdefault((row[0].dataset,), []).append(result)
-                say(_line(row))
-    except KeyboardInterrupt:
-        say(f"Interrupted; {len(cells) // 3} rows are in {near(file)}.")
-        raise typer.Exit(130) from None
+    with kept("fedfair/table1", runs, Cell._fields, per_row=3) as (write, file), watching() as watch:
+        for row, result in fedfair.table1(datasets, wanted.methods, seeds, rounds, select, watch):
+            cells += row
+            write(row)
+            results.setdefault((row[0].dataset,), []).append(result)
+            say(_line(row))
     pages = write_pages(results, wanted.pages, "FedFair")
     if json:
         print_json({"cells": [cell._asdict() for cell in cells], "known_errors": fedfair.KNOWN_ERRORS, "pages": pages})

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from equifed.cli.reproduce import Wanted, figure, watching, write_pages
+from equifed.cli.reproduce import Wanted, figure, kept, watching, write_pages
 from equifed.cli.tables import plain_table
 from equifed.cli.talk import near, print_json, say, show
 from equifed.experiments import kffl
 from equifed.experiments.kffl import Cell, Front
 from equifed.simulator import Result
-from equifed.store import Store
 
 TABLES = {"kffl/table6": kffl.CLASSIFICATION[1:], "kffl/table7": kffl.CLASSIFICATION}
 FIGURES = {"kffl/figure3": "compas", "kffl/figure4": "adult"}
@@ -50,26 +45,15 @@ def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
 def _table(
     name: str, datasets: Sequence[str], wanted: Wanted, seeds: int, rounds: int, runs: Path | None, json: bool
 ) -> None:
-    store = Store(runs)
-    store.prepare()
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    file = store.root / f"{name.replace('/', '-')}-{stamp}.csv"
     cells: list[Cell] = []
     results: dict[tuple[str, ...], list[Result]] = {}
-    try:
-        with watching() as watch, file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow(Cell._fields)
-            for dataset in datasets:
-                for row, result in kffl.classification(dataset, wanted.methods, seeds, rounds, watch):
-                    cells += row
-                    writer.writerows(row)  # what is done stays, whatever happens next
-                    out.flush()
-                    results.setdefault((dataset,), []).append(result)
-                    say(_line(row))
-    except KeyboardInterrupt:
-        say(f"Interrupted; {len(cells) // 3} rows are in {near(file)}.")
-        raise typer.Exit(130) from None
+    with kept(name, runs, Cell._fields, per_row=3) as (write, file), watching() as watch:
+        for dataset in datasets:
+            for row, result in kffl.classification(dataset, wanted.methods, seeds, rounds, watch):
+                cells += row
+                write(row)
+                results.setdefault((dataset,), []).append(result)
+                say(_line(row))
     pages = write_pages(results, wanted.pages, "KFFL")
     if json:
         print_json({"cells": [cell._asdict() for cell in cells], "pages": pages})

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-import typer
-
-from equifed.cli.reproduce import Wanted, figure, watching, write_pages
+from equifed.cli.reproduce import Wanted, figure, kept, watching, write_pages
 from equifed.cli.tables import plain_table
 from equifed.cli.talk import near, print_json, say, show
 from equifed.errors import ConfigError
 from equifed.experiments import sffl
 from equifed.experiments.sffl import Arm, Row
 from equifed.simulator import Result
-from equifed.store import Store
 
 GRIDS = ("sffl/table1", "sffl/figure3", "sffl/figure4", "sffl/figure5")
 """Experiments whose outcome is a table of rows."""
@@ -70,29 +65,18 @@ def _grid(
     json: bool,
 ) -> None:
     plans = _plans(name, wanted.methods)
-    store = Store(runs)
-    store.prepare()
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    file = store.root / f"{name.replace('/', '-')}-{stamp}.csv"
     rows: list[Row] = []
     results: dict[tuple[str, ...], list[Result]] = {}
-    try:
-        with watching() as watch, file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow(Row._fields)
-            for dataset in datasets:
-                for clients, arms in plans:
-                    for made, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
-                        rows += made
-                        writer.writerows(made)  # what is done stays, whatever happens next
-                        out.flush()
-                        where = (dataset, f"alpha {made[0].alpha:g}", f"{clients} clients")
-                        results.setdefault(where, []).append(result)
-                        for row in made:
-                            say(_line(row))
-    except KeyboardInterrupt:
-        say(f"Interrupted; {len(rows)} rows are in {near(file)}.")
-        raise typer.Exit(130) from None
+    with kept(name, runs, Row._fields) as (write, file), watching() as watch:
+        for dataset in datasets:
+            for clients, arms in plans:
+                for made, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
+                    rows += made
+                    write(made)
+                    where = (dataset, f"alpha {made[0].alpha:g}", f"{clients} clients")
+                    results.setdefault(where, []).append(result)
+                    for row in made:
+                        say(_line(row))
     pages = write_pages(results, wanted.pages, "SFFL")
     verdicts = sffl.verdicts(rows) if name == "sffl/table1" else []
     if json:
