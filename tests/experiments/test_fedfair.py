@@ -70,7 +70,7 @@ def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], None])
     feds = fedfair.federations("drug", 2)
     arm = fedfair.Arm("ST", SeparateTraining(step_size=0.5), {}, {"rounds": 20})
     sim = fedfair.simulation(arm, feds)
-    values = fedfair.measured(sim, fedfair.run(sim, lambda step: None))
+    values = fedfair.measured(sim, fedfair.carry_out(sim, lambda step: None))
     assert values["AC"].shape == (2, 10)
     own = sim.result().parameters[1]
     for k in (0, 9):
@@ -89,7 +89,7 @@ def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Ca
     feds = fedfair.federations("drug", 2)
     arm = small(fedfair.arms("drug")[-1], 60)
     sim = fedfair.simulation(arm, feds)
-    last = fedfair.run(sim, lambda step: None)
+    last = fedfair.carry_out(sim, lambda step: None)
     values = fedfair.measured(sim, last)
     assert values["HM"].shape == (12, 1)
     by_epsilon = values["HM"].reshape(6, 2).mean(1)
@@ -146,7 +146,7 @@ def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatc
     needs("drug")
     arm = fedfair.Arm("FedAvg", FedAvg(), {}, {"rounds": 1})
     sim = fedfair.simulation(arm, fedfair.federations("drug", 2))
-    last = fedfair.run(sim, lambda step: None)
+    last = fedfair.carry_out(sim, lambda step: None)
     own = fedfair.cells("drug", arm, sim, last, "test")[0]
 
     def within(difference: float) -> bool | None:

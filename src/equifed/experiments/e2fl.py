@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -25,6 +25,7 @@ from torch.func import vmap
 
 from equifed import partition, tree
 from equifed.errors import ConfigError, unknown_name
+from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation, Sets
 from equifed.loading import load
 from equifed.local import Local
@@ -46,9 +47,6 @@ ROUNDS = 3000
 SEEDS = 5
 SUMMARIES = tuple(f"{what}.{part}" for what in ("group_equity", "client_equality")
                   for part in ("mean", "worst10", "best10", "variance"))  # fmt: skip
-
-Watch = Callable[[str, Simulation], Callable[[Step], None]]
-"""Is told of every simulation by title, and then of its steps."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +187,7 @@ def table1(
     feds = federations(size, range(seeds))
     for arm in chosen(size, labels):
         sim = simulation(arm.method, feds, size, rounds * arm.factor, eval_every or rounds * arm.factor)
-        tell = watch(f"FairMNISTRotate ({name}) {arm.label}", sim)
-        for step in sim.rounds():
-            tell(step)
+        step = carry_out(sim, watch(f"FairMNISTRotate ({name}) {arm.label}", sim))
         result = sim.result()
         found = np.nan
         if isinstance(arm.method, E2FL) and arm.method.groups != "known":
@@ -329,9 +325,7 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
             seeds=None, initial_parameters=None, dropout=0.0, eval_every=1, device="auto", compile=None,
         )  # fmt: skip
         sim = Simulation(job)
-        tell = watch(f"rankings of clients {begin + 1} to {begin + len(members)}", sim)
-        for step in sim.rounds():
-            tell(step)
+        step = carry_out(sim, watch(f"rankings of clients {begin + 1} to {begin + len(members)}", sim))
         parts.append(tree.map(lambda leaf: leaf[0].cpu(), step.state.server.rankings))
     return tree.map(lambda *leaves: torch.cat(leaves), *parts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -19,6 +19,7 @@ import numpy as np
 from equifed import metrics as M
 from equifed.data import load_encoded
 from equifed.errors import ConfigError, unknown_name
+from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation, Rows, Sets
 from equifed.local import Local
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
@@ -65,8 +66,6 @@ Reading = str
 READINGS = ("as-published", "algorithm-1")
 Published = dict[tuple[str, str, str], tuple[float, float]]
 """{(method, fairness, metric): (mean, std)}."""
-Watch = Callable[[str, Simulation], Callable[[Step], None]]
-"""Is told of every simulation by title, and then of its steps."""
 
 
 class Cell(NamedTuple):
@@ -281,7 +280,7 @@ def table1(
                         method = select_on_validation(method, feds, rounds, floor, watch)
                     if method not in done:
                         sim = simulation(method, feds, rounds)
-                        last = _run(sim, watch(f"{number}/{total} {dataset} {sigma} {arm.label}", sim))
+                        last = carry_out(sim, watch(f"{number}/{total} {dataset} {sigma} {arm.label}", sim))
                         done[method] = last, sim.result()
                     last, result = done[method]
                     yield _cells(dataset, sigma, arm, reading, last, theirs), result
@@ -315,21 +314,13 @@ def _chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
     return [arm for arm in rows if arm.label.lower() in wanted or arm.key[0] in wanted]
 
 
-def _run(sim: Simulation, tell: Callable[[Step], None]) -> Step:
-    step = None
-    for step in sim.rounds():
-        tell(step)
-    assert step is not None
-    return step
-
-
 # -- choosing hyper-parameters on validation data ----------------------------------------------------------------------
 
 
 def _floor(feds: list[Federation], rounds: int, watch: Watch) -> float:
     """FedAvg's validation accuracy less 2 points: what a fair setting may cost."""
     sim = simulation(FedAvg(), feds, rounds)
-    last = _run(sim, watch("FedAvg, for the accuracy to keep", sim))
+    last = carry_out(sim, watch("FedAvg, for the accuracy to keep", sim))
     return float(measured(last, "validation", compat=False)["ACC"].mean()) - 0.02
 
 
@@ -346,7 +337,7 @@ def select_on_validation(
     The whole grid, for all seeds, is one computation. Where no setting keeps the accuracy, the most accurate is taken.
     """
     sim = simulation(method, feds, rounds, over=grid or GRID)
-    last = _run(sim, watch("grid, chosen on validation", sim))
+    last = carry_out(sim, watch("grid, chosen on validation", sim))
     values = measured(last, "validation", compat=method.as_published)
     short = next(key for key, name in NAMES.items() if name == method.fairness)
     points = [dict(point) for point in dict.fromkeys(tuple(run.hyper.items()) for run in sim.job.runs)]
@@ -376,5 +367,5 @@ def figure3(
             feds = federations(dataset, sigma, [10 * run for run in range(1, seeds + 1)])
             for arm in arms(dataset, sigma, "algorithm-1")[-3:]:
                 sim = simulation(arm.method, feds, rounds, over={"lambda_max": TRADE_OFF})
-                _run(sim, watch(f"{dataset} {sigma} {arm.label} over MAX", sim))
+                carry_out(sim, watch(f"{dataset} {sigma} {arm.label} over MAX", sim))
                 yield dataset, sigma, arm.key[1], sim.result()

@@ -9,7 +9,7 @@ fedfair_table1.csv, from the paper's Table I.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import pandas as pd
 from equifed import metrics as M
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
+from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation, Sets
 from equifed.loading import load
 from equifed.local import Local
@@ -66,8 +67,6 @@ KNOWN_ERRORS = (
 
 Published = dict[tuple[str, str], tuple[float, float]]
 """{(method, metric): (mean, std)}."""
-Watch = Callable[[str, Simulation], Callable[[Step], None]]
-"""Is told of every simulation by title, and then of its steps."""
 
 
 class Cell(NamedTuple):
@@ -199,7 +198,7 @@ def table1(
         feds = {inputs: federations(dataset, seeds, inputs) for inputs in dict.fromkeys(arm.inputs for arm in chosen)}
         for arm in chosen:
             sim = simulation(arm, feds[arm.inputs])
-            last = run(sim, watch(f"{dataset} {arm.label}", sim))
+            last = carry_out(sim, watch(f"{dataset} {arm.label}", sim))
             yield cells(dataset, arm, sim, last, select), sim.result()
 
 
@@ -264,7 +263,7 @@ def figure2(
     for dataset in datasets:
         (arm,) = _chosen(arms(dataset, rounds), ["FedFair"])
         sim = simulation(arm, federations(dataset, seeds))
-        last = run(sim, watch(f"{dataset} FedFair over epsilon", sim))
+        last = carry_out(sim, watch(f"{dataset} FedFair over epsilon", sim))
         result = sim.result()
         values = measured(sim, last)
         final = result.final()[["epsilon", "seed", "dgeo"]]
@@ -284,21 +283,12 @@ def figure4(
         for arm in _chosen(arms(dataset, rounds), ["LCO", "FedFair"]):
             for rate in rates:
                 sim = simulation(arm, feds, dropout=rate)
-                last = run(sim, watch(f"{dataset} {arm.label}, drop rate {rate:g}", sim))
+                last = carry_out(sim, watch(f"{dataset} {arm.label}, drop rate {rate:g}", sim))
                 best = best_setting(sim, last, "test")
                 mine = [r for r, each in enumerate(sim.job.runs) if dict(each.hyper) == best]
                 scores = measured(sim, last)["HM"][mine, 0]
                 std = float(scores.std(ddof=1)) if len(scores) > 1 else float("nan")
                 yield dataset, arm.label, rate, best["epsilon"], float(scores.mean()), std, sim.result()
-
-
-def run(sim: Simulation, tell: Callable[[Step], None]) -> Step:
-    """All rounds; the last one."""
-    step = None
-    for step in sim.rounds():
-        tell(step)
-    assert step is not None
-    return step
 
 
 def _chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:

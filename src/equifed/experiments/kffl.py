@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -22,13 +22,14 @@ import numpy as np
 from equifed import partition
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
+from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation
 from equifed.loading import load
 from equifed.local import Local
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
 from equifed.protocol import Method
-from equifed.simulator import Result, Simulation, Step, make_job
+from equifed.simulator import Result, Simulation, make_job
 
 LOCAL = Local(epochs=5, batch_size=64, learning_rate=0.01, optimizer="adam")
 CLIENTS, ROUNDS, REGRESSION_ROUNDS = 4, 20, 50
@@ -52,8 +53,6 @@ STEPS = [10, 30, 100]
 REGRESSION_OVER = {"step_size": [0.03, 0.1], "fairness_weight": [0.0, 1.0, 3.0, 6.0, 10.0, 20.0, 30.0, 60.0]}
 """Predictions of a linear model move without bound, so the fairness step must be far smaller, and rounds more."""
 
-Watch = Callable[[str, Simulation], Callable[[Step], None]]
-"""Is told of every simulation by title, and then of its steps."""
 
 DEFECTIVE = ("FairFed/FairBatch", "KHSIC-Local", "MinMax")
 """Published columns that come from defective code (most are constant predictors): shown, but no targets."""
@@ -163,9 +162,7 @@ def sweeps(feds: list[Federation], wanted: Sequence[Arm], rounds: int, watch: Wa
     """Every method over its trade-off parameter, all values and seeds in one computation each."""
     for number, arm in enumerate(wanted, 1):
         sim = simulation(arm, feds, rounds)
-        tell = watch(f"{feds[0].name} {number}/{len(wanted)} {arm.label}", sim)
-        for step in sim.rounds():
-            tell(step)
+        carry_out(sim, watch(f"{feds[0].name} {number}/{len(wanted)} {arm.label}", sim))
         yield arm, sim.result()
 
 

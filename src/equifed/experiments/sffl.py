@@ -12,7 +12,7 @@ that sampling alone gives on those rows to a model with the same true positive r
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -21,13 +21,14 @@ import numpy as np
 
 from equifed import partition, tree
 from equifed.errors import ConfigError, unknown_name
+from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation
 from equifed.loading import load
 from equifed.local import Local
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.models import Logistic
 from equifed.protocol import Method
-from equifed.simulator import Result, Simulation, Step, make_job
+from equifed.simulator import Result, Simulation, make_job
 
 LOCAL = Local(epochs=2, batch_size=128, learning_rate=0.01)
 CLIENTS, ROUNDS, SEEDS = 20, 150, 5
@@ -41,9 +42,6 @@ DATASETS = {
 EOP = "equal_opportunity_difference"
 FREE = 1e9
 """A weight_clip that never binds."""
-
-Watch = Callable[[str, Simulation], Callable[[Step], None]]
-"""Is told of every simulation by title, and then of its steps."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,7 @@ def table(
         feds = federations(dataset, alpha, range(seeds), clients)
         for arm in wanted:
             sim = simulation(arm.method, feds, round(rounds * arm.gradients), arm.over)
-            tell = watch(f"{dataset} alpha {alpha:g} {arm.label}", sim)
-            for step in sim.rounds():
-                tell(step)
+            carry_out(sim, watch(f"{dataset} alpha {alpha:g} {arm.label}", sim))
             result = sim.result()
             many = getattr(arm.method, "components", 1)
             made = []
@@ -280,9 +276,7 @@ def step_sizes(dataset: str, alpha: float, seeds: int, rounds: int, watch: Watch
     """Figure 6: SFFL over the step size of its multipliers, measured along the rounds."""
     feds = federations(dataset, alpha, range(seeds))
     sim = simulation(SFFL(), feds, rounds, {"fairness_step": STEPS}, max(1, rounds // 30))
-    tell = watch(f"{dataset} alpha {alpha:g} step sizes", sim)
-    for step in sim.rounds():
-        tell(step)
+    carry_out(sim, watch(f"{dataset} alpha {alpha:g} step sizes", sim))
     return sim.result()
 
 

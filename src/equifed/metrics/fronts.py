@@ -17,12 +17,12 @@ def as_costs(quality: str, disparity: str, values: ArrayLike) -> NDArray[np.floa
     return np.stack([first, second], axis=-1)
 
 
-def dominated(costs: ArrayLike) -> NDArray[np.bool_]:
-    """Which of the points [n, 2] another one equals or betters in both costs, and betters in one."""
+def dominated(costs: ArrayLike, by: ArrayLike = True) -> NDArray[np.bool_]:
+    """Which of the points [n, 2] another one, of those in `by`, equals or betters in both costs, and betters in one."""
     points = np.asarray(costs, dtype=np.float64).reshape(-1, 2)
     no_worse = np.all(points[None] <= points[:, None], axis=-1)
     better = np.any(points[None] < points[:, None], axis=-1)
-    return np.any(no_worse & better, axis=1)
+    return np.any(no_worse & better & np.asarray(by, dtype=np.bool_), axis=1)
 
 
 def hypervolume(costs: ArrayLike, reference: ArrayLike) -> float:

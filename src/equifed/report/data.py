@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from equifed import metrics as M
 from equifed.report import words
 from equifed.report.groups import rate_interval
 from equifed.report.stats import Paired, against, mean_interval
@@ -192,9 +193,7 @@ def dominated(about: Comparison, disparity: str) -> list[bool]:
     bad = np.array(
         [[words.badness(name, moments(arm.values(name))[0], about.task) for name in names] for arm in about.arms]
     )
-    usable = np.array([arm.eligible for arm in about.arms])
-    better = (bad[None] <= bad[:, None]).all(-1) & (bad[None] < bad[:, None]).any(-1) & usable[None]
-    return list(np.asarray(better.any(1)).tolist())
+    return list(M.dominated(bad, by=[arm.eligible for arm in about.arms]).tolist())
 
 
 # -- rounds, groups, clients -------------------------------------------------------------------------------------------
