@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "DataSection", "RunSection", "build", "job_of", "load_config", "load_federations", "parse_config"]
 
-SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep")
+SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -102,13 +102,40 @@ class DataSection(_Section):
     """Share of each file's rows that goes to the test set."""
     validation: float = Field(0.0, ge=0, lt=1)
     """Share that goes to the server's validation set."""
+    validation_file: str | None = None
+    """The server's own validation rows, a file like the clients'. Relative to this config file."""
+    client_groups: dict[str, str] | None = None
+    """The known group of every client, a table client = "group", for methods that need it."""
 
     @property
     def title(self) -> str:
         return self.name or "files"
 
 
-_FILE_KEYS = ("files", "schema_", "label", "sensitive", "positive", "test", "validation")
+class FlowerSection(_Section):
+    """[flower]: how patient and how careful a real federation is; a simulation has no use for it."""
+
+    min_replies: Annotated[int, Field(ge=1)] | None = None
+    """A round with fewer usable replies is not applied. Left out: 2, so that no silo's reply is a sum of its own."""
+    deadline: float = Field(300.0, gt=0)
+    """Seconds that the clients have to answer in a phase."""
+    join_deadline: float = Field(300.0, gt=0)
+    """Seconds that the server waits for the clients before the first round."""
+    min_count: int = Field(10, ge=1)
+    """Clients withhold counts of their test rows below this number; a silo's own setting may be higher."""
+
+
+_FILE_KEYS = (
+    "files",
+    "schema_",
+    "label",
+    "sensitive",
+    "positive",
+    "test",
+    "validation",
+    "validation_file",
+    "client_groups",
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +151,8 @@ class Config:
     method: Method
     sweep: Mapping[str, Sequence[float]]
     """Hyper-parameter -> values; one run for each combination, all in one computation."""
+    flower: FlowerSection | None = None
+    """None where the file has no such section."""
     source: str = "configuration"
     """Where it came from, for messages."""
     folder: Path = Path()
@@ -146,6 +175,8 @@ class Config:
         sections["method"] = {"name": self.method.name} | _spelt(_fields(self.method))
         if self.sweep:
             sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
+        if self.flower is not None:
+            sections["flower"] = _spelt(self.flower.model_dump())
         return sections
 
     def fingerprint(self, folder: Path | None = None) -> str:
@@ -163,8 +194,9 @@ class Config:
         moved: dict[str, Any] = {
             "files": {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in self.paths().items()}
         }
-        if self.data.schema_ is not None:
-            moved["schema"] = os.path.relpath((self.folder / self.data.schema_).resolve(), folder.resolve())
+        for key, file in (("schema", self.data.schema_), ("validation-file", self.data.validation_file)):
+            if file is not None:
+                moved[key] = os.path.relpath((self.folder / file).resolve(), folder.resolve())
         return moved
 
 
@@ -205,6 +237,7 @@ def parse_config(
     local = reader.local()
     method = reader.choice("method", "name", reader.methods(), None)
     sweep = reader.sweep(method)
+    flower = reader.section("flower", FlowerSection) if "flower" in merged else None
     reader.stop_if_wrong()
     if preset is not None:
         data = data.model_copy(update={"preset": preset.name})
@@ -213,7 +246,7 @@ def parse_config(
             number = min(preset.clients_per_round, clients) if clients is not None else "all"
             run = run.model_copy(update={"clients_per_round": number})
     run = run.model_copy(update={"clients_per_round": run.clients_per_round or "all"})
-    return Config(run, data, held, model, local, method, sweep, source, folder)
+    return Config(run, data, held, model, local, method, sweep, flower, source, folder)
 
 
 def load_federations(config: Config) -> list[Federation]:
@@ -241,6 +274,8 @@ def _load_federations(config: Config) -> list[Federation]:
         "name": data.title,
         "test": data.test,
         "validation": data.validation,
+        "validation_file": None if data.validation_file is None else config.folder / data.validation_file,
+        "client_groups": data.client_groups,
     }
     made = [equifed.Federation.from_files(config.paths(), seed=seed, **options) for seed in seeds]
     first = made[0]
@@ -327,6 +362,8 @@ def _data_of(data: DataSection) -> Preset | None:
             raise ConfigError("preset belongs to a named data set, not to files.")
         if data.schema_ is None and (data.label is None or data.sensitive is None):
             raise ConfigError("files need a schema, or a label and a sensitive column.")
+        if data.validation_file is not None and data.validation:
+            raise ConfigError("has both validation-file and a share for validation; keep one of them.")
         if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
             raise ConfigError('files need different names; otherwise write them as a table, client = "file".')
         return None

@@ -26,6 +26,17 @@ class DataError(EquifedError, ValueError):
     exit_code = 3
 
 
+class RowError(DataError):
+    """A row that does not fit: `place` says which column and row without telling the value."""
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(f"{place}: {why}")
+        self.place = place
+
+    def __reduce__(self) -> tuple[type[RowError], tuple[str, str]]:
+        return type(self), (self.place, str(self).removeprefix(f"{self.place}: "))
+
+
 class RunError(EquifedError, RuntimeError):
     """A run that could not go on."""
 

@@ -211,7 +211,8 @@ class Federation:
         schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive and
         positive, from which it is read off all files together.
         test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
-        the global test set is all of them.
+        the global test set is all of them. validation_file: the server's own validation rows, in place of a share.
+        client_groups: {silo: group}, for methods that need to know each client's group.
         """
         from equifed.loading import from_files
 

@@ -155,6 +155,8 @@ def from_files(
     positive: object = None,
     test: float = 0.2,
     validation: float = 0.0,
+    validation_file: str | Path | None = None,
+    client_groups: Mapping[str, str] | None = None,
     seed: int = 0,
     name: str = "",
 ) -> Federation:
@@ -164,6 +166,8 @@ def from_files(
     _check_seed(seed)
     for option, share in (("validation", validation), ("test", test)):
         check_number(option, share, low=0, high=1)
+    if validation and validation_file is not None:
+        raise ConfigError("Give the server's validation rows as a file or as a share of the clients' rows, not both.")
     paths = _named_paths(files)
     frames = {silo: _read(path) for silo, path in paths.items()}
     if schema is None:
@@ -172,42 +176,112 @@ def from_files(
         together = _joined({paths[silo].name: frame for silo, frame in frames.items()})
         schema = Schema.infer(together, label=_name("label", label), sensitive=_sensitive(sensitive), positive=positive)
     elif not isinstance(schema, Schema):
-        schema = Schema.from_json(_existing(schema).read_text(encoding="utf-8"))
-    encoded = []
-    for silo, frame in frames.items():
-        try:
-            encoded.append(schema.encode(frame))
-        except DataError as error:
-            raise DataError(f"{paths[silo].name}: {error}") from error
-    x, y, s = (np.concatenate([getattr(each, part) for each in encoded]) for part in ("x", "y", "s"))
-    attributes = [each.attribute for each in encoded if each.attribute is not None]
+        schema = read_schema(schema)
+    encoded = {silo: _encoded(schema, paths[silo], frame) for silo, frame in frames.items()}
+    server = None if validation_file is None else _encoded(schema, Path(validation_file))
+    fed = _of_silos(encoded, server, schema, test, validation, client_groups, seed)
+    scale = next(iter(encoded.values())).scale_columns
+    return dataclasses.replace(
+        fed,
+        scaling=_scaling(fed.rows.x, fed.train.index, scale),
+        name=name,
+        provenance={"silos": {silo: path.name for silo, path in paths.items()}},
+    )._checked()
+
+
+def from_one_place(
+    silos: Sequence[str],
+    schema: Schema,
+    *,
+    silo: str | None = None,
+    file: str | Path | None = None,
+    validation_file: str | Path | None = None,
+    client_groups: Mapping[str, str] | None = None,
+    test: float = 0.2,
+    seed: int = 0,
+    name: str = "",
+) -> tuple[Federation, np.ndarray]:
+    """A federation as one place in it sees it: all silos by name, but only its own rows, those in `file` of the silo
+    `silo`, or the server's validation rows. Also the inputs [d] that are to be standardised once the means are known.
+
+    The rows, their split and their positions are those that `from_files` gives this silo.
+    """
+    import pandas as pd
+
+    nothing = schema.encode(pd.DataFrame({name: [] for name in schema.column_names}))
+    own = None if file is None else _encoded(schema, Path(file))
+    encoded = {each: own if each == silo and own is not None else nothing for each in silos}
+    server = None if validation_file is None else _encoded(schema, Path(validation_file))
+    fed = _of_silos(encoded, server, schema, test, 0.0, client_groups, seed)
+    return dataclasses.replace(fed, name=name), nothing.scale_columns
+
+
+def read_schema(path: str | Path) -> Schema:
+    """The schema file that silos share."""
+    from equifed.data import Schema
+
+    return Schema.from_json(_existing(path).read_text(encoding="utf-8"))
+
+
+def _encoded(schema: Schema, path: Path, frame: pd.DataFrame | None = None) -> Encoded:
+    """A file's rows as numbers; what does not fit the schema is refused with the file's name."""
+    try:
+        return schema.encode(_read(path) if frame is None else frame)
+    except DataError as error:
+        raise DataError(f"{path.name}: {error}") from error
+
+
+def _of_silos(
+    encoded: Mapping[str, Encoded],
+    server: Encoded | None,
+    schema: Schema,
+    test: float,
+    validation: float,
+    client_groups: Mapping[str, str] | None,
+    seed: int,
+) -> Federation:
+    """One client per silo, each with a split of its own; `server`: validation rows that belong to nobody else."""
+    tables = [*encoded.values(), *([] if server is None else [server])]
+    x, y, s = (np.concatenate([getattr(each, part) for each in tables]) for part in ("x", "y", "s"))
+    attributes = [each.attribute for each in tables if each.attribute is not None]
     rows = Rows(x, y, s, np.concatenate(attributes) if attributes else None)
-    stops = np.cumsum([len(each.y) for each in encoded])
+    stops = np.cumsum([len(each.y) for each in tables])
     train, held, tests = [], [], []
-    for silo, begin, stop in zip(paths, [0, *stops[:-1]], stops, strict=True):
+    for silo, begin, stop in zip(encoded, [0, *stops[:-1]], stops, strict=False):
         order = begin + plan.generator(seed, "split", plan.key(silo)).permutation(stop - begin)
         a, b, c = _cut(len(order), (1 - validation - test, validation, test))
         train.append(np.sort(order[:a]))
         held.append(np.sort(order[a : a + b]))
         tests.append(np.sort(order[a + b : a + b + c]))
-    first = encoded[0]
-    positions = Sets.of(train)
+    if server is not None:
+        held.append(np.arange(stops[-1] - len(server.y), stops[-1]))
+    first = tables[0]
     return Federation(
         rows=rows,
-        train=positions,
+        train=Sets.of(train),
         validation=np.concatenate(held),
         test=np.concatenate(tests),
         client_test=Sets.of(tests),
-        ids=tuple(paths),
+        ids=tuple(encoded),
         kind=schema.task,
         classes=first.class_names,
         groups=first.group_names,
         features=first.feature_names,
-        scaling=_scaling(rows.x, positions.index, first.scale_columns),
-        name=name,
+        client_groups=None if client_groups is None else _known_groups(client_groups, list(encoded)),
         seed=seed,
-        provenance={"silos": {silo: path.name for silo, path in paths.items()}},
-    )._checked()
+    )
+
+
+def _known_groups(groups: Mapping[str, str], silos: Sequence[str]) -> np.ndarray:
+    """Each silo's group as a code, in the order of the groups' names."""
+    for silo in silos:
+        if silo not in groups:
+            raise ConfigError(f"client_groups has no group for the client {silo!r}: name one for every client.")
+    for silo in groups:
+        if silo not in silos:
+            raise ConfigError(unknown_name("client in client_groups", silo, silos))
+    known = sorted({str(group) for group in groups.values()})
+    return np.array([known.index(str(groups[silo])) for silo in silos], dtype=np.int64)
 
 
 def load_femnist(train: str | Path, test: str | Path) -> Federation:

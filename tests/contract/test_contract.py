@@ -211,21 +211,21 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
 def test_absent_clients_change_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stacked reply that never came is zeros with `present` 0, and must weigh nothing."""
     plain = run(method, uneven, engine="reference")
-    combine = reference.Reference._combine
+    combine, count = reference.combine, uneven.num_clients
 
-    def with_absent(self, phase, replies, clients):  # type: ignore[no-untyped-def]
-        replies = combine(self, phase, replies, clients)
+    def with_absent(phase, replies, clients, device):  # type: ignore[no-untyped-def]
+        replies = combine(phase, replies, clients, device)
         if phase.gather == "sum":
             return replies
         # the absent client's position is that of one who never takes part in this table of replies
-        missing = next(k for k in range(self.job.task.num_clients + 1) if k not in clients)
-        if missing == self.job.task.num_clients:
+        missing = next(k for k in range(count + 1) if k not in clients)
+        if missing == count:
             return replies
         padded = tree.map(lambda leaf: torch.cat([leaf, torch.zeros_like(leaf[:1])]), replies)
         padded["client"][-1] = missing
         return padded
 
-    monkeypatch.setattr(reference.Reference, "_combine", with_absent)
+    monkeypatch.setattr(reference, "combine", with_absent)
     assert_same(plain, run(method, uneven, engine="reference"))
 
 

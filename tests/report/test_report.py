@@ -457,14 +457,15 @@ def test_a_reference_on_pooled_rows_is_shown_and_never_taken(pair, tmp_path):
 def test_caveats_from_the_log(pair):
     log = pair[0].log.copy()
     log.loc[0, "applied"] = False
-    refused = pd.DataFrame([[0, 1, "train", "2", "update is not finite"]], columns=pair[0].rejections.columns)
-    notes = ["1 of 9 rounds had no usable reply and left the model as it was (first: seed 0, round 1).", "Look out."]
+    refused = pd.DataFrame([[0, 1, "train", "2", "update is not finite", True]], columns=pair[0].rejections.columns)
+    lost = "1 of 9 rounds had too few usable replies and left the model as it was (first: seed 0, round 1)."
+    notes = [lost, "Look out."]
     small = changed(pair[0], "count", 12.0, "group:a")
     caveats = verdict([replace(small, log=log, rejections=refused, notes=notes)]).caveats
-    assert "fedavg: 1 of 9 rounds had no usable reply and left the model as it was." in caveats
+    assert "fedavg: 1 of 9 rounds had too few usable replies and left the model as it was." in caveats
     assert "fedavg: 1 rejected replies, from client 2 (first reason: update is not finite)." in caveats
     assert "fedavg: Look out." in caveats
-    assert sum("no usable reply" in caveat for caveat in caveats) == 1
+    assert sum("too few usable replies" in caveat for caveat in caveats) == 1
     assert any("group a (12)" in caveat for caveat in caveats)
 
 

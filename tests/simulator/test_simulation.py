@@ -72,7 +72,7 @@ def test_a_round_without_any_reply_leaves_the_model(uneven: Federation, engine: 
     result = ef.simulate(Broken(), alone, engine=engine, **QUICK)  # type: ignore[arg-type]
     assert not result.log["applied"].any()
     assert all((value == 0).all() for value in result.parameters[0].values())
-    assert any("3 of 3 rounds had no usable reply" in note for note in result.notes)
+    assert any("3 of 3 rounds had too few usable replies" in note for note in result.notes)
 
 
 @ENGINES

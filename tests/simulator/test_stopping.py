@@ -109,7 +109,7 @@ def test_a_resumed_job_stops_where_a_whole_one_does(uneven: Federation, after: i
 
 
 def test_nothing_is_left_to_do_when_all_have_stopped(uneven: Federation) -> None:
-    steps = [(step.round, step.last, step.scores is not None) for step in Simulation(job(uneven, [2.0, 3.0])).rounds()]
+    steps = [(step.round, step.last, bool(step.scores)) for step in Simulation(job(uneven, [2.0, 3.0])).rounds()]
     assert steps == [(1, False, False), (2, False, False), (3, True, True)]
     *_, last = Simulation(job(uneven, [2.0, 3.0])).rounds()
     assert not list(Simulation(job(uneven, [2.0, 3.0])).rounds((last.round, last.state)))

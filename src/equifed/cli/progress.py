@@ -12,7 +12,7 @@ from rich.table import Table
 
 from equifed.cli.tables import COLUMNS, plain_table, short
 from equifed.cli.talk import err, say
-from equifed.simulator import Simulation, Step
+from equifed.simulator import Step, Training
 from equifed.simulator.result import metrics_frame
 
 LINES = 20
@@ -28,7 +28,7 @@ class Watch:
     With `closely`, a table of the main metrics that is refreshed at every evaluation, or a plain line for each.
     """
 
-    def __init__(self, title: str, simulation: Simulation, done: int = 0, closely: bool = False) -> None:
+    def __init__(self, title: str, simulation: Training, done: int = 0, closely: bool = False) -> None:
         self.title, self.job, self.closely = title, simulation.job, closely
         self._before: pd.Series[float] | None = None
         self._seconds: list[float] = []
@@ -70,19 +70,20 @@ class Watch:
         self._seconds.append(step.seconds)
         if self._bar is not None:
             now = time.monotonic()
-            if step.scores is not None and now - self._last > PAUSE:
+            if step.scores and now - self._last > PAUSE:
                 self._last, self._figures = now, self._measured(step)
             self._bar.update(self._task, completed=step.round, figures=self._figures)
         elif self._live is not None:
-            if step.scores is not None:
+            if step.scores:
                 self._live.update(self._table(step), refresh=True)
-        elif step.scores is not None and (self.closely or step.round >= self._next or step.last):
+        elif step.scores and (self.closely or step.round >= self._next or step.last):
             self._next = step.round + self.job.rounds / LINES
             say(f"{self.title}: round {step.round}/{self.job.rounds}, {self._measured(step)}{self._left(step)}")
 
     def _values(self, step: Step) -> pd.DataFrame:
         """The global test metrics: mean and std over the runs."""
-        frame = metrics_frame(self.job, [(step.round, run, scored) for run, scored in enumerate(step.scores or [])])
+        number, scores = max(step.scores.items())
+        frame = metrics_frame(self.job, [(number, run, scored) for run, scored in enumerate(scores)])
         frame = frame[(frame["scope"] == "global") & (frame["split"] == "test")]
         return frame.groupby("metric", observed=True)["value"].agg(["mean", "std"])
 

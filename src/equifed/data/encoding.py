@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
+from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, unknown_name
 from equifed.groups import as_numbers
 
 Encoding = Literal["ordinal", "onehot"]
@@ -238,6 +238,12 @@ class Schema(_Strict):
         except ValidationError as error:
             raise ConfigError(f"The table gives no valid schema: {_first_message(error)}.") from error
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """All columns that a table needs: inputs, label and sensitive ones."""
+        names = [*(column.name for column in self.columns), self.label, *(rule.column for rule in self.sensitive)]
+        return tuple(dict.fromkeys(names))
+
     def encode(self, frame: pd.DataFrame, *, columns: Sequence[str] = ()) -> Encoded:
         """The numbers of a table; `columns` are carried along as they are."""
         x, names, scale = self._inputs(frame)
@@ -402,7 +408,7 @@ def _check_size(values: NDArray[np.float64], series: pd.Series[Any], what: str) 
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         place = _place(what, series, int(np.argmax(bad)))
-        raise DataError(f"{place}: the value is too large after scaling. Correct it, or widen the range in the schema.")
+        raise RowError(place, "the value is too large after scaling. Correct it, or widen the range in the schema.")
 
 
 def _place(what: str, series: pd.Series[Any], row: int) -> str:
@@ -517,10 +523,11 @@ def _codes(
         row = int(np.argmax(codes < 0))
         start = _place(what, series, row)
         if raw[row] < 0:
-            raise DataError(f"{start}: the value is missing. Drop such rows or fill them in.")
-        raise DataError(
-            f"{start}: {_text(uniques[raw[row]])!r} is not a known {noun}. Known: {_some(position)}. "
-            "Correct the value, or add it to the schema that all silos share."
+            raise RowError(start, "the value is missing. Drop such rows or fill them in.")
+        raise RowError(
+            start,
+            f"{_text(uniques[raw[row]])!r} is not a known {noun}. Known: {_some(position)}. "
+            "Correct the value, or add it to the schema that all silos share.",
         )
     return codes
 
@@ -537,10 +544,10 @@ def _numbers(series: pd.Series[Any], what: str) -> NDArray[np.float64]:
         row = int(np.argmax(bad))
         start, value = _place(what, series, row), series.iloc[row]
         if pd.isna(value):
-            raise DataError(f"{start}: the value is missing (NaN). Drop such rows or impute them first.")
+            raise RowError(start, "the value is missing (NaN). Drop such rows or impute them first.")
         if np.isnan(values[row]):
-            raise DataError(f"{start}: {value!r} is not a number.")
-        raise DataError(f"{start}: the value is infinite or too large. Drop such rows or impute them first.")
+            raise RowError(start, f"{value!r} is not a number.")
+        raise RowError(start, "the value is infinite or too large. Drop such rows or impute them first.")
     return values
 
 

@@ -229,8 +229,7 @@ def simulation(
 
 def measured(step: Step, split: str, compat: bool) -> dict[str, np.ndarray]:
     """ACC, SP, EO, EQO of every run, and whether it is degenerate, from the counts of an evaluated round."""
-    assert step.scores is not None
-    counts = np.stack([scored[split].counts[0] for scored in step.scores])
+    counts = np.stack([scored[split].counts[0] for scored in step.scores[step.round]])
     accuracy = np.trace(counts, axis1=-2, axis2=-1).sum(-1) / counts.sum((-3, -2, -1))
     disparities = M.disparities(counts, paper_compat="fair-fate" if compat else None)
     values = {"ACC": np.round(accuracy, 2) if compat else accuracy}

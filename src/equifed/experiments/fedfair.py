@@ -165,11 +165,10 @@ def measured(sim: Simulation, step: Step, split: str = "test") -> dict[str, np.n
 
     split "test": each model by itself; "train": the training rows of all clients, all models together.
     """
-    assert step.scores is not None
     if split == "train":
-        counts = np.stack([scored["validation"].counts for scored in step.scores])
+        counts = np.stack([scored["validation"].counts for scored in step.scores[step.round]])
     else:
-        counts = np.stack([scored["clients"].counts for scored in step.scores])
+        counts = np.stack([scored["clients"].counts for scored in step.scores[step.round]])
         counts = counts if sim.job.method.personal else counts[:, :1]
     accuracy = np.trace(counts, axis1=-2, axis2=-1).sum(-1) / counts.sum((-3, -2, -1))
     fairness = 1 - M.disparities(counts)["equal_opportunity_difference"]

@@ -94,6 +94,10 @@ class PostProcessed(Method):
         return self.fit == "client" or bool(super().personal)
 
     @property
+    def predicts_with(self) -> tuple[str, ...]:  # type: ignore[override]
+        return super().predicts_with if self.fit == "client" else (*super().predicts_with, "rates")
+
+    @property
     def setup(self) -> tuple[Phase, ...]:
         return tuple(_inside(phase) for phase in super().setup)
 
@@ -103,7 +107,7 @@ class PostProcessed(Method):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        down, name = self.predicts_with, self.post_statistic
+        down, name = super().predicts_with, self.post_statistic
         if self.fit == "client":
             fit = Phase("fit", down, (), self.post_fit_own, lambda server, replies, validation: server, gather="sum")
         else:
@@ -141,7 +145,7 @@ class PostProcessed(Method):
         return data.sum(cell[..., None] * self.post_measured(data.task, prediction)[:, None, None, :])
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
-        return super().predict(task, server.inner, client.inner, x)
+        return super().predict(task, server, client.inner, x)
 
     def adjust(self, task: Task, server: Server, client: Client, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         rates = client.rates if self.fit == "client" else server.rates

@@ -250,7 +250,7 @@ def _plain_value(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | range) else value
 
 
-_REMARK = re.compile(r"rounds had no usable reply|replies were rejected")
+_REMARK = re.compile(r"rounds had too few usable replies|replies were rejected")
 """Remarks of the simulator that the log says again, with more."""
 
 
@@ -264,14 +264,16 @@ def _incidents(results: Sequence[Result]) -> list[str]:
             lost = ~result.log["applied"].astype(bool)
             if lost.any():
                 said.append(
-                    f"{name}: {int(lost.sum())} of {len(lost)} rounds had no usable reply and left the model as it was."
+                    f"{name}: {int(lost.sum())} of {len(lost)} rounds had too few usable replies and left the model as "
+                    "it was."
                 )
-        if len(result.rejections):
-            who = result.rejections["client"].astype(str).value_counts()
+        refused = result.rejections[result.rejections["answered"].astype(bool)]
+        if len(refused):
+            who = refused["client"].astype(str).value_counts()
             said.append(
-                f"{name}: {len(result.rejections)} rejected replies, from client "
+                f"{name}: {len(refused)} rejected replies, from client "
                 f"{words.listing([str(client) for client in who.index])} "
-                f"(first reason: {words.plain(str(result.rejections['reason'].iloc[0]), 200)})."
+                f"(first reason: {words.plain(str(refused['reason'].iloc[0]), 200)})."
             )
         for note in result.notes:
             if not _REMARK.search(note):

@@ -10,7 +10,7 @@ from equifed.federation import Federation
 from equifed.local import Local
 from equifed.protocol import Method
 from equifed.simulator.engine import Engine, State
-from equifed.simulator.evaluate import Evaluator
+from equifed.simulator.evaluate import Evaluator, Measure
 from equifed.simulator.job import Job, make_job
 from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.loop import Step, rounds
@@ -18,23 +18,19 @@ from equifed.simulator.reference import Reference
 from equifed.simulator.result import Collector, Result
 from equifed.simulator.tables import make_tables
 
-__all__ = ["Collector", "Result", "Simulation", "Step", "make_job", "simulate", "sweep"]
+__all__ = ["Collector", "Result", "Simulation", "Step", "Training", "make_job", "simulate", "sweep"]
 
 EngineName = Literal["lanes", "reference"]
 ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
 
 
-class Simulation:
-    """A job with its engine: iterate over its rounds, then take the result. `simulate` does just that."""
+class Training:
+    """A job with an engine and an evaluator, wherever its clients are: iterate over its rounds, then take the
+    result."""
 
-    def __init__(self, job: Job, engine: str = "lanes") -> None:
-        if engine not in ENGINES:
-            raise ConfigError(f"Unknown engine {engine!r}. Known: lanes (fast), reference (one client at a time).")
-        tables = make_tables(job)
-        self.job = job
-        self.engine: Engine = ENGINES[engine](job, tables)
+    def __init__(self, job: Job, engine: Engine, evaluator: Measure) -> None:
+        self.job, self.engine, self._evaluator = job, engine, evaluator
         self.collector = Collector(job)
-        self._evaluator = Evaluator(job, tables)
         self._state: State | None = None
 
     def rounds(self, resume: tuple[int, State] | None = None) -> Iterator[Step]:
@@ -48,6 +44,16 @@ class Simulation:
     def result(self) -> Result:
         assert self._state is not None, "no round has finished"
         return self.collector.result(self._state, self.engine.messages.values(), self.engine.notes)
+
+
+class Simulation(Training):
+    """A job whose clients are all here. `simulate` carries one out."""
+
+    def __init__(self, job: Job, engine: str = "lanes") -> None:
+        if engine not in ENGINES:
+            raise ConfigError(f"Unknown engine {engine!r}. Known: lanes (fast), reference (one client at a time).")
+        tables = make_tables(job)
+        super().__init__(job, ENGINES[engine](job, tables), Evaluator(job, tables))
 
 
 def simulate(

@@ -35,6 +35,8 @@ class Rejection(NamedTuple):
     client: str
     phase: str
     reason: str
+    answered: bool = True
+    """False: nothing came back from it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Exchange:
     present: np.ndarray
     """Whose reply was used [R, K]."""
     rejections: list[Rejection]
+    applied: bool = True
+    """False: too few answered, so that the whole round is to have no effect."""
 
 
 class Message(NamedTuple):

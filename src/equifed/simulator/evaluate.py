@@ -5,7 +5,7 @@ Disparities come from summed (group, label, prediction) counts, never from avera
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,15 @@ class Scored(NamedTuple):
     """Mean prediction by group [S, G] (regression; nan otherwise)."""
 
 
+class Measure(Protocol):
+    """What the round loop needs of an evaluator."""
+
+    def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
+        """After round `number`: scores of every run, by the round they belong to; {} when there are none. `running`
+        [R]: the runs that go on."""
+        ...
+
+
 class Evaluator:
     """Holds the evaluation rows of every run and scores states on them."""
 
@@ -47,6 +56,18 @@ class Evaluator:
         self._at_once = max(64, EVAL_BYTES // job.row_bytes())
         self._adjusts = type(job.method).adjust is not Method.adjust
         self._draws: dict[int, Tensor] = {}
+        self._settled: dict[int, dict[str, Scored]] = {}
+        """Scores of the runs that have ended."""
+
+    def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
+        if number % self.job.eval_every and running.any():
+            return {}
+        scores = []
+        for run in range(len(self.job.runs)):
+            scores.append(self._settled[run] if run in self._settled else self.score(state, run))
+            if not running[run]:
+                self._settled[run] = scores[run]
+        return {number: scores}
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
         """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
@@ -64,6 +85,13 @@ class Evaluator:
             if "test" not in scores:
                 scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
         return scores
+
+    def own(self, server: Any, client: Any, k: int) -> Scored:
+        """Client k's own test rows, from the server's fields that `predict` needs and the client's state."""
+        sets = self.job.runs[0].federation.client_test
+        assert sets is not None
+        rows = self.tables.rows_of(sets[k], 0)
+        return self._reduce(self._predict(server, client, rows, 0), rows, torch.zeros_like(rows), 1)
 
     def _common(self, server: Any, clients: Any, rows: Tensor, run: int) -> Scored:
         """A common set of rows. Where clients have models of their own, all of them are scored on it: counts and
@@ -121,8 +149,13 @@ class Evaluator:
     def _random(self, run: int) -> Tensor:
         """A number in 0..1 for each row of the run's data, the same in every round and for every model."""
         if run not in self._draws:
-            own = self.job.runs[run]
-            made = plan.generator(own.seed, "adjust").random(len(own.federation.rows.y))
+            seed, fed = self.job.runs[run].seed, self.job.runs[run].federation
+            made = plan.generator(seed, "adjust").random(len(fed.rows.y))
+            # those of a client's own test rows are the client's, wherever else they lie
+            if fed.client_test is not None:
+                for k in self.job.everyone()[run]:
+                    own = fed.client_test[k]
+                    made[own] = plan.generator(seed, "adjust", self.job.client_keys[k]).random(len(own))
             self._draws[run] = torch.from_numpy(made).to(self.job.device)
         return self._draws[run]
 

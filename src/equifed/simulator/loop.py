@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from equifed import tree
+from equifed.errors import RunError
 from equifed.simulator.engine import Engine, Rejection, Stage, State, phases
-from equifed.simulator.evaluate import Evaluator, Scored
+from equifed.simulator.evaluate import Measure, Scored
 from equifed.simulator.job import Job
 
 
@@ -45,15 +46,16 @@ class Step:
     logs: list[RoundLog]
     rejections: list[tuple[int, Rejection]]
     """(round, who and why)."""
-    scores: list[dict[str, Scored]] | None
-    """Per run, in rounds that are evaluated."""
+    scores: dict[int, list[dict[str, Scored]]]
+    """By round, what was measured of every run: this round if it is evaluated, or one before it where clients measure
+    a round's model only when the next round brings it to them."""
     seconds: float
     """Wall time of the round, evaluation included."""
     last: bool
     """Nothing follows: all rounds are done, or all runs have converged."""
 
 
-def rounds(job: Job, engine: Engine, evaluator: Evaluator, resume: tuple[int, State] | None = None) -> Iterator[Step]:
+def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, State] | None = None) -> Iterator[Step]:
     """Carry out the job, yielding after every round; `resume` = (last finished round, state after it).
 
     A run that has converged takes its final phases at once and then stays as it is, so what comes out of it does not
@@ -66,25 +68,24 @@ def rounds(job: Job, engine: Engine, evaluator: Evaluator, resume: tuple[int, St
         if not done:
             state = _with_everyone(job, engine, state, "setup", 0, np.ones(len(job.runs), dtype=bool), rejections)
         running = ~_look(job, state)[1] if done else np.ones(len(job.runs), dtype=bool)
-    settled: dict[int, dict[str, Scored]] = {}
     for number in range(done + 1, job.rounds + 1):
         if not running.any():
             return
         with _settings(job):  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
-            state, present = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            state, present, applied = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            gone = [each.run for _, each in rejections if not each.answered]
             observed, converged = _look(job, state)
             ended = running & converged if number < job.rounds else running
             if ended.any() and phases(job.method, "final"):
                 state = _with_everyone(job, engine, state, "final", number, ended, rejections)
                 observed, _ = _look(job, state)
             stopped = ended & converged
-            logs = _logs(number, running, stopped, here, present, observed)
+            logs = _logs(number, running, stopped, here, present, applied, gone, observed)
             running = running & ~ended
             last = not running.any()
-            evaluated = number % job.eval_every == 0 or last
-            scores = _scores(job, evaluator, state, running, settled) if evaluated else None
+            scores = evaluator.measured(number, state, running)
         yield Step(number, state, logs, rejections, scores, time.perf_counter() - clock, last)
         clock, rejections = time.perf_counter(), []
 
@@ -108,18 +109,6 @@ def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return dict(zip(observed, values, strict=False)), values[-1] > 0
 
 
-def _scores(
-    job: Job, evaluator: Evaluator, state: State, running: np.ndarray, settled: dict[int, dict[str, Scored]]
-) -> list[dict[str, Scored]]:
-    """Every run's scores; those of a run that has ended are computed once."""
-    scores = []
-    for run in range(len(job.runs)):
-        scores.append(settled[run] if run in settled else evaluator.score(state, run))
-        if not running[run]:
-            settled[run] = scores[run]
-    return scores
-
-
 def _with_everyone(
     job: Job,
     engine: Engine,
@@ -129,10 +118,17 @@ def _with_everyone(
     runs: np.ndarray,
     rejections: list[tuple[int, Rejection]],
 ) -> State:
-    """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out."""
+    """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out by plan."""
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
-    return _stage(job, engine, state, stage, number, cohorts, present, rejections)[0]
+    state, present, applied = _stage(job, engine, state, stage, number, cohorts, present, rejections)
+    if not applied:
+        reasons = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections)
+        raise RunError(
+            f"The {stage} phases need more replies than the {int(present.sum())} that came from {cohorts.shape[1]} "
+            f"clients, and without them the result would not be the method's. Missing: {reasons}."
+        )
+    return state
 
 
 def _stage(
@@ -144,13 +140,17 @@ def _stage(
     cohorts: np.ndarray,
     present: np.ndarray,
     rejections: list[tuple[int, Rejection]],
-) -> tuple[State, np.ndarray]:
-    """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow."""
+) -> tuple[State, np.ndarray, bool]:
+    """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow. A stage that
+    one of its phases could not finish has no effect."""
+    before = state
     for position in range(len(phases(job.method, stage))):
         exchange = engine.exchange(state, stage, position, number, cohorts, present)
         state, present = exchange.state, exchange.present
         rejections += [(number, rejection) for rejection in exchange.rejections]
-    return state, present
+        if not exchange.applied:
+            return before, present, False
+    return state, present, True
 
 
 def _logs(
@@ -159,23 +159,25 @@ def _logs(
     stopped: np.ndarray,
     here: np.ndarray,
     present: np.ndarray,
+    applied: bool,
+    gone: list[int],
     observed: dict[str, np.ndarray],
 ) -> list[RoundLog]:
-    """A line for every run that took part in the round."""
+    """A line for every run that took part in the round; `gone` names a run for each client that did not answer."""
     sampled, stayed, replied = here.shape[1], here.sum(1), present.sum(1)
     return [
         RoundLog(
-            int(run),
+            run,
             number,
             sampled,
             int(replied[run]),
-            sampled - int(stayed[run]),
-            int(stayed[run] - replied[run]),
-            bool(replied[run]),
+            sampled - int(stayed[run]) + gone.count(run),
+            int(stayed[run] - replied[run]) - gone.count(run),
+            applied and bool(replied[run]),
             {name: float(values[run]) for name, values in observed.items()},
             bool(stopped[run]),
         )
-        for run in np.flatnonzero(running)
+        for run in map(int, np.flatnonzero(running))
     ]
 
 

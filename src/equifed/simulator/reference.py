@@ -56,10 +56,10 @@ class Reference:
                 if not present[r, slot]:
                     continue
                 own = tree.map(lambda leaf, r=r, client=client: leaf[r, client], state.clients)
-                reply, new = self._work(phase, down, own, r, int(client), round)
+                reply, new = self.work(phase, down, own, r, int(client), round)
                 check_reply(method, phase, reply)
                 self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 0))
-                if not _finite((reply, new)):
+                if not finite((reply, new)):
                     present[r, slot] = False
                     name = self.job.runs[r].federation.ids[client]
                     rejections.append(Rejection(r, name, phase.name, "NaN or Inf in its reply"))
@@ -68,13 +68,14 @@ class Reference:
                 for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
                     leaf[r, client] = value
             if replies:
-                combined = self._combine(phase, replies, cohorts[r][present[r]])
+                combined = combine(phase, replies, cohorts[r][present[r]], self.job.device)
                 validation = data_of(self._validation[r] if self._validation else None, self.job)
                 server = phase.server(server, combined, validation)
             servers.append(server)
         return Exchange(State(tree.stack(servers), state.clients), present, rejections)
 
-    def _work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
+    def work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
+        """One client's part of a phase."""
         try:
             return phase.client(down, state, self._data(phase, run, client, round))
         except EquifedError:
@@ -122,18 +123,19 @@ class Reference:
             initial=tree.map(lambda leaf: leaf.to(job.device), job.initial[run]) if phase.initial else (),
         )
 
-    def _combine(self, phase: Phase, replies: list[Record], clients: np.ndarray) -> Record:
-        stacked = tree.stack(replies)
-        device = self.job.device
-        if phase.gather == "sum":
-            summed: Record = tree.map(lambda leaf: leaf.sum(0), stacked)
-            return {**summed, "present": torch.tensor(float(len(replies)), device=device)}
-        return {
-            **stacked,
-            "present": torch.ones(len(replies), device=device),
-            "client": torch.from_numpy(clients).to(device),
-        }
+
+def combine(phase: Phase, replies: list[Record], clients: np.ndarray, device: torch.device) -> Record:
+    """What the server's step gets from the replies of these clients, which are all there."""
+    stacked = tree.stack(replies)
+    if phase.gather == "sum":
+        summed: Record = tree.map(lambda leaf: leaf.sum(0), stacked)
+        return {**summed, "present": torch.tensor(float(len(replies)), device=device)}
+    return {
+        **stacked,
+        "present": torch.ones(len(replies), device=device),
+        "client": torch.from_numpy(clients).to(device),
+    }
 
 
-def _finite(value: Tree) -> bool:
+def finite(value: Tree) -> bool:
     return all(bool(leaf.isfinite().all()) for leaf in tree.leaves(value))

@@ -117,7 +117,7 @@ class Result:
     log: pd.DataFrame
     """Per round: clients sampled, replied, dropped, rejected, whether applied, and what the method observes."""
     rejections: pd.DataFrame
-    """Replies that were refused: seed, round, phase, client, reason."""
+    """Replies that were refused or never came: seed, round, phase, client, reason, answered."""
     parameters: dict[Any, dict[str, np.ndarray]]
     """Final global model(s) by seed; by (swept values..., seed) after a sweep."""
     info: dict[str, Any]
@@ -367,8 +367,8 @@ class Collector:
         self.logs += step.logs
         self.rejections += step.rejections
         self.seconds.append(step.seconds)
-        for run, scored in enumerate(step.scores or []):
-            self.scores.append((step.round, run, scored))
+        for number, scores in step.scores.items():
+            self.scores += [(number, run, scored) for run, scored in enumerate(scores)]
 
     def result(self, state: State, messages: Iterable[Message], notes: Sequence[str]) -> Result:
         job = self.job
@@ -407,12 +407,12 @@ class Collector:
             parameters=_parameters(job, kept),
             info=info,
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
-            notes=[*notes, *_remarks(job, self.logs)],
+            notes=[*notes, *_remarks(job, self.logs, self.rejections)],
             final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
         )
 
 
-def _remarks(job: Job, logs: list[RoundLog]) -> list[str]:
+def _remarks(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[str]:
     lost = [log for log in logs if not log.applied]
     rejected = sum(log.rejected for log in logs)
     remarks = []
@@ -421,12 +421,36 @@ def _remarks(job: Job, logs: list[RoundLog]) -> list[str]:
         remarks.append("The federation has no test rows, so nothing was measured.")
     if lost:
         remarks.append(
-            f"{len(lost)} of {len(logs)} rounds had no usable reply and left the model as it was "
+            f"{len(lost)} of {len(logs)} rounds had too few usable replies and left the model as it was "
             f"(first: seed {job.runs[lost[0].run].seed}, round {lost[0].round})."
         )
     if rejected:
         remarks.append(f"{rejected} replies were rejected; `rejections` names the clients, rounds and reasons.")
-    return [*remarks, *_ending(job, logs)]
+    return [*remarks, *_absences(rejections), *_ending(job, logs)]
+
+
+def _absences(rejections: list[tuple[int, Rejection]]) -> list[str]:
+    """Which clients did not answer, and when."""
+    absent: dict[str, list[tuple[int, str]]] = {}
+    for number, each in rejections:
+        if not each.answered:
+            absent.setdefault(each.client, []).append((number, each.reason))
+    return [
+        f"{client} did not answer in round{'s' * (len(when) > 1)} {_ranges([number for number, _ in when])} "
+        f"({'; '.join(dict.fromkeys(reason for _, reason in when))})."
+        for client, when in absent.items()
+    ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """3, 5 to 9."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
@@ -644,12 +668,12 @@ def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
 def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
     import pandas as pd
 
-    names = [*job.runs[0].hyper, "seed", "round", "phase", "client", "reason"]
+    names = ["phase", "client", "reason", "answered"]
     rows = [
-        [*job.runs[each.run].hyper.values(), job.runs[each.run].seed, number, each.phase, each.client, each.reason]
+        [*job.runs[each.run].hyper.values(), job.runs[each.run].seed, number, *(getattr(each, name) for name in names)]
         for number, each in rejections
     ]
-    return pd.DataFrame(rows, columns=names)
+    return pd.DataFrame(rows, columns=[*job.runs[0].hyper, "seed", "round", *names])
 
 
 def _key(run: Run) -> Any:

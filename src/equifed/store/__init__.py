@@ -13,7 +13,7 @@ from pathlib import Path
 
 from equifed.config import Config, build
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
-from equifed.simulator import Simulation
+from equifed.simulator import Training
 from equifed.store.environment import environment, fingerprint
 from equifed.store.files import writable_folder
 from equifed.store.folder import Entry, Recording, RunFolder
@@ -34,16 +34,22 @@ class Store:
         """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
         writable_folder(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
 
-    def start(self, config: Config, simulation: Simulation | None = None) -> Recording:
-        """A new run in a folder of its own; `simulation` where it is built already."""
+    def start(self, config: Config, simulation: Training | None = None, id: str | None = None) -> Recording:
+        """A new run in a folder of its own; `simulation` where it is built already, `id` where it has one already."""
         self.prepare()
         simulation = simulation or build(config)
-        folder = RunFolder.create(self._new_path(config), config, simulation)
+        folder = RunFolder.create(self.root / (id or self.new_id(config)), config, simulation)
         self.index.put(folder.entry())
         return _Listed(self.index, folder, config, simulation)
 
-    def resume(self, reference: str, check: Callable[[Simulation], None] | None = None) -> Recording:
-        """The run from its last checkpoint on; what `check` refuses stays as it is."""
+    def resume(
+        self,
+        reference: str,
+        check: Callable[[Training], None] | None = None,
+        make: Callable[[Config], Training] = build,
+    ) -> Recording:
+        """The run from its last checkpoint on; what `check` refuses stays as it is. make: its training, from its
+        configuration."""
         folder = self.find(reference)
         if folder.status()["status"] == "finished":
             raise RunError(f"Run {folder.id} has already finished.")
@@ -52,7 +58,7 @@ class Store:
         try:
             config = folder.config()
             index = Index(folder.path.parent)  # not ours when the run was named by its path
-            simulation = self._same(folder, config)
+            simulation = self._same(folder, config, make(config))
             if check is not None:
                 check(simulation)
             recording = _Listed(index, folder, config, simulation)
@@ -92,15 +98,15 @@ class Store:
     def _folder(self, entry: Entry) -> RunFolder:
         return RunFolder(self.root / entry.folder)
 
-    def _new_path(self, config: Config) -> Path:
+    def new_id(self, config: Config) -> str:
+        """A name for a new run's folder."""
         method = re.sub(r"[^a-z0-9-]", "-", config.method.name.lower())
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return self.root / f"{stamp}-{method}-{secrets.token_hex(2)}"
+        return f"{stamp}-{method}-{secrets.token_hex(2)}"
 
     @staticmethod
-    def _same(folder: RunFolder, config: Config) -> Simulation:
-        """The run's simulation, refused when its data are others than they were."""
-        simulation = build(config)
+    def _same(folder: RunFolder, config: Config, simulation: Training) -> Training:
+        """The run's training, refused when its data are others than they were."""
         feds = [run.federation for run in simulation.job.runs[: len(config.run.seed_list)]]
         then = json.loads((folder.path / "data.json").read_text())
         if fingerprint(feds) != then["fingerprint"]:
@@ -124,7 +130,7 @@ class Store:
 class _Listed(Recording):
     """A recording that keeps the index up to date."""
 
-    def __init__(self, index: Index, folder: RunFolder, config: Config, simulation: Simulation) -> None:
+    def __init__(self, index: Index, folder: RunFolder, config: Config, simulation: Training) -> None:
         super().__init__(folder, config, simulation)
         self._index = index
 

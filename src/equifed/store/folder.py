@@ -31,7 +31,7 @@ from safetensors.numpy import load_file, save
 from equifed import tree
 from equifed.config import Config, load_config
 from equifed.errors import RunError
-from equifed.simulator import Result, Simulation, Step
+from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.evaluate import Scored
 from equifed.simulator.loop import RoundLog
@@ -39,7 +39,7 @@ from equifed.store.environment import data_record, environment
 from equifed.store.files import Lock, plain, sync, write_atomic, write_json
 from equifed.store.results import load_result, save_result
 
-FORMAT = "equifed-checkpoint-1"
+FORMAT = "equifed-checkpoint-2"
 Status = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -157,7 +157,7 @@ class RunFolder:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, config: Config, simulation: Simulation) -> RunFolder:
+    def create(cls, path: Path, config: Config, simulation: Training) -> RunFolder:
         """A new folder for the run; status.json is written last and makes it one."""
         path.mkdir(parents=True)
         (path / "scores").mkdir()
@@ -257,7 +257,7 @@ class RunFolder:
 class Recording:
     """A run being carried out and written down: iterate over `rounds`, then `finish`. Use it in a `with`."""
 
-    def __init__(self, folder: RunFolder, config: Config, simulation: Simulation) -> None:
+    def __init__(self, folder: RunFolder, config: Config, simulation: Training) -> None:
         self.folder, self.config, self.simulation = folder, config, simulation
         self._fingerprint = config.fingerprint(folder.path)
         self._resume: tuple[int, State] | None = None
@@ -278,7 +278,7 @@ class Recording:
         runs = len(self.simulation.job.runs)
         engine, collector = self.simulation.engine, self.simulation.collector
         for line in self.folder.read_lines(state[0]):
-            scores = self.folder.read_scores(line["round"], runs) if line["evaluated"] else None
+            scores = {number: self.folder.read_scores(number, runs) for number in line["evaluated"]}
             collector.add(_step(line, state[1], scores))
             for key, message in _messages(line):
                 engine.messages.setdefault(key, message)
@@ -296,14 +296,13 @@ class Recording:
             yield step
 
     def _write(self, step: Step, messages: Mapping[tuple[str, int], Message], notes: list[str]) -> None:
-        if step.scores is not None:
-            self._pending.append(self.folder.write_scores(step.round, step.scores))
+        self._pending += [self.folder.write_scores(number, scores) for number, scores in step.scores.items()]
         self._pending.append(
             self.folder.write_line(
                 {
                     "round": step.round,
                     "seconds": step.seconds,
-                    "evaluated": step.scores is not None,
+                    "evaluated": list(step.scores),
                     "logs": [log._asdict() for log in step.logs],
                     "rejections": [[number, *rejection] for number, rejection in step.rejections],
                     "messages": [[position, message._asdict()] for (_, position), message in messages.items()],
@@ -336,7 +335,7 @@ class Recording:
         self.folder.lock.release()
 
 
-def _step(line: dict[str, Any], state: State, scores: list[dict[str, Scored]] | None) -> Step:
+def _step(line: dict[str, Any], state: State, scores: dict[int, list[dict[str, Scored]]]) -> Step:
     logs = [
         RoundLog(**{**log, "observed": {name: float(value) for name, value in log["observed"].items()}})
         for log in line["logs"]

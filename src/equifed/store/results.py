@@ -14,7 +14,7 @@ from equifed.simulator.result import HEADLINE, HEADLINE_REGRESSION, Result
 from equifed.store.files import plain, write_atomic, write_json
 
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
-REJECTIONS = ["seed", "round", "phase", "client", "reason"]
+REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 
 def save_result(folder: Path, result: Result) -> None:
@@ -46,11 +46,12 @@ def load_result(folder: str | Path) -> Result:
     about["info"]["hyper_parameters"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
+    rejections = json.loads((folder / "rejections.json").read_text())
     result = Result(
         metrics=pd.read_parquet(folder / "metrics.parquet"),
         messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
         log=pd.read_parquet(folder / "log.parquet"),
-        rejections=pd.DataFrame(json.loads((folder / "rejections.json").read_text()), columns=REJECTIONS),
+        rejections=pd.DataFrame(rejections, columns=[*about["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
         info=about["info"],
         timings=json.loads((folder / "timings.json").read_text()),
