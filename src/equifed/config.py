@@ -121,8 +121,8 @@ class FlowerSection(_Section):
     """Seconds that the clients have to answer in a phase."""
     join_deadline: float = Field(300.0, gt=0)
     """Seconds that the server waits for the clients before the first round."""
-    min_count: int = Field(10, ge=1)
-    """Clients withhold counts of their test rows below this number; a silo's own setting may be higher."""
+    min_count: int = Field(10, ge=0)
+    """Clients withhold counts of their test rows below this number; a silo's own setting may be higher. 0: nothing."""
 
 
 _FILE_KEYS = (
@@ -325,8 +325,8 @@ _FOR_THE_DATA = ("clients_per_round", "eval_every", "dropout", "device")
 """Keys of [run] that only the data, or the machine, can refuse."""
 
 
-def job_of(config: Config, federations: Sequence[Federation]) -> Job:
-    """What `build` will compute, checked, without the work of setting it up."""
+def job_of(config: Config, federations: Sequence[Federation], one_place: bool = False) -> Job:
+    """What `build` will compute, checked, without the work of setting it up. one_place: see `make_job`."""
     run = config.run
     try:
         return make_job(
@@ -343,6 +343,7 @@ def job_of(config: Config, federations: Sequence[Federation]) -> Job:
             device=run.device,
             compile=run.compile if isinstance(run.compile, bool) else None,
             over=config.sweep or None,
+            one_place=one_place,
         )
     except ConfigError as error:
         key = [f"run.{kebab(name)}: " for name in _spoken(_FOR_THE_DATA, str(error))[:1]]

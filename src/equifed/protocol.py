@@ -36,6 +36,10 @@ __all__ = ["ClientWork", "Data", "Draw", "Local", "LocalTraining", "Method", "Ph
 Record = dict[str, Tree]
 """Named tensors or trees: what travels in one message."""
 
+ROW_COUNTS = frozenset({"rows", "counts", "n", "decisions"})
+"""Fields of replies by these names count rows of the client: never below 0, never more than it has. A real federation
+refuses a reply where they are not."""
+
 
 @dataclass(frozen=True, eq=False)
 class Data:

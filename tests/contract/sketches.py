@@ -274,6 +274,7 @@ class ValidationWeighted(Method):
 
     name: ClassVar[str] = "validation-weighted"
     needs_validation: ClassVar[bool] = True
+    predicts_with: ClassVar[tuple[str, ...]] = ("theta", "threshold")
 
     @property
     def round(self) -> tuple[Phase, ...]:

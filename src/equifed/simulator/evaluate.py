@@ -86,6 +86,11 @@ class Evaluator:
                 scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
         return scores
 
+    def common(self, server: Any, positions: np.ndarray) -> Scored:
+        """These rows with the one model that serves all clients."""
+        anyone = self.job.method.init_client(self.job.task, self.job.initial[0])
+        return self._common(server, anyone, self.tables.rows_of(positions, 0), 0)
+
     def own(self, server: Any, client: Any, k: int) -> Scored:
         """Client k's own test rows, from the server's fields that `predict` needs and the client's state."""
         sets = self.job.runs[0].federation.client_test
@@ -151,7 +156,8 @@ class Evaluator:
         if run not in self._draws:
             seed, fed = self.job.runs[run].seed, self.job.runs[run].federation
             made = plan.generator(seed, "adjust").random(len(fed.rows.y))
-            # those of a client's own test rows are the client's, wherever else they lie
+            # those of the server's and of a client's own rows are its own, whatever rows there are elsewhere
+            made[fed.validation] = plan.generator(seed, "adjust-validation").random(len(fed.validation))
             if fed.client_test is not None:
                 for k in self.job.everyone()[run]:
                     own = fed.client_test[k]

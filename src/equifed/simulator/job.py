@@ -120,8 +120,12 @@ def make_job(
     device: str,
     compile: bool | None,
     over: Mapping[str, Sequence[float]] | None = None,
+    one_place: bool = False,
 ) -> Job:
-    """Check and resolve the arguments of `simulate` and `sweep`."""
+    """Check and resolve the arguments of `simulate` and `sweep`.
+
+    one_place: the federation is a real one as one place in it sees it, without the rows that lie elsewhere.
+    """
     if not isinstance(method, Method):
         raise ConfigError(
             f"method must be a method such as equifed.methods.FedAvg(), got {method!r}. "
@@ -141,7 +145,7 @@ def make_job(
             raise ConfigError(
                 f"{method.name} is for {' and '.join(method.tasks)} labels; those of this federation are {fed.task}."
             )
-        if method.needs_validation and not len(fed.validation):
+        if method.needs_validation and not len(fed.validation) and not one_place:
             raise ConfigError(
                 f"{method.name} measures fairness on a validation set held by the server, but this federation has "
                 "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2)."

@@ -5,6 +5,8 @@ Errors in a method's code are raised with the run, phase and client they happene
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,7 +39,10 @@ class Reference:
         self.job, self.tables = job, tables
         self.messages: dict[tuple[str, int], Message] = {}
         self.notes: list[str] = []
-        self._validation = validation_data(job, tables)
+
+    @cached_property
+    def _validation(self) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...] | None:
+        return validation_data(self.job, self.tables)
 
     def start(self) -> State:
         return initial_state(self.job)

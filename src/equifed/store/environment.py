@@ -41,7 +41,7 @@ def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, 
         "preset": config.data.preset,
         "seeds": config.run.seed_list,
         "provenance": dict(first.provenance),
-        "files": {name: file_hash(path) for name, path in config.paths().items()},
+        "files": {name: file_hash(path) for name, path in config.paths().items() if path.is_file()},
         "fingerprint": fingerprint(federations),
     }
 

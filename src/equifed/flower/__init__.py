@@ -1,0 +1,27 @@
+"""A real federation on Flower: the same methods, the same configuration, the same numbers as in the simulator.
+
+This package is the only importer of flwr, which the extra `flower` installs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from equifed.flower.client import client_app
+    from equifed.flower.server import server_app
+
+__all__ = ["client_app", "server_app"]
+
+
+def __getattr__(name: str) -> Any:
+    """The apps are imported when they are asked for: a client's process has no use for the server's code."""
+    if name == "client_app":
+        from equifed.flower.client import client_app
+
+        return client_app
+    if name == "server_app":
+        from equifed.flower.server import server_app
+
+        return server_app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,261 @@
+"""The engine whose clients are elsewhere, and the evaluation that rides along with its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from torch import Tensor
+
+from equifed import tree
+from equifed.flower import evaluation
+from equifed.flower.evaluation import Withheld, together, withheld_cells
+from equifed.flower.link import Link, Request
+from equifed.flower.memory import exchange_number
+from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
+from equifed.flower.setting import Scaling, action, codecs, exchanges
+from equifed.protocol import ROW_COUNTS, Phase, Record
+from equifed.simulator.engine import (
+    Exchange,
+    Message,
+    Rejection,
+    Stage,
+    State,
+    data_of,
+    down_of,
+    initial_state,
+    phases,
+    record_message,
+    validation_data,
+)
+from equifed.simulator.evaluate import Evaluator, Scored
+from equifed.simulator.job import Job
+from equifed.simulator.reference import Reference, combine
+from equifed.simulator.tables import Tables
+
+
+class FlowerEngine:
+    """Carries out exchanges with silos. One run; what clients remember stays with them, and the state's `clients` says
+    only from which exchange each of them is to go on."""
+
+    def __init__(
+        self, job: Job, tables: Tables, link: Link, scaling: Scaling | None, deadline: float, min_replies: int
+    ) -> None:
+        self.job, self.link, self.deadline, self.min_replies = job, link, deadline, min_replies
+        self.messages: dict[tuple[str, int], Message] = {}
+        self.notes: list[str] = []
+        self.committed: Tensor = torch.zeros(job.task.num_clients, dtype=torch.int64)
+        """What the last checkpoint says of the clients: they must not forget it."""
+        self.measured: dict[int, tuple[State, list[Scored | None]]] = {}
+        """What clients counted of a round's model, until it is asked for: the round's state, and the counts."""
+        self._ids = job.runs[0].federation.ids
+        self._codecs = codecs(job.method)
+        self._scaling = None if scaling is None else _as_record(scaling)
+        self._like = _replies(job, tables)
+        validation = validation_data(job, tables)
+        self._validation = None if validation is None else validation[0]
+
+    def start(self) -> State:
+        servers = initial_state(self.job).server
+        return State(servers, torch.zeros(1, self.job.task.num_clients, dtype=torch.int64))
+
+    def exchange(
+        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> Exchange:
+        phase = phases(self.job.method, stage)[position]
+        server, kept = tree.take(state.server, 0), state.clients[0]
+        cohort = [int(k) for k in cohorts[0][present[0]]]
+        before = round - 1 if stage == "round" and position == 0 and self._evaluates(round - 1) else None
+        if stage == "round" and position == 0:
+            self.link.welcome(min(self.deadline, 60.0))
+        if not cohort and before is None:
+            return Exchange(state, present, [])
+        down = down_of(server, phase)
+        model = {name: getattr(server, name) for name in self.job.method.predicts_with} if before is not None else {}
+        number = exchange_number(round, stage, position)
+        train = pack(down | model, self._codecs)
+        requests = {
+            self._ids[k]: Request(f"train.{action(stage, phase)}", self._request(train, kept, k, number, round, before))
+            for k in cohort
+        }
+        if before is not None:
+            others = [k for k in range(len(self._ids)) if self._ids[k] not in requests]
+            requests |= self._evaluation_requests(model, kept, others, number, round)
+        answers = self.link.ask(requests, self.deadline)
+        if before is not None:
+            found, refused = self._evaluations(answers, number)
+            self.measured[before], rejections = (state, found), refused
+        else:
+            rejections = []
+        replies: dict[int, Record] = {}
+        like = self._like[stage, position]
+        self.messages.setdefault((stage, position), record_message(stage, phase, down, like, 0))
+        for k in cohort:
+            try:
+                replies[k] = self._reply(answers[self._ids[k]], phase, like, k, number)
+            except BadMessage as error:
+                answered = not isinstance(answers[self._ids[k]], str)
+                rejections.append(Rejection(0, self._ids[k], phase.name, str(error), answered))
+        there = present & np.isin(cohorts, list(replies))
+        if len(replies) < min(self.min_replies, len(self._ids)) or not cohort:
+            return Exchange(state, there, rejections, applied=not cohort)
+        who = np.array([k for k in cohort if k in replies])
+        moved = [tree.map(lambda leaf: leaf.to(self.job.device), replies[int(k)]) for k in who]
+        replied = combine(phase, moved, who, self.job.device)
+        server = phase.server(server, replied, data_of(self._validation, self.job))
+        kept = kept.clone()
+        kept[torch.from_numpy(who)] = number
+        return Exchange(State(tree.map(lambda leaf: leaf.unsqueeze(0), server), kept[None]), there, rejections)
+
+    def evaluate(self, state: State, round: int) -> list[Scored | None]:
+        """Ask everyone for what it counts with the model of this state."""
+        server, kept, number = tree.take(state.server, 0), state.clients[0], exchange_number(round, "final", 999)
+        model = {name: getattr(server, name) for name in self.job.method.predicts_with}
+        requests = self._evaluation_requests(model, kept, range(len(self._ids)), number, round)
+        self.messages.setdefault(("evaluate", 0), self._evaluation_message(model))
+        answers = self.link.ask(requests, self.deadline)
+        found, refused = self._evaluations(answers, number)
+        self.notes += [f"{each.client} did not evaluate round {round}: {each.reason}." for each in refused]
+        self.notes += [
+            f"{silo} did not evaluate round {round}: {answer}."
+            for silo, answer in answers.items()
+            if isinstance(answer, str)
+        ]
+        return found
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def _evaluates(self, round: int) -> bool:
+        return round >= 1 and round % self.job.eval_every == 0
+
+    def _request(
+        self, fields: ArrayRecord, kept: Tensor, k: int, number: int, round: int, evaluate: int | None = None
+    ) -> RecordDict:
+        said: dict[str, str | int] = {
+            "run": self.link.run,
+            "exchange": str(number),
+            "round": round,
+            "from": int(kept[k]),
+            "keep": int(self.committed[k]),
+            "evaluate": int(evaluate is not None),
+        }
+        content = RecordDict({ABOUT: about(said), FIELDS: fields})
+        if self._scaling is not None:
+            content[SCALING] = self._scaling
+        return content
+
+    def _evaluation_requests(
+        self, model: Record, kept: Tensor, clients: Sequence[int], number: int, round: int
+    ) -> dict[str, Request]:
+        packed = pack(model, self._codecs)
+        return {
+            self._ids[k]: Request("evaluate.counts", self._request(packed, kept, k, number, round)) for k in clients
+        }
+
+    def _evaluation_message(self, model: Record) -> Message:
+        names = tuple(model)
+        phase = Phase("counts", names, evaluation.FIELDS, _nothing, _nothing, codecs=self._codecs)  # type: ignore[arg-type]
+        return record_message("evaluate", phase, model, evaluation.like(self.job.task), 0)
+
+    # -- replies -------------------------------------------------------------------------------------------------------
+
+    def _reply(self, answer: RecordDict | str, phase: Phase, like: Record, k: int, number: int) -> Record:
+        content = _checked(answer, self._ids[k], number)
+        reply = unpack(content, FIELDS, like, self._codecs)
+        rows = self.link.members[self._ids[k]].rows
+        for name in ROW_COUNTS & set(reply):
+            for leaf in tree.leaves(reply[name]):
+                if (leaf < 0).any() or (leaf > rows).any():
+                    raise BadMessage(f"has {name} outside 0 to {rows}, the rows that it declared")
+        return reply
+
+    def _evaluations(
+        self, answers: Mapping[str, RecordDict | str], number: int
+    ) -> tuple[list[Scored | None], list[Rejection]]:
+        """Every client's scores, None where there are none, and the evaluations that were refused."""
+        found: list[Scored | None] = []
+        refused = []
+        for silo in self._ids:
+            answer = answers[silo]
+            try:
+                content = _checked(answer, silo, number)
+                found.append(evaluation.read(content, self.job.task, self.link.members[silo].test_rows))
+            except BadMessage as error:
+                found.append(None)
+                if not isinstance(answer, str) and EVALUATION in answer:
+                    refused.append(Rejection(0, silo, EVALUATION, str(error)))
+        return found, refused
+
+
+def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
+    """A reply of the right names, shapes and types in every phase: what a client without rows would say."""
+    found: dict[tuple[str, int], Record] = {}
+    silo = Reference(job, tables)
+    server = tree.take(initial_state(job).server, 0)
+    state = tree.map(lambda leaf: leaf.to(job.device), job.method.init_client(job.task, job.initial[0]))
+    with torch.no_grad():
+        for stage, position, phase in exchanges(job.method):
+            found[stage, position], state = silo.work(phase, down_of(server, phase), state, 0, 0, 0)
+    return found
+
+
+def _nothing(*_: object) -> None:
+    """An evaluation is no phase of a method."""
+
+
+def _checked(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
+    """An answer's content, refused unless it is this silo's to this exchange."""
+    if isinstance(answer, str):
+        raise BadMessage(answer)
+    said = read_about(answer)
+    if "refused" in said:
+        raise BadMessage(str(said["refused"]))
+    if said.get("client") != silo:
+        raise BadMessage(f"is signed by {said.get('client')!r}")
+    if said.get("exchange") != str(number):
+        raise BadMessage("belongs to another exchange")
+    return answer
+
+
+def _as_record(scaling: Scaling) -> ArrayRecord:
+    return ArrayRecord({"shift": Array(scaling[0]), "factor": Array(scaling[1])})
+
+
+class FlowerEvaluator:
+    """Scores from what clients counted: a round's model is measured when the next round brings it to them, that of the
+    last round by a message of its own."""
+
+    def __init__(self, job: Job, tables: Tables, engine: FlowerEngine) -> None:
+        self.job, self.engine = job, engine
+        self._local = Evaluator(job, tables)
+        self.withheld: list[Withheld] = []
+        """What clients withheld in the last evaluation."""
+
+    def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
+        scores = {round: [self._scores(*counted)] for round, counted in self.engine.measured.items()}
+        self.engine.measured.clear()
+        if not running.any():
+            found = self.engine.evaluate(state, number)
+            scores[number] = [self._scores(state, found)]
+            self._tell(found)
+        return scores
+
+    def _scores(self, state: State, found: list[Scored | None]) -> dict[str, Scored]:
+        scores = together(found, self.job.task)
+        fed = self.job.runs[0].federation
+        # clients' own models are not here to be tried on the server's rows
+        if len(fed.validation) and not self.job.method.personal:
+            server = tree.take(state.server, 0)
+            scores["validation"] = self._local.common(server, fed.validation)
+        return scores
+
+    def _tell(self, found: list[Scored | None]) -> None:
+        """Say what is withheld at the end."""
+        fed = self.job.runs[0].federation
+        labels = fed.classes or ("",)
+        self.withheld = withheld_cells(found, fed.ids)
+        for client, cells in self.withheld:
+            named = ", ".join(" ".join(part for part in (fed.groups[g], labels[c]) if part) for g, c in cells)
+            self.engine.notes.append(f"{client} withholds its counts of {named}: too few rows to be told.")

@@ -1,0 +1,166 @@
+"""The silos behind Flower's grid: who is there, and asking them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from equifed.errors import RunError
+from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, read_about
+
+POLL = 0.5
+"""Seconds between two looks for replies."""
+
+
+class Request(NamedTuple):
+    kind: str
+    """Flower's message type."""
+    content: RecordDict
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a silo said of itself when it joined."""
+
+    rows: int
+    """Training rows."""
+    test_rows: int
+    mark: str
+    """Of its rows: the same as long as they are the same."""
+    sums: tuple[np.ndarray, np.ndarray] | None
+    """Sums and sums of squares of the inputs to be standardised."""
+
+
+@dataclass(eq=False)
+class Link:
+    """Asks silos by name. Node ids are Flower's own and change; a silo is who its node's configuration says."""
+
+    grid: Grid
+    silos: Sequence[str]
+    app: str
+    """The digest of the server's configuration, which the silos' must equal."""
+    run: str
+    """The run's id."""
+    members: dict[str, Member] = field(default_factory=dict)
+    """Everyone who has ever joined this run."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a silo could not join."""
+    strangers: list[str] = field(default_factory=list)
+    """Nodes that were sent away: no silo of this federation, or one that is here already."""
+    _nodes: dict[str, int] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+    """Nodes that were asked to join."""
+
+    def gather(self, deadline: float, enough: int) -> None:
+        """Wait until all silos have joined; when time is up, go on with those there are if they are enough."""
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
+            self.welcome(end - time.monotonic())
+            if all(silo in self._nodes or silo in self.refused for silo in self.silos):
+                break
+            time.sleep(POLL)
+        if len(self._nodes) < enough:
+            raise RunError(
+                f"Only {len(self._nodes)} of {len(self.silos)} silos joined and at least {enough} are needed. "
+                + " ".join(f"{silo}: {self.why_not(silo)}." for silo in self.silos if silo not in self._nodes)
+                + (f" Also here: {', '.join(dict.fromkeys(self.strangers))}." if self.strangers else "")
+            )
+
+    @property
+    def here(self) -> list[str]:
+        """The silos that have joined."""
+        return [silo for silo in self.silos if silo in self._nodes]
+
+    def why_not(self, silo: str) -> str:
+        return self.refused.get(silo, "not connected")
+
+    def welcome(self, patience: float) -> None:
+        """Ask nodes that are new who they are."""
+        connected = set(self.grid.get_node_ids())
+        self._seen &= connected  # who has left is asked again when it comes back
+        new = sorted(connected - self._seen)
+        content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
+        for node, found in self._exchange({node: Request("query.join", content) for node in new}, patience).items():
+            if isinstance(found, str):
+                continue  # it is asked again
+            self._seen.add(node)
+            try:
+                name = str(read_about(found).get("client", ""))
+                there = self._nodes.get(name)
+                if name not in self.silos or (there is not None and there != node and there in connected):
+                    self.strangers.append(f"a node that calls itself {name!r}")
+                    continue
+                self._admit(name, node, _introduced(found))
+            except BadMessage as error:
+                self.refused[name] = str(error)
+
+    def _admit(self, name: str, node: int, member: Member) -> None:
+        before = self.members.get(name)
+        if before is not None and before.mark != member.mark:
+            raise BadMessage("has other rows than it started with")
+        self._nodes[name], self.members[name] = node, member
+        self.refused.pop(name, None)
+
+    def ask(self, requests: Mapping[str, Request], deadline: float) -> dict[str, RecordDict | str]:
+        """Each silo's reply, or why there is none. What comes later than the deadline is never read."""
+        connected = set(self.grid.get_node_ids())
+        there = {silo: self._nodes[silo] for silo in requests if self._nodes.get(silo) in connected}
+        replies = self._exchange({node: requests[silo] for silo, node in there.items()}, deadline)
+        return {silo: replies[there[silo]] if silo in there else self.why_not(silo) for silo in requests}
+
+    def _exchange(self, requests: Mapping[int, Request], patience: float) -> dict[int, RecordDict | str]:
+        nodes = list(requests)
+        if not nodes:
+            return {}
+        messages = [
+            Message(requests[node].content, node, requests[node].kind, ttl=max(patience, 1.0)) for node in nodes
+        ]
+        sent = list(self.grid.push_messages(messages))
+        waiting = {number: node for number, node in zip(sent, nodes, strict=False) if number is not None}
+        found: dict[int, RecordDict | str] = {
+            node: "Flower could not send the message" for node in nodes if node not in waiting.values()
+        }
+        end = time.monotonic() + patience
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    found[node] = _content(reply)
+            if not waiting or time.monotonic() >= end:
+                break
+            time.sleep(POLL)
+        return found | dict.fromkeys(waiting.values(), f"no reply within {patience:.0f} s")
+
+
+def _content(reply: Message) -> RecordDict | str:
+    if reply.has_error():
+        return " ".join(f"Flower reports: {reply.error.reason}".split())[:300]
+    return reply.content
+
+
+def _introduced(content: RecordDict) -> Member:
+    said = read_about(content)
+    if "refused" in said:
+        raise BadMessage(str(said["refused"]))
+    try:
+        rows, tests, mark = int(said["rows"]), int(said["test-rows"]), str(said["mark"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"does not introduce itself properly ({error})") from None
+    if rows < 0 or tests < 0:
+        raise BadMessage("declares a negative number of rows")
+    record, sums = content.get(FIELDS), None
+    if isinstance(record, ArrayRecord):
+        try:
+            total, squares = record["sum"].numpy(), record["squares"].numpy()
+        except Exception as error:
+            raise BadMessage(f"introduces itself with sums that cannot be read ({type(error).__name__})") from None
+        if not (total.shape == squares.shape and np.isfinite(total).all() and np.isfinite(squares).all()):
+            raise BadMessage("introduces itself with sums that are no finite numbers")
+        sums = total, squares
+    return Member(rows, tests, mark, sums)

@@ -1,0 +1,206 @@
+"""The server app: the round loop of the simulator over silos that answer through Flower.
+
+Run config: `runs`, the folder of the runs' folders; `run`, the id of the run, which is resumed if it is there already;
+`validation`, the server's own validation file, where it lies elsewhere than the configuration says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from equifed.errors import ConfigError, RunError
+from equifed.flower.engine import FlowerEngine, FlowerEvaluator
+from equifed.flower.link import Link, Member
+from equifed.flower.setting import Scaling, Setting
+from equifed.simulator import Result, Step, Training
+from equifed.simulator.engine import Message, State
+from equifed.simulator.job import Job
+from equifed.simulator.tables import make_tables
+from equifed.store import Store
+from equifed.store.files import write_json
+
+ROSTER = "federation.json"
+"""In the run's folder: who takes part, and how the inputs are standardised."""
+
+
+def server_app(path: str | Path) -> ServerApp:
+    """The server of the federation that this configuration describes."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        wanted = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
+        serve(Setting.load(path), grid, **wanted)
+
+    return app
+
+
+def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", validation: str = "") -> Result:
+    """Carry out a run, or go on with it; every round is saved, and what happened is told line by line."""
+    store = Store(runs or None)
+    store.prepare()
+    id = run or store.new_id(setting.config)
+    if id != Path(id).name:
+        raise ConfigError(f"The run's id must be the name of a folder, got {id!r}.")
+    folder = store.root / id
+    link = Link(grid, setting.silos, setting.digest, id)
+    before = _read_roster(folder, setting) if (folder / "status.json").is_file() else None
+    if before is not None:
+        link.members.update(before[0])
+    _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
+    link.gather(setting.flower.join_deadline, setting.min_replies)
+    _say(f"{len(link.here)} of {len(setting.silos)} silos are here: {', '.join(link.here)}")
+    for silo in setting.silos:
+        if silo not in link.here:
+            _say(f"{silo} is not here: {link.why_not(silo)}")
+    if before is None:
+        scaling = standardisation(setting, link.members)
+        training = Federated(setting, link, scaling, _validation(setting, validation))
+        recording = store.start(setting.config, training, id)
+        _write_roster(folder, setting, link.members, scaling)
+    else:
+        training = Federated(setting, link, before[1], _validation(setting, validation))
+        recording = store.resume(str(folder), make=lambda config: training)
+        _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
+    with recording:
+        for step in recording.rounds():
+            _say(_line(training.job, step))
+        result = recording.finish()
+    for note in result.notes:
+        _say(note)
+    _say(f"Finished: {folder}")
+    return result
+
+
+class Federated(Training):
+    """A job whose clients are elsewhere."""
+
+    engine: FlowerEngine
+
+    def __init__(self, setting: Setting, link: Link, scaling: Scaling | None, validation: Path | None) -> None:
+        federation, _ = setting.view(validation=validation)
+        job = setting.job(federation, scaling)
+        if job.method.needs_validation and not len(federation.validation):
+            raise ConfigError(
+                f"{job.method.name} measures fairness on rows that the server holds, and this server has none. Name a "
+                "file of them: validation-file in [data], or the run config's validation."
+            )
+        tables = make_tables(job)
+        engine = FlowerEngine(job, tables, link, scaling, setting.flower.deadline, setting.min_replies)
+        engine.messages["join", 0] = _join_message(link.members)
+        self._scores = FlowerEvaluator(job, tables, engine)
+        self._setting, self._link = setting, link
+        super().__init__(job, engine, self._scores)
+
+    def rounds(self, resume: tuple[int, State] | None = None) -> Iterator[Step]:
+        if resume is not None:
+            self.engine.committed = resume[1].clients[0]
+        for step in super().rounds(resume):
+            yield step
+            # whoever asks for the next round has saved this one
+            if step.round % self._setting.config.run.checkpoint_every == 0:
+                self.engine.committed = step.state.clients[0]
+
+    def result(self) -> Result:
+        result = super().result()
+        members, groups = self._link.members, result.info["groups"]
+        result.info["cells"] = None  # nobody knows them
+        result.info["rows"] |= {
+            "train": sum(each.rows for each in members.values()),
+            "test": sum(each.test_rows for each in members.values()),
+        }
+        labels = result.info["classes"] or [""]
+        result.info["federation"] = {
+            "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
+            "min_replies": self._setting.min_replies,
+            "min_count": self._setting.flower.min_count,
+            "withheld": {client: [[groups[g], labels[c]] for g, c in cells] for client, cells in self._scores.withheld},
+        }
+        result.final_states = {}  # what clients keep is not here
+        return result
+
+
+def standardisation(setting: Setting, members: Mapping[str, Member]) -> Scaling | None:
+    """Mean and deviation of the silos' training rows together, from their sums; None where the schema wants none."""
+    federation, scale = setting.view()
+    if not scale.any():
+        return None
+    rows = sum(member.rows for member in members.values())
+    total, squares = np.zeros(int(scale.sum())), np.zeros(int(scale.sum()))
+    for silo, member in members.items():
+        if member.sums is None or member.sums[0].shape != total.shape:
+            raise RunError(f"{silo} joined without the sums of its {len(total)} inputs, which standardisation needs.")
+        total, squares = total + member.sums[0], squares + member.sums[1]
+    mean = total / max(rows, 1)
+    deviation = np.sqrt(np.maximum(squares / max(rows, 1) - mean**2, 0))
+    shift, factor = (np.full(federation.shape, value, np.float32) for value in (0, 1))
+    shift[scale], factor[scale] = mean, 1 / np.where(deviation > 0, deviation, 1)
+    return shift, factor
+
+
+def _validation(setting: Setting, given: str) -> Path | None:
+    """The server's own validation file."""
+    named = setting.config.data.validation_file
+    if given:
+        return Path(given)
+    return None if named is None else setting.config.folder / named
+
+
+def _join_message(members: Mapping[str, Member]) -> Message:
+    """What a silo says of itself, as a line of the table of messages."""
+    sums = next((member.sums for member in members.values() if member.sums is not None), None)
+    sizes = {"rows": 8, "test-rows": 8, "mark": 16}
+    if sums is not None:
+        sizes |= {"sum": sums[0].nbytes, "squares": sums[1].nbytes}
+    return Message("join", "join", (), tuple(sizes), "stack", 0, sum(sizes.values()), {}, sizes)
+
+
+def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member], scaling: Scaling | None) -> None:
+    write_json(
+        folder / ROSTER,
+        {
+            "app": setting.digest,
+            "silos": {
+                silo: {"rows": each.rows, "test_rows": each.test_rows, "mark": each.mark}
+                for silo, each in members.items()
+            },
+            "scaling": None if scaling is None else [part.tolist() for part in scaling],
+        },
+    )
+
+
+def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Scaling | None]:
+    try:
+        found = json.loads((folder / ROSTER).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder / ROSTER} cannot be read ({error}), so the run cannot go on. Start a new one."
+        ) from None
+    if found["app"] != setting.digest:
+        raise RunError(
+            f"Run {folder.name} was started with another configuration, schema or version of equifed than this app's. "
+            "Put them back to go on, or start a new run."
+        )
+    members = {silo: Member(**each, sums=None) for silo, each in found["silos"].items()}
+    scaling = found["scaling"]
+    return members, None if scaling is None else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32))
+
+
+def _line(job: Job, step: Step) -> str:
+    """A finished round in a line."""
+    (log,) = step.logs
+    said = f"Round {step.round} of {job.rounds}: {log.replied} of {log.sampled} replied"
+    if not log.applied:
+        said += ", too few, so the round was not applied"
+    lost = [f"{each.client} in {each.phase} ({each.reason})" for number, each in step.rejections]
+    return said + (f"; without {'; '.join(lost)}" if lost else "") + f"; {step.seconds:.0f} s"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

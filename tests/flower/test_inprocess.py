@@ -1,0 +1,54 @@
+"""Flower = simulator, for every method: in one process, with the real apps and messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contract.sketches import SKETCHES
+from contract.test_contract import METHODS, VARIANTS
+
+import equifed as ef
+from equifed import tree
+from equifed.protocol import Method
+from flower.inprocess import federate, memory_of, nodes, setting, simulate
+
+FEDERATED = [method for method in (*METHODS, *VARIANTS, *SKETCHES) if not method.pooled]
+METRICS = ["round", "split", "scope", "metric"]
+
+
+@pytest.mark.parametrize("method", FEDERATED, ids=repr)
+def test_a_federation_equals_the_simulator(method: Method, silos: Path, tmp_path: Path) -> None:
+    """Parameters, what clients remember, and everything measured; with some of the clients in each round."""
+    made = setting(silos, method, model={"bias": method.name not in ("frl", "e2fl")})
+    grid = nodes(made)
+    found, expected = federate(made, grid, tmp_path), simulate(made)
+    assert not len(found.rejections), found.rejections
+    assert found.log["applied"].all()
+    assert found.log["replied"].tolist() == [4, 4, 4]
+    if found.parameters[3]:
+        assert found.parameters[3].keys() == expected.parameters[3].keys()
+        for name, value in expected.parameters[3].items():
+            np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-5)
+    else:
+        assert method.personal  # all models are the clients' own
+    for k, silo in enumerate(made.silos):
+        for name, value in memory_of(grid, silo).items():
+            there = tree.named(tree.take(expected.final_states[3].clients, k))[name]
+            torch.testing.assert_close(value, there, rtol=1e-5, atol=1e-5)
+    assert_measured_the_same(found, expected, method.personal)
+
+
+def assert_measured_the_same(found: ef.Result, expected: ef.Result, personal: bool) -> None:
+    """All metrics; where clients have models of their own, those of the clients: the simulator tries every model on all
+    test rows, which in a federation nobody has."""
+    frames = []
+    for result in (found, expected):
+        frame = result.metrics.astype({"split": str, "scope": str, "metric": str})
+        frame = frame[frame["scope"].str.startswith("client:")] if personal else frame
+        frames.append(frame.sort_values(METRICS).reset_index(drop=True))
+    there, simulated = frames
+    assert there[METRICS].to_numpy().tolist() == simulated[METRICS].to_numpy().tolist()
+    np.testing.assert_allclose(there["value"], simulated["value"], rtol=1e-4, atol=1e-5)
