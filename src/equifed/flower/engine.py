@@ -85,8 +85,8 @@ class FlowerEngine:
             requests |= self._evaluation_requests(model, kept, others, number, round)
         answers = self.link.ask(requests, self.deadline)
         if before is not None:
-            found, refused = self._evaluations(answers, number)
-            self.measured[before], rejections = (state, found), refused
+            found, rejections = self._evaluations(answers, number, {self._ids[k] for k in cohort})
+            self.measured[before] = state, found
         else:
             rejections = []
         replies: dict[int, Record] = {}
@@ -116,7 +116,7 @@ class FlowerEngine:
         requests = self._evaluation_requests(model, kept, range(len(self._ids)), number, round)
         self.messages.setdefault(("evaluate", 0), self._evaluation_message(model))
         answers = self.link.ask(requests, self.deadline)
-        found, refused = self._evaluations(answers, number)
+        found, refused = self._evaluations(answers, number, set())
         self.notes += [f"{each.client} did not evaluate round {round}: {each.reason}." for each in refused]
         self.notes += [
             f"{silo} did not evaluate round {round}: {answer}."
@@ -172,19 +172,21 @@ class FlowerEngine:
         return reply
 
     def _evaluations(
-        self, answers: Mapping[str, RecordDict | str], number: int
+        self, answers: Mapping[str, RecordDict | str], number: int, training: set[str]
     ) -> tuple[list[Scored | None], list[Rejection]]:
-        """Every client's scores, None where there are none, and the evaluations that were refused."""
+        """Every client's scores, None where there are none, and the evaluations that were refused; whose whole answer
+        is refused in training is not named twice."""
         found: list[Scored | None] = []
         refused = []
         for silo in self._ids:
-            answer = answers[silo]
+            answer, readable = answers[silo], False
             try:
                 content = _checked(answer, silo, number)
+                readable = True
                 found.append(evaluation.read(content, self.job.task, self.link.members[silo].test_rows))
             except BadMessage as error:
                 found.append(None)
-                if not isinstance(answer, str) and EVALUATION in answer:
+                if not isinstance(answer, str) and (readable or silo not in training):
                     refused.append(Rejection(0, silo, EVALUATION, str(error)))
         return found, refused
 

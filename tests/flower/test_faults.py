@@ -1,0 +1,388 @@
+"""What a server does when silos fail, lie or vanish, and what a run is after it was killed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+
+import equifed as ef
+from equifed import methods
+from equifed.errors import ConfigError, RunError
+from equifed.flower.client import app_of
+from equifed.flower.server import standardisation
+from equifed.flower.setting import Setting
+from equifed.store import RunFolder
+from flower.inprocess import GROUPS, Nodes, be_the_server, federate, nodes, setting, simulate, write_files
+
+QUICK = {"deadline": 0.05, "min-replies": 1, "min-count": 0}
+
+
+def in_round(message: Message, number: int) -> bool:
+    asked = message.content.config_records["about"]
+    return asked.get("round") == number and message.metadata.message_type.startswith("train.")
+
+
+def with_field(reply: Message, name: str, change: Callable[[np.ndarray], np.ndarray]) -> Message:
+    fields = reply.content["fields"]
+    fields[name] = Array(np.asarray(change(fields[name].numpy())))
+    return reply
+
+
+def rename(reply: Message) -> Message:
+    fields = reply.content["fields"]
+    reply.content["fields"] = ArrayRecord({f"x{name}": array for name, array in fields.items()})
+    return reply
+
+
+def claim(reply: Message, key: str, value: str) -> Message:
+    reply.content["about"] = ConfigRecord({**reply.content["about"], key: value})
+    return reply
+
+
+def without_fields(reply: Message) -> Message:
+    del reply.content["fields"]
+    return reply
+
+
+def nonsense(reply: Message) -> Message:
+    reply.content["fields"]["rows"] = Array("float32", (), "numpy.ndarray", b"not an array")
+    return reply
+
+
+BIAS = "update.0.bias"
+LIES: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "nan": (lambda reply: with_field(reply, BIAS, lambda v: v * np.nan), f"has NaN or Inf in {BIAS}"),
+    "infinite": (lambda reply: with_field(reply, BIAS, lambda v: v + np.inf), f"has NaN or Inf in {BIAS}"),
+    "broadcasting": (lambda reply: with_field(reply, BIAS, lambda v: v[:1]), "of shape [1] where [3] belongs"),
+    "scalar": (lambda reply: with_field(reply, BIAS, lambda v: v[0]), "of shape [] where [3] belongs"),
+    "double": (lambda reply: with_field(reply, BIAS, lambda v: v.astype(float)), "type float64 where float32 belongs"),
+    "negative": (lambda reply: with_field(reply, "rows", lambda v: -v), "has rows outside 0 to 37"),
+    "too many": (lambda reply: with_field(reply, "rows", lambda v: v * 100), "has rows outside 0 to 37"),
+    "names": (rename, "has the fields xrows, xupdate.0.bias"),
+    "empty": (without_fields, "has no record 'fields'"),
+    "bytes": (nonsense, "has a field rows that cannot be read"),
+    "impostor": (lambda reply: claim(reply, "client", "b"), "is signed by 'b'"),
+    "late": (lambda reply: claim(reply, "exchange", "1001"), "belongs to another exchange"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_bad_reply_is_refused_by_name_and_reason(lie: str, silos: Path, tmp_path: Path) -> None:
+    change, reason = LIES[lie]
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2})
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        return change(reply) if silo == "a" and in_round(message, 2) else reply
+
+    found = federate(made, nodes(made, fault), tmp_path)
+    (refused,) = found.rejections.to_dict("records")
+    assert (refused["client"], refused["round"], refused["phase"], refused["answered"]) == ("a", 2, "train", True)
+    assert reason in refused["reason"]
+    assert found.log[["replied", "dropped", "rejected"]].to_numpy().tolist() == [[6, 0, 0], [5, 0, 1]]
+    assert all(np.isfinite(value).all() for value in found.parameters[3].values())
+
+    # as if it had not been asked
+    def silent(silo: str, message: Message, reply: Message) -> Message | None:
+        return None if silo == "a" and in_round(message, 2) else reply
+
+    quick = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower=QUICK)
+    left_out = federate(quick, nodes(quick, silent), tmp_path, "left-out")
+    for name, value in left_out.parameters[3].items():
+        np.testing.assert_array_equal(found.parameters[3][name], value)
+
+
+def test_a_reply_of_an_earlier_round_is_never_used(silos: Path, tmp_path: Path) -> None:
+    """A node answers round 2 with its whole reply of round 1."""
+    made, old = setting(silos, run={"clients-per-round": "all", "rounds": 2}), {}
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "c" and in_round(message, 1):
+            old["reply"] = reply.content
+        if silo == "c" and in_round(message, 2):
+            return Message(old["reply"], reply_to=message)
+        return reply
+
+    found = federate(made, nodes(made, fault), tmp_path)
+    assert found.rejections["reason"].tolist() == ["belongs to another exchange"]
+
+
+def test_who_is_missing_when(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 4}, flower=QUICK)
+    grid = nodes(made)
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        if in_round(message, 1):
+            grid.gone = {"c"}
+        elif in_round(message, 3):
+            grid.gone = set()
+        return None if silo == "f" and in_round(message, 3) else reply
+
+    grid.fault = fault
+    found = federate(made, grid, tmp_path)
+    absent = found.rejections[~found.rejections["answered"]]
+    assert [tuple(row) for row in absent[["client", "round"]].to_numpy().tolist()] == [("c", 2), ("c", 3), ("f", 3)]
+    assert found.log["replied"].tolist() == [6, 5, 4, 6]
+    assert found.log["dropped"].tolist() == [0, 1, 2, 0]
+    assert found.log["applied"].all()
+    assert "c did not answer in rounds 2 to 3 (not connected)." in found.notes
+    assert "f did not answer in round 3 (no reply within 0 s)." in found.notes
+
+
+@pytest.mark.parametrize("method", [methods.KFFL(), methods.SFFL()], ids=lambda method: method.name)
+def test_a_round_with_too_few_replies_leaves_no_trace(method: methods.KFFL, silos: Path, tmp_path: Path) -> None:
+    """All silos worked in round 2 and two replies to its last phase were lost: the same as never having asked."""
+    made = setting(
+        silos, method, run={"clients-per-round": "all"}, flower={"min-replies": 5, "min-count": 0, "deadline": 0.05}
+    )
+    last = f"train.{method.round[-1].name}"
+
+    def lost(silo: str, message: Message, reply: Message) -> Message | None:
+        return None if silo in "ab" and in_round(message, 2) and message.metadata.message_type == last else reply
+
+    found = federate(made, nodes(made, lost), tmp_path)
+    assert found.log["applied"].tolist() == [True, False, True]
+    assert found.log["replied"].tolist() == [6, 4, 6]
+    assert any("1 of 3 rounds had too few usable replies" in note for note in found.notes)
+
+    class Deaf(Nodes):
+        """Messages of round 2 get lost on the way."""
+
+        def push_messages(self, messages):  # type: ignore[no-untyped-def]
+            ids = []
+            for message in messages:
+                if in_round(message, 2):
+                    ids.append(None)
+                else:
+                    ids += super().push_messages([message])
+            return ids
+
+    unasked = federate(made, Deaf(app_of(made), [c.node_config for c in nodes(made).contexts.values()]), tmp_path, "un")
+    assert unasked.log["applied"].tolist() == [True, False, True]
+    for name, value in unasked.parameters[3].items():
+        np.testing.assert_array_equal(found.parameters[3][name], value)
+    assert found.metrics.query("round == 3 and scope == 'global'").equals(
+        unasked.metrics.query("round == 3 and scope == 'global'")
+    )
+
+
+def test_too_few_replies_in_setup_or_at_the_end_are_an_error(silos: Path, tmp_path: Path) -> None:
+    """Without the counts of setup, or the fit at the end, the result would not be the method's."""
+    lost = {"train.setup_count", "train.final_measure"}
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        return None if message.metadata.message_type in lost and silo != "a" else reply
+
+    quick = QUICK | {"min-replies": 2}
+    for method in (methods.FedAvgGR(), methods.FedFair()):
+        made = setting(silos, method, flower=quick)
+        with pytest.raises(RunError, match="phases need more replies than the 1 that came from 6 clients"):
+            federate(made, nodes(made, fault), tmp_path, method.name)
+        status = RunFolder(tmp_path / method.name).status()
+        assert status["status"] == "failed"
+        assert "no reply within" in status["reason"]
+
+
+# -- a run that was killed ---------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """What SIGKILL is to a process."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [methods.FedAvg(), methods.KFFL(), methods.SFFL(), methods.FairFate(lambda0=0.4), methods.KFFLTD()],
+    ids=lambda method: method.name,
+)
+@pytest.mark.parametrize("moment", ["in the last phase of round 3", "in the first phase of round 1"])
+def test_a_killed_run_goes_on_with_the_same_result(
+    method: methods.FedAvg, moment: str, silos: Path, tmp_path: Path
+) -> None:
+    made = setting(silos, method, run={"rounds": 4})
+    number, phase = (3, method.round[-1]) if "last" in moment else (1, method.round[0])
+    asked = []
+
+    def kill(silo: str, message: Message, reply: Message) -> Message:
+        if in_round(message, number) and message.metadata.message_type == f"train.{phase.name}":
+            asked.append(silo)
+            if len(asked) == 3:  # some silos have worked and moved on
+                raise Killed
+        return reply
+
+    state = {"state": str(tmp_path / "silo-state")}
+    with pytest.raises(Killed):
+        federate(made, nodes(made, kill, **state), tmp_path / "runs")
+    RunFolder(tmp_path / "runs" / "run").set_status("running")  # a killed process says nothing
+    # new nodes with empty contexts: all they have is the folder of their state
+    resumed = federate(made, nodes(made, **state), tmp_path / "runs")
+    whole = federate(made, nodes(made), tmp_path / "runs", "whole")
+    for name, value in whole.parameters[3].items():
+        np.testing.assert_array_equal(resumed.parameters[3][name], value)
+    keys = ["round", "split", "scope", "metric"]
+    left, right = (
+        each.metrics.astype({"split": str, "scope": str, "metric": str}).sort_values(keys).reset_index(drop=True)
+        for each in (resumed, whole)
+    )
+    pd.testing.assert_frame_equal(left, right)
+    assert resumed.log["round"].tolist() == [1, 2, 3, 4]
+
+
+def test_memory_that_is_gone_is_said(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, methods.SFFL(), run={"rounds": 3, "clients-per-round": "all"}, flower=QUICK)
+
+    def kill(silo: str, message: Message, reply: Message) -> Message:
+        if in_round(message, 3):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        federate(made, nodes(made, kill), tmp_path)
+    resumed = federate(made, nodes(made), tmp_path)  # nodes without a state folder
+    assert resumed.log["replied"].tolist() == [6, 6, 0]
+    assert "memory that this method keeps at the silo is not there" in resumed.rejections["reason"].iloc[0]
+
+
+def test_a_run_goes_on_only_with_its_own_data_and_configuration(tmp_path: Path) -> None:
+    (tmp_path / "silos").mkdir()
+    write_files(tmp_path / "silos")
+    made = setting(tmp_path / "silos", run={"rounds": 3}, flower=QUICK)
+
+    def kill(silo: str, message: Message, reply: Message) -> Message:
+        if in_round(message, 2):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        federate(made, nodes(made, kill), tmp_path / "runs")
+    other = setting(tmp_path / "silos", run={"rounds": 3}, local={"learning-rate": 0.2}, flower=QUICK)
+    with pytest.raises(RunError, match="another configuration"):
+        federate(other, nodes(other), tmp_path / "runs")
+    frame = pd.read_parquet(tmp_path / "silos" / "c.parquet")
+    frame.iloc[1:].to_parquet(tmp_path / "silos" / "c.parquet")
+    resumed = federate(made, nodes(made), tmp_path / "runs")
+    assert any("c did not answer in rounds 2" in note and "has other rows" in note for note in resumed.notes)
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+
+
+def refused_to_join(made: Setting, grid: Nodes, runs: Path) -> str:
+    with pytest.raises(RunError) as error:
+        federate(made, grid, runs)
+    return str(error.value)
+
+
+def test_a_row_that_does_not_fit_is_named_without_its_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_files(tmp_path)
+    frame = pd.read_parquet(tmp_path / "b.parquet")
+    frame.loc[7, "sex"] = "secret"
+    frame.to_parquet(tmp_path / "b.parquet")
+    made = setting(tmp_path, flower={"min-replies": 4, "join-deadline": 0.2})
+    said = federate(made, nodes(made), tmp_path / "runs")
+    assert set(said.rejections["client"]) <= {"b"}
+    made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
+    said = refused_to_join(made, nodes(made), tmp_path / "more")
+    assert "Only 5 of 6 silos joined and at least 6 are needed." in said
+    assert "b: its file does not fit the schema: Sensitive column 'sex', row 7 (its own log says why)." in said
+    assert "secret" not in said
+    assert "'secret' is not a known group" in caplog.text  # the silo's own log
+
+
+def test_who_cannot_join(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, flower={"min-replies": 4, "join-deadline": 0.2})
+    everyone = setting(silos, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
+    configs = [context.node_config for context in nodes(made).contexts.values()]
+    other = app_of(setting(silos, local={"learning-rate": 0.5}))
+    assert "another configuration, schema or version" in refused_to_join(made, Nodes(other, configs), tmp_path)
+    stranger = [*configs[:5], {"client-id": "z"}]
+    said = refused_to_join(everyone, Nodes(app_of(everyone), stranger), tmp_path)
+    assert "f: not connected. Also here: a node that calls itself 'z'." in said
+    twice = [*configs[:5], configs[0]]
+    said = refused_to_join(everyone, Nodes(app_of(everyone), twice), tmp_path)
+    assert "f: not connected. Also here: a node that calls itself 'a'." in said
+    nameless = [*configs[:5], {"data": configs[5]["data"]}]
+    assert "f: not connected" in refused_to_join(everyone, Nodes(app_of(everyone), nameless), tmp_path)
+    lost = [*configs[:5], {"client-id": "f", "data": str(tmp_path / "nothing.parquet")}]
+    said = refused_to_join(everyone, Nodes(app_of(everyone), lost), tmp_path)
+    assert "f: its file cannot be used (its own log says why)." in said
+
+
+def test_a_silo_may_come_back_as_another_node(silos: Path, tmp_path: Path) -> None:
+    """Its node was started anew: another node id, an empty context, the same state folder."""
+    made = setting(silos, methods.SFFL(), run={"rounds": 3, "clients-per-round": "all"})
+    state = {"state": str(tmp_path / "state")}
+    grid = nodes(made, **state)
+
+    def restart(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "f" and in_round(message, 1):
+            node = next(each for each in grid.contexts if grid.silo(each) == "a")
+            fresh = nodes(made, **state).contexts[node]
+            fresh.node_id = 999
+            del grid.contexts[node]
+            grid.contexts[999] = fresh
+        return reply
+
+    grid.fault = restart
+    found = federate(made, grid, tmp_path)
+    assert not len(found.rejections)
+    for name, value in simulate(made).parameters[3].items():
+        np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
+    made = setting(silos)
+    grid = nodes(made)
+    be_the_server()
+    from equifed.flower.link import Link
+
+    link = Link(grid, made.silos, made.digest, "run")
+    link.gather(1.0, 6)
+    scaling = standardisation(made, link.members)
+    assert scaling is not None
+    fed = ef.Federation.from_files(
+        {silo: silos / f"{silo}.parquet" for silo in GROUPS}, schema=silos / "schema.json", seed=3
+    )
+    rows = fed.rows.x[fed.train.index].astype(float)
+    np.testing.assert_allclose(scaling[0], rows.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(scaling[1], 1 / rows.std(0), rtol=1e-6)
+
+
+# -- configurations that no federation can carry out -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "method", "reason"),
+    [
+        ({"run": {"seeds": [0, 1]}}, None, "one run"),
+        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, None, "one run"),
+        ({"data": {"validation": 0.2, "validation-file": None}}, None, "holds none of the silos' rows"),
+        ({"data": {"schema": None, "label": "bought", "sensitive": "sex"}}, None, "no silo sees the others' columns"),
+        ({"method": {"name": "centralized-kernel"}}, None, "in one place"),
+        ({"flower": {"min-replies": 5}}, None, "5 replies can never come from 4 clients"),
+    ],
+)
+def test_what_no_federation_can_do(sections: dict, method: None, reason: str, silos: Path, tmp_path: Path) -> None:
+    import tomli_w
+
+    raw = setting(silos).config.resolved(tmp_path)
+    for name, values in sections.items():
+        raw[name] = {key: value for key, value in (raw.get(name, {}) | values).items() if value is not None}
+    if "method" in sections:
+        raw["method"] = sections["method"]
+    (tmp_path / "federation.toml").write_text(tomli_w.dumps(raw))
+    with pytest.raises(ConfigError, match=reason):
+        Setting.load(tmp_path / "federation.toml")
+
+
+def test_a_method_that_needs_validation_rows_wants_the_servers_file(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, methods.FairFate())
+    data = made.config.data.model_copy(update={"validation_file": None})
+    made = dataclasses.replace(made, config=dataclasses.replace(made.config, data=data))
+    with pytest.raises(ConfigError, match="measures fairness on rows that the server holds"):
+        federate(made, nodes(made), tmp_path)
