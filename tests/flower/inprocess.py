@@ -137,7 +137,7 @@ def setting(folder: Path, method: Method | None = None, **sections: Any) -> Sett
         "flower": {"min-replies": 1, "min-count": 0, "deadline": 5.0, "join-deadline": 5.0},
     }
     for name, values in sections.items():
-        raw[name] = raw.get(name, {}) | values
+        raw[name] = {key: value for key, value in (raw.get(name, {}) | values).items() if value is not None}
     config = parse_config(raw, folder=folder)
     if method is not None:
         config = dataclasses.replace(config, method=method)

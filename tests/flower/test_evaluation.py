@@ -1,0 +1,175 @@
+"""Evaluation at the silos: what is counted, what is withheld, and how many messages it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Array, Message, RecordDict
+
+import equifed as ef
+from equifed import methods
+from equifed.data import Schema
+from equifed.flower.client import app_of
+from equifed.flower.evaluation import read, together, withheld
+from equifed.flower.records import EVALUATION, BadMessage
+from equifed.protocol import Local, Task
+from equifed.simulator.evaluate import Scored
+from flower.inprocess import Nodes, federate, nodes, setting, simulate, table
+
+
+def binary(groups: int = 2) -> Task:
+    import torch
+
+    return Task(torch.nn.Linear(1, 1), "classification", 2, groups, 3, 1, Local(), binary=True)
+
+
+def scored(counts: list) -> Scored:
+    array = np.array([counts])
+    loss = array.sum(-1) * 0.5
+    return Scored(array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan))
+
+
+def test_a_small_cell_is_withheld_with_its_row() -> None:
+    """The limit itself is told; one below it is not, nor is the other cell of its row, from which it would follow."""
+    found = withheld(scored([[[10, 30], [9, 200]], [[12, 0], [50, 60]]]), 10)
+    assert found["counts"].numpy().tolist() == [[[10, 30], [-1, -1]], [[-1, -1], [50, 60]]]
+    assert found["loss"].numpy().tolist() == [[20.0, 0.0], [0.0, 55.0]]
+
+
+def test_what_is_withheld_cannot_be_had_from_two_rounds() -> None:
+    """A row's sum is the same in every round: shown in one, it must not be completed by half a row in another."""
+    one = withheld(scored([[[15, 190], [40, 40]], [[40, 40], [40, 40]]]), 10)["counts"].numpy()
+    two = withheld(scored([[[5, 200], [40, 40]], [[40, 40], [40, 40]]]), 10)["counts"].numpy()
+    assert one[0, 0].sum() == 205  # known from here on
+    assert (two[0, 0] == -1).all()
+
+
+def test_the_servers_sums_are_of_what_is_shown() -> None:
+    task = binary()
+    sent = [scored([[[10, 30], [9, 200]], [[12, 0], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]
+    contents = [RecordDict({EVALUATION: withheld(each, 10)}) for each in sent]
+    clients = [*(read(content, task, 400) for content in contents), None]
+    scores = together(clients, task)
+    assert scores["test"].counts[0].tolist() == [[[30, 50], [20, 20]], [[0, 0], [80, 100]]]
+    assert np.isnan(scores["clients"].counts[0, 0, 1]).all()
+    assert np.isnan(scores["clients"].counts[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda counts: counts - 60, "negative counts"),
+        (lambda counts: np.where(counts == 20, -1, counts), "negative counts"),
+        (lambda counts: counts * 9, "counts 1800 test rows where it has 200"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(change, reason: str) -> None:
+    sent = withheld(scored([[[50, 50], [25, 25]], [[10, 20], [10, 10]]]), 0)
+    sent["counts"] = Array(change(sent["counts"].numpy()))
+    with pytest.raises(BadMessage, match=reason):
+        read(RecordDict({EVALUATION: sent}), binary(), 200)
+
+
+ALL = [["f", "no"], ["f", "yes"], ["m", "no"], ["m", "yes"]]
+
+
+def rows_of(result: ef.Result) -> pd.Series:
+    return result.metrics.query("split == 'test' and metric == 'rows' and round == 2").set_index("scope")["value"]
+
+
+def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2})  # where nothing is withheld
+    plain = federate(made, nodes(made), tmp_path, "plain")
+    assert plain.info["federation"]["withheld"] == {}
+    configs = [dict(each.node_config) for each in nodes(made).contexts.values()]
+    configs[2]["min-count"] = 1000
+    careful = federate(made, Nodes(app_of(made), configs), tmp_path, "careful")
+    assert careful.info["federation"]["withheld"] == {"c": ALL}
+    assert "c withholds its counts of f no, f yes, m no, m yes: too few rows to be told." in careful.notes
+    assert np.isnan(rows_of(careful)["client:c"])
+    assert rows_of(careful)["global"] == rows_of(plain)["global"] - rows_of(plain)["client:c"]
+    assert careful.metrics.query("scope == 'client:c' and metric == 'accuracy'")["value"].isna().all()
+
+
+def test_a_silo_cannot_go_below_what_the_federation_agreed_on(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower={"min-count": 1000})
+    found = federate(made, nodes(made, **{"min-count": 0}), tmp_path)
+    assert found.info["federation"]["withheld"] == dict.fromkeys(made.silos, ALL)
+    assert rows_of(found)["global"] == 0
+
+
+def test_evaluation_rides_along(silos: Path, tmp_path: Path) -> None:
+    """One message per client and phase, one to everybody else where a round's model is measured, one at the end."""
+    made = setting(silos, methods.KFFL(), run={"rounds": 5, "clients-per-round": 4, "eval-every": 2})
+    grid = nodes(made)
+    found = federate(made, grid, tmp_path)
+    kinds = Counter(kind for _, kind in grid.sent)
+    assert kinds == {
+        "query.join": 6,
+        "train.fair1": 20,
+        "train.fair2": 20,
+        "train.train": 20,
+        "evaluate.counts": 2 * 2 + 6,  # rounds 2 and 4 by those who do not train in rounds 3 and 5; the last by all
+    }
+    assert sorted(found.metrics["round"].unique()) == [2, 4, 5]
+    expected = simulate(made).metrics.query("scope == 'global' and split == 'test' and metric == 'accuracy'")
+    there = found.metrics.query("scope == 'global' and split == 'test' and metric == 'accuracy'")
+    np.testing.assert_allclose(there["value"], expected["value"])
+
+
+def test_messages_are_listed_with_what_joining_and_evaluating_cost(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, methods.E2FL(groups="known"), model={"bias": False})
+    grid = nodes(made)
+    sizes: list[int] = []
+
+    def weigh(silo: str, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train.train":
+            ranking = [array for name, array in reply.content["fields"].items() if name.startswith("ranking")]
+            sizes.append(sum(array.numpy().nbytes for array in ranking))
+        return reply
+
+    grid.fault = weigh
+    found = federate(made, grid, tmp_path)
+    table = found.messages.set_index(["stage", "phase"])
+    assert table.loc[("join", "join"), "up"] == "rows, test-rows, mark, sum, squares"
+    assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean"
+    assert set(sizes) == {table.loc[("round", "train"), "sizes_up"]["ranking"]}  # in as few bits as counted
+
+
+def test_regression(tmp_path: Path) -> None:
+    """Means and squared errors add up; the KS distance of all silos together cannot be known."""
+    rng = np.random.default_rng(0)
+    frames = {silo: table(rng, n).assign(price=lambda f: f["w"] * 2 + f["x"]) for silo, n in {"a": 60, "b": 90}.items()}
+    for silo, frame in frames.items():
+        frame.drop(columns="bought").to_parquet(tmp_path / f"{silo}.parquet")
+    together = pd.concat(frames.values()).drop(columns="bought")
+    schema = Schema.infer(together, label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    (tmp_path / "schema.json").write_text(schema.to_json())
+    sections = {
+        "run": {"clients-per-round": "all"},
+        "data": {"files": {silo: f"{silo}.parquet" for silo in frames}, "validation-file": None, "client-groups": None},
+        "model": {"kind": "linear", "hidden": None, "activation": None},
+    }
+    made = setting(tmp_path, **sections)
+    found, expected = federate(made, nodes(made), tmp_path / "runs"), simulate(made)
+    keys = ["round", "split", "scope", "metric"]
+    there, simulated = (
+        each.metrics.astype(dict.fromkeys(keys[1:], str)).set_index(keys)["value"].sort_index()
+        for each in (found, expected)
+    )
+    assert there.index.equals(simulated.index)
+    unknown = there.index.get_level_values("metric").str.startswith("ks_distance") & (
+        there.index.get_level_values("scope") == "global"
+    )
+    assert there[unknown].isna().all()
+    np.testing.assert_allclose(there[~unknown], simulated[~unknown], rtol=1e-5)
+    shy = setting(tmp_path, **sections, flower={"min-count": 8})
+    some = federate(shy, nodes(shy), tmp_path / "runs", "shy")
+    counts = expected.metrics.query("scope == 'client:a' and metric == 'rows'")["value"]
+    assert (counts == 12).all()  # so that one of its two groups has less than 8
+    assert some.info["federation"]["withheld"].keys() == {"a"}
+    assert some.metrics.query("scope == 'client:a' and metric == 'rmse'")["value"].isna().all()
