@@ -30,51 +30,63 @@ def binary(groups: int = 2) -> Task:
 def scored(counts: list) -> Scored:
     array = np.array([counts])
     loss = array.sum(-1) * 0.5
-    return Scored(array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan))
+    return Scored(array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan), array.sum(-2))
 
 
-def test_a_small_cell_is_withheld_with_its_row() -> None:
-    """The limit itself is told; one below it is not, nor is the other cell of its row, from which it would follow."""
-    found = withheld(scored([[[10, 30], [9, 200]], [[12, 0], [50, 60]]]), 10)
-    assert found["counts"].numpy().tolist() == [[[10, 30], [-1, -1]], [[-1, -1], [50, 60]]]
-    assert found["loss"].numpy().tolist() == [[20.0, 0.0], [0.0, 55.0]]
+def test_a_small_cell_is_withheld_with_its_groups_table() -> None:
+    """The limit itself is told; a cell below it is not, nor what it would follow from."""
+    found = withheld(scored([[[10, 30], [9, 200]], [[12, 10], [50, 60]], [[5, 3], [2, 90]]]), 10)
+    assert found["counts"].numpy().tolist() == [[[-1, -1], [-1, -1]], [[12, 10], [50, 60]], [[-1, -1], [-1, -1]]]
+    assert found["loss"].numpy().tolist() == [[0.0, 0.0], [11.0, 55.0], [0.0, 0.0]]
+    assert found["predicted"].numpy().tolist() == [[19, 230], [62, 70], [-1, -1]]
 
 
 def test_what_is_withheld_cannot_be_had_from_two_rounds() -> None:
-    """A row's sum is the same in every round: shown in one, it must not be completed by half a row in another."""
-    one = withheld(scored([[[15, 190], [40, 40]], [[40, 40], [40, 40]]]), 10)["counts"].numpy()
-    two = withheld(scored([[[5, 200], [40, 40]], [[40, 40], [40, 40]]]), 10)["counts"].numpy()
-    assert one[0, 0].sum() == 205  # known from here on
-    assert (two[0, 0] == -1).all()
+    """A label's number of rows is the same in every round. Known from one, and with all that is told in another, the
+    small cell may still be any of many numbers."""
+    one, two = (
+        withheld(scored([[[a, 205 - a], [b, 80 - b]], [[40, 40], [40, 40]]]), 10) for a, b in ((15, 40), (5, 30))
+    )
+    labels = one["counts"].numpy()[0].sum(-1)  # [205, 80], known from here on
+    negative, positive = two["predicted"].numpy()[0]
+    assert (two["counts"].numpy()[0] == -1).all()
+    possible = [a for a in range(206) if 0 <= negative - a <= labels[1] and positive - (labels[0] - a) >= 0]
+    assert len(possible) == 36
 
 
 def test_the_servers_sums_are_of_what_is_shown() -> None:
     task = binary()
-    sent = [scored([[[10, 30], [9, 200]], [[12, 0], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]
+    sent = [scored([[[10, 30], [9, 200]], [[12, 11], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]
     contents = [RecordDict({EVALUATION: withheld(each, 10)}) for each in sent]
     clients = [*(read(content, task, 400) for content in contents), None]
     scores = together(clients, task)
-    assert scores["test"].counts[0].tolist() == [[[30, 50], [20, 20]], [[0, 0], [80, 100]]]
-    assert np.isnan(scores["clients"].counts[0, 0, 1]).all()
+    assert scores["test"].counts[0].tolist() == [[[20, 20], [20, 20]], [[12, 11], [50, 60]]]
+    assert scores["test"].predicted[0].tolist() == [[19 + 40, 230 + 40], [62 + 31, 71 + 41]]
+    assert np.isnan(scores["clients"].counts[0, 0]).all()
     assert np.isnan(scores["clients"].counts[2]).all()
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("field", "change", "reason"),
     [
-        (lambda counts: counts - 60, "negative counts"),
-        (lambda counts: np.where(counts == 20, -1, counts), "negative counts"),
-        (lambda counts: counts * 9, "counts 1800 test rows where it has 200"),
+        ("counts", lambda counts: counts - 60, "negative counts"),
+        ("counts", lambda counts: np.where(counts == 50, -1, counts), "negative counts"),
+        ("counts", lambda counts: counts * 9, "counts 1800 test rows where it has 200"),
+        ("predicted", lambda counts: counts * 9, "counts 1800 test rows where it has 200"),
+        ("predicted", lambda counts: counts[:, ::-1].copy(), "contradicts itself"),
+        ("predicted", lambda counts: counts * 0 - 1, "contradicts itself"),
+        ("loss", lambda loss: -loss, "negative loss"),
+        ("loss", lambda loss: loss * np.nan, "NaN or Inf"),
     ],
 )
-def test_counts_that_cannot_be_are_refused(change, reason: str) -> None:
+def test_evaluations_that_cannot_be_are_refused(field: str, change, reason: str) -> None:
     sent = withheld(scored([[[50, 50], [25, 25]], [[10, 20], [10, 10]]]), 0)
-    sent["counts"] = Array(change(sent["counts"].numpy()))
+    sent[field] = Array(change(sent[field].numpy()))
     with pytest.raises(BadMessage, match=reason):
         read(RecordDict({EVALUATION: sent}), binary(), 200)
 
 
-ALL = [["f", "no"], ["f", "yes"], ["m", "no"], ["m", "yes"]]
+ALL = {"counts": ["f", "m"], "predicted": ["f", "m"]}
 
 
 def rows_of(result: ef.Result) -> pd.Series:
@@ -89,7 +101,11 @@ def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
     configs[2]["min-count"] = 1000
     careful = federate(made, Nodes(app_of(made), configs), tmp_path, "careful")
     assert careful.info["federation"]["withheld"] == {"c": ALL}
-    assert "c withholds its counts of f no, f yes, m no, m yes: too few rows to be told." in careful.notes
+    assert (
+        "c withholds how right its predictions are for f, m and what they are for f, m: too few rows to be told."
+        in careful.notes
+    )
+    assert "Accuracy and error rates rest on the 21 of 35 test rows whose counts are told." in careful.notes
     assert np.isnan(rows_of(careful)["client:c"])
     assert rows_of(careful)["global"] == rows_of(plain)["global"] - rows_of(plain)["client:c"]
     assert careful.metrics.query("scope == 'client:c' and metric == 'accuracy'")["value"].isna().all()
@@ -136,7 +152,7 @@ def test_messages_are_listed_with_what_joining_and_evaluating_cost(silos: Path, 
     found = federate(made, grid, tmp_path)
     table = found.messages.set_index(["stage", "phase"])
     assert table.loc[("join", "join"), "up"] == "rows, test-rows, mark, sum, squares"
-    assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean"
+    assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean, predicted"
     assert set(sizes) == {table.loc[("round", "train"), "sizes_up"]["ranking"]}  # in as few bits as counted
 
 

@@ -151,7 +151,13 @@ def known_metrics(job: Job) -> list[str]:
     groups, classes = len(fed.groups), max(len(fed.classes), 1)
 
     def ones(sets: int) -> Scored:
-        shapes = ((sets, groups, classes, classes), (sets, groups, classes), (sets,), (sets, groups))
+        shapes = (
+            (sets, groups, classes, classes),
+            (sets, groups, classes),
+            (sets,),
+            (sets, groups),
+            (sets, groups, classes),
+        )
         return Scored(*(np.ones(shape) for shape in shapes))
 
     scores = {"test": ones(1)}

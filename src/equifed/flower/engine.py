@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.flower import evaluation
-from equifed.flower.evaluation import Withheld, together, withheld_cells
+from equifed.flower.evaluation import Withheld, together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
@@ -254,10 +254,20 @@ class FlowerEvaluator:
         return scores
 
     def _tell(self, found: list[Scored | None]) -> None:
-        """Say what is withheld at the end."""
+        """Say at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
-        labels = fed.classes or ("",)
-        self.withheld = withheld_cells(found, fed.ids)
-        for client, cells in self.withheld:
-            named = ", ".join(" ".join(part for part in (fed.groups[g], labels[c]) if part) for g, c in cells)
-            self.engine.notes.append(f"{client} withholds its counts of {named}: too few rows to be told.")
+        self.withheld = withheld_by(found, fed.ids)
+        for client, counts, predicted in self.withheld:
+            said = [f"{client} withholds how right its predictions are for {_listed(fed.groups, counts)}"]
+            said += [f"and what they are for {_listed(fed.groups, predicted)}"] if predicted else []
+            self.engine.notes.append(" ".join(said) + ": too few rows to be told.")
+        if self.withheld:
+            counted = sum(float(np.nansum(each.counts)) for each in found if each is not None)
+            rows = sum(member.test_rows for member in self.engine.link.members.values())
+            self.engine.notes.append(
+                f"Accuracy and error rates rest on the {counted:.0f} of {rows} test rows whose counts are told."
+            )
+
+
+def _listed(names: Sequence[str], chosen: Sequence[int]) -> str:
+    return ", ".join(names[each] for each in chosen)

@@ -1,7 +1,9 @@
 """Evaluation where the test rows are: clients count on their own rows and withhold small counts; the server adds up.
 
-A (group, label) row of counts with a cell below the limit is withheld as a whole. Withholding the small cell alone
-would tell it: its row's sum is known from any other round.
+A group with a (label, prediction) cell below the limit has its whole table withheld: the small cell alone would follow
+from the others, because sums over predictions are the same in every round. How many of the group's rows got which
+prediction is told all the same where those two numbers are not small: with the sums of both sides known, a table
+remains open.
 """
 
 from __future__ import annotations
@@ -18,51 +20,58 @@ from equifed.protocol import Record, Task
 from equifed.simulator.evaluate import Scored
 
 WITHHELD = -1
-FIELDS = ("counts", "loss", "ks", "mean")
+FIELDS = ("counts", "loss", "ks", "mean", "predicted")
+"""As in `Scored`, of one client."""
 
 
 def withheld(scored: Scored, min_count: int) -> ArrayRecord:
-    """One client's scores as it sends them: [G, C, C] counts with -1 for what is withheld, and 0 in its place in the
-    sums that belong to it."""
-    counts = scored.counts[0].astype(np.int64)  # [G, C, C], or [G, 1, 1] for regression
-    small = (counts < min_count).any(-1)  # [G, C]
+    """One client's scores as it sends them: counts [G, C, C] and predicted [G, C] with -1 for what is withheld, and 0
+    in its place in the sums that belong to it."""
+    counts, predicted = scored.counts[0].astype(np.int64), scored.predicted[0].astype(np.int64)
+    small = (counts < min_count).any((-2, -1))  # [G]
     counts[small] = WITHHELD
-    loss = np.where(small, 0.0, scored.loss[0])
-    # of a regression: both speak of groups, so that a small group is in neither
-    mean = np.where(small.any(-1) | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
+    predicted[(predicted < min_count).any(-1)] = WITHHELD
+    loss = np.where(small[:, None], 0.0, scored.loss[0])
+    # of a regression
+    mean = np.where(small | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
     ks = np.where(small.any() | np.isnan(scored.ks[0]), 0.0, scored.ks[0])
-    return ArrayRecord(
-        {name: Array(np.asarray(value)) for name, value in zip(FIELDS, (counts, loss, ks, mean), strict=True)}
-    )
+    values = (counts, loss, ks, mean, predicted)
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in zip(FIELDS, values, strict=True)})
 
 
 def read(content: RecordDict, task: Task, rows: int) -> Scored:
     """A client's scores, [1, ...] each with NaN for what is withheld; refused when they cannot be right. rows: how many
     test rows the client has declared."""
     found = unpack(content, EVALUATION, like(task))
-    counts, loss, ks, mean = (found[name].numpy() for name in FIELDS)
-    gone = (counts == WITHHELD).any(-1)
-    if (counts < WITHHELD).any() or (gone != (counts == WITHHELD).all(-1)).any():
-        raise BadMessage("has negative counts in its evaluation")
-    shown = int(counts[counts > 0].sum())
+    counts, loss, ks, mean, predicted = (found[name].numpy() for name in FIELDS)
+    untold, open = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
+    shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
     if shown > rows:
         raise BadMessage(f"counts {shown} test rows where it has {rows}")
+    if (~untold & (open | (counts.sum(-2) != predicted).any(-1))).any():
+        raise BadMessage("contradicts itself in its evaluation")
     if (loss < 0).any():
         raise BadMessage("has a negative loss in its evaluation")
-    numbers = np.where(gone[..., None], np.nan, counts)
-    if task.kind != "regression":
-        return Scored(
-            numbers[None], np.where(gone, np.nan, loss)[None], np.full(1, np.nan), np.full((1, len(mean)), np.nan)
-        )
+    regression = task.kind == "regression"
     return Scored(
-        numbers[None],
-        np.where(gone, np.nan, loss)[None],
-        np.where(gone.any(), np.nan, ks)[None],
-        np.where(gone.any(-1), np.nan, mean)[None],
+        np.where(untold[:, None, None], np.nan, counts)[None],
+        np.where(untold[:, None], np.nan, loss)[None],
+        np.where(untold.any() or not regression, np.nan, ks)[None],
+        np.where(untold | (not regression), np.nan, mean)[None],
+        np.where(open[:, None], np.nan, predicted)[None],
     )
 
 
+def _withheld(parts: np.ndarray) -> np.ndarray:
+    """Which groups [G] of these counts [G, n] are withheld, all of each."""
+    gone = parts == WITHHELD
+    if (parts < WITHHELD).any() or (gone.any(-1) != gone.all(-1)).any():
+        raise BadMessage("has negative counts in its evaluation")
+    return gone.all(-1)
+
+
 def like(task: Task) -> Record:
+    """Names, shapes and types of an evaluation."""
     groups, classes = task.num_groups, max(task.num_classes, 1)
     double = torch.float64
     return {
@@ -70,6 +79,7 @@ def like(task: Task) -> Record:
         "loss": torch.zeros(groups, classes, dtype=double),
         "ks": torch.zeros((), dtype=double),
         "mean": torch.zeros(groups, dtype=double),
+        "predicted": torch.zeros(groups, classes, dtype=torch.int64),
     }
 
 
@@ -78,30 +88,32 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
     client whose counts are not here."""
     nothing = Scored(*(np.full((1, *like(task)[name].shape), np.nan) for name in FIELDS))
     each = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
-    counts, loss = np.nansum(each.counts, 0), np.nansum(each.loss, 0)
+    counts, loss, predicted = (np.nansum(part, 0) for part in (each.counts, each.loss, each.predicted))
     mean = np.full(task.num_groups, np.nan)
     if task.kind == "regression":
         number = counts[:, 0, 0]
         total = np.nansum(each.counts[:, :, 0, 0] * each.mean, 0)
         mean = np.where(number > 0, total / np.maximum(number, 1), np.nan)
     # a distance between distributions cannot be put together from the clients' own distances
-    return {"test": Scored(counts[None], loss[None], np.full(1, np.nan), mean[None]), "clients": each}
+    whole = Scored(counts[None], loss[None], np.full(1, np.nan), mean[None], predicted[None])
+    return {"test": whole, "clients": each}
 
 
 class Withheld(NamedTuple):
-    """What one client withholds."""
+    """What one client withholds, by the groups' positions."""
 
     client: str
-    cells: tuple[tuple[int, int], ...]
-    """(group, label) each."""
+    counts: tuple[int, ...]
+    """Groups whose labels and predictions are not told."""
+    predicted: tuple[int, ...]
+    """Those of which not even the predictions are."""
 
 
-def withheld_cells(clients: Sequence[Scored | None], names: Sequence[str]) -> list[Withheld]:
-    """Who withholds which cells; clients that did not answer withhold nothing."""
+def withheld_by(clients: Sequence[Scored | None], names: Sequence[str]) -> list[Withheld]:
+    """Who withholds what; clients that did not answer withhold nothing."""
     found = []
     for name, scored in zip(names, clients, strict=True):
-        gone = [] if scored is None else np.argwhere(np.isnan(scored.counts[0]).any(-1)).tolist()
-        cells = tuple((group, label) for group, label in gone)
-        if cells:
-            found.append(Withheld(name, cells))
+        if scored is not None and np.isnan(scored.counts).any():
+            gone = [np.isnan(part[0].reshape(part.shape[1], -1)).any(-1) for part in (scored.counts, scored.predicted)]
+            found.append(Withheld(name, *(tuple(np.flatnonzero(part).tolist()) for part in gone)))
     return found

@@ -115,12 +115,17 @@ class Federated(Training):
             "train": sum(each.rows for each in members.values()),
             "test": sum(each.test_rows for each in members.values()),
         }
-        labels = result.info["classes"] or [""]
         result.info["federation"] = {
             "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
             "min_replies": self._setting.min_replies,
             "min_count": self._setting.flower.min_count,
-            "withheld": {client: [[groups[g], labels[c]] for g, c in cells] for client, cells in self._scores.withheld},
+            "withheld": {
+                each.client: {
+                    "counts": [groups[g] for g in each.counts],
+                    "predicted": [groups[g] for g in each.predicted],
+                }
+                for each in self._scores.withheld
+            },
         }
         result.final_states = {}  # what clients keep is not here
         return result

@@ -37,6 +37,9 @@ class Scored(NamedTuple):
     """Largest KS distance between two groups' predictions [S] (regression; nan otherwise)."""
     mean: np.ndarray
     """Mean prediction by group [S, G] (regression; nan otherwise)."""
+    predicted: np.ndarray
+    """Rows by group and prediction [S, G, C]: the counts' sums over labels, told also by clients that withhold those
+    (regression: rows by group [S, G, 1])."""
 
 
 class Measure(Protocol):
@@ -112,13 +115,14 @@ class Evaluator:
             prediction = vmap(lambda client: self._predict(server, client, rows, run))(models)
             owner = torch.arange(len(some), device=rows.device).repeat_interleave(len(rows))
             parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(len(some)), owner, len(some)))
-        counts, loss, ks, mean = (np.concatenate(values) for values in zip(*parts, strict=True))
+        counts, loss, ks, mean, predicted = (np.concatenate(values) for values in zip(*parts, strict=True))
         times = np.bincount(which)
         return Scored(
             np.tensordot(times, counts, 1)[None],
             np.tensordot(times, loss, 1)[None],
             np.average(ks, axis=0, weights=times)[None],
             np.average(mean, axis=0, weights=times)[None],
+            np.tensordot(times, predicted, 1)[None],
         )
 
     def _own_tests(self, server: Any, clients: Any, sets: Sets, run: int) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
@@ -180,17 +184,19 @@ class Evaluator:
             number = counts.reshape(owners, groups)
             mean = torch.where(number > 0, total / number.clamp_min(1), torch.nan)
             ks = _ks(prediction.numpy(), s.numpy(), owner.numpy(), owners)
-            return Scored(counts.numpy(), sums.numpy(), ks, mean.numpy())
+            return Scored(counts.numpy(), sums.numpy(), ks, mean.numpy(), counts[..., 0].numpy())
         classes = task.num_classes
         cell = (owner * groups + s) * classes + y
         flat = cell * classes + task.decide(prediction)
         counts = torch.bincount(flat, minlength=owners * groups * classes * classes)
+        counts = counts.reshape(owners, groups, classes, classes)
         sums = torch.bincount(cell, loss, minlength=owners * groups * classes)
         return Scored(
-            counts.reshape(owners, groups, classes, classes).numpy(),
+            counts.numpy(),
             sums.reshape(owners, groups, classes).numpy(),
             np.full(owners, np.nan),
             np.full((owners, groups), np.nan),
+            counts.sum(2).numpy(),
         )
 
 

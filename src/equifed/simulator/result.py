@@ -507,7 +507,7 @@ def metrics_frame(job: Job, scores: list[tuple[int, int, dict[str, Scored]]]) ->
             continue
         number = np.array([entry[0] for entry in entries])
         run = np.array([entry[1] for entry in entries])
-        stacked = Scored(*(np.stack([entry[2][i] for entry in entries]) for i in range(4)))
+        stacked = Scored(*(np.stack([entry[2][i] for entry in entries]) for i in range(len(Scored._fields))))
         table = _regression if fed.kind == "regression" else _classification
         if name != "clients":
             whole = Scored(*(values[:, 0] for values in stacked))
@@ -564,26 +564,29 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _classification(scored: Scored, groups: tuple[str, ...]) -> Iterable[tuple[str, str, np.ndarray]]:
     """(scope, metric, values) from counts [..., G, C, C]; group scopes only when names are given."""
     counts = scored.counts
+    chosen = np.zeros(counts.shape)  # whatever the label: for what predictions alone tell
+    chosen[..., 0, :] = scored.predicted
     rows = counts.sum((-3, -2, -1))
-    yield "global", "rows", rows
+    yield "global", "rows", scored.predicted.sum((-2, -1))
     yield "global", "accuracy", _divide(np.trace(counts, axis1=-2, axis2=-1).sum(-1), rows)
     yield "global", "loss", _divide(scored.loss.sum((-2, -1)), rows)
-    disparities = M.disparities(counts)
-    for metric, values in disparities.items():
+    parity = {name: gap for name, gap in M.disparities(chosen).items() if name.startswith("demographic_parity")}
+    for metric, values in (M.disparities(counts) | parity).items():
         yield "global", metric, values
     if counts.shape[-1] == 2:
-        pooled = M.rates(counts.sum(-3, keepdims=True))
+        pooled = M.rates(chosen.sum(-3, keepdims=True))
         yield "global", "selection_rate", pooled["selection_rate"][..., 0]
         # loss gap between groups on the positive class
         yield "global", "dgeo", _gap(_divide(scored.loss[..., 1], counts[..., 1, :].sum(-1)))
-    rates = M.rates(counts)
-    constant = M.degenerate(counts)
+    known = M.rates(chosen)
+    rates = M.rates(counts) | {name: known[name] for name in ("count", "selection_rate") if name in known}
+    constant = M.degenerate(chosen)
     yield "global", "worst_group_accuracy", _nan_min(rates["accuracy"])
     yield "global", "degenerate", constant.any(-1).astype(float)
     for g, group in enumerate(groups):
         for metric, values in rates.items():
             yield f"group:{group}", metric, values[..., g]
-        yield f"group:{group}", "loss", _divide(scored.loss[..., g, :].sum(-1), rates["count"][..., g])
+        yield f"group:{group}", "loss", _divide(scored.loss[..., g, :].sum(-1), counts[..., g, :, :].sum((-2, -1)))
         yield f"group:{group}", "degenerate", constant[..., g].astype(float)
 
 
