@@ -169,5 +169,5 @@ def simulate(made: Setting, engine: str = "lanes") -> ef.Result:
 def memory_of(grid: Nodes, silo: str) -> dict[str, torch.Tensor]:
     """What a silo remembers of its last reply, by name; nothing before its first."""
     own = next(context for node, context in grid.contexts.items() if grid.silo(node) == silo)
-    last = max(own.state, key=lambda name: int(name.removeprefix("after.")), default=None)
+    last = max(own.state, key=lambda name: int(name.removeprefix("after-")), default=None)
     return {} if last is None else {name: torch.from_numpy(array.numpy()) for name, array in own.state[last].items()}

@@ -151,7 +151,7 @@ def test_messages_are_listed_with_what_joining_and_evaluating_cost(silos: Path, 
     grid.fault = weigh
     found = federate(made, grid, tmp_path)
     table = found.messages.set_index(["stage", "phase"])
-    assert table.loc[("join", "join"), "up"] == "rows, test-rows, mark, sum, squares"
+    assert table.loc[("join", "join"), "up"] == "rows, test-rows, sum, squares"
     assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean, predicted"
     assert set(sizes) == {table.loc[("round", "train"), "sizes_up"]["ranking"]}  # in as few bits as counted
 

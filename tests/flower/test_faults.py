@@ -258,15 +258,19 @@ def test_a_run_goes_on_only_with_its_own_data_and_configuration(tmp_path: Path) 
             raise Killed
         return reply
 
+    state = {"state": str(tmp_path / "state")}
     with pytest.raises(Killed):
-        federate(made, nodes(made, kill), tmp_path / "runs")
+        federate(made, nodes(made, kill, **state), tmp_path / "runs")
     other = setting(tmp_path / "silos", run={"rounds": 3}, local={"learning-rate": 0.2}, flower=QUICK)
     with pytest.raises(RunError, match="another configuration"):
         federate(other, nodes(other), tmp_path / "runs")
     frame = pd.read_parquet(tmp_path / "silos" / "c.parquet")
     frame.iloc[1:].to_parquet(tmp_path / "silos" / "c.parquet")
-    resumed = federate(made, nodes(made), tmp_path / "runs")
-    assert any("c did not answer in rounds 2" in note and "has other rows" in note for note in resumed.notes)
+    resumed = federate(made, nodes(made, **state), tmp_path / "runs")
+    assert any(
+        "c did not answer in rounds 2" in note and "its file has other rows than when the run began" in note
+        for note in resumed.notes
+    )
 
 
 # -- joining -----------------------------------------------------------------------------------------------------------

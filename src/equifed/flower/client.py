@@ -7,7 +7,6 @@ made from the method's phases. Node config: `client-id`; `data`, its file; `stat
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from equifed.simulator.engine import Stage, check_reply
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.reference import Reference
 from equifed.simulator.tables import make_tables
+from equifed.store.environment import fingerprint
 
 Work = Callable[[Message, Context], RecordDict]
 
@@ -55,8 +55,10 @@ def app_of(setting: Setting) -> ClientApp:
     @app.query("join")
     @_answering
     def join(message: Message, context: Context) -> RecordDict:
-        _same_app(setting, message)
-        return silo(context, None).introduce(str(read_about(message.content)["run"]))
+        asked = read_about(message.content)
+        _same_app(setting, asked)
+        here = silo(context, None)
+        return here.introduce(here.memory(context, asked))
 
     @app.evaluate("counts")
     @_answering
@@ -138,17 +140,14 @@ class Silo:
     def answer(self, asked: dict[str, Any]) -> Any:
         return about({"client": self.name, "exchange": str(asked["exchange"])})
 
-    def introduce(self, run: str) -> RecordDict:
-        """How many rows it has, a mark by which it knows them again, and the sums that standardisation needs."""
+    def introduce(self, memory: Memory) -> RecordDict:
+        """How many rows it has, and the sums that standardisation needs."""
         fed = self.engine.job.runs[0].federation
         assert fed.client_test is not None
         train, test = fed.train[self.place], fed.client_test[self.place]
-        mark = hashlib.blake2b(run.encode(), digest_size=16)
-        for part in fed.rows:
-            mark.update(b"" if part is None else np.ascontiguousarray(part).data)
-        content = RecordDict(
-            {ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test), "mark": mark.hexdigest()})}
-        )
+        if not memory.know_again(fingerprint([fed])):
+            raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
+        content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test)})})
         if self.scale.any():
             x = fed.rows.x[train][:, self.scale].astype(np.float64)
             content[FIELDS] = ArrayRecord({"sum": Array(x.sum(0)), "squares": Array((x * x).sum(0))})
@@ -214,8 +213,8 @@ def _min_count(context: Context) -> int:
     return own
 
 
-def _same_app(setting: Setting, message: Message) -> None:
-    if read_about(message.content)["app"] != setting.digest:
+def _same_app(setting: Setting, asked: dict[str, Any]) -> None:
+    if asked["app"] != setting.digest:
         raise ConfigError(
             "its app has another configuration, schema or version of equifed than the server's: install the same "
             "version everywhere."

@@ -31,8 +31,6 @@ class Member:
     rows: int
     """Training rows."""
     test_rows: int
-    mark: str
-    """Of its rows: the same as long as they are the same."""
     sums: tuple[np.ndarray, np.ndarray] | None
     """Sums and sums of squares of the inputs to be standardised."""
 
@@ -56,12 +54,14 @@ class Link:
     _nodes: dict[str, int] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     """Nodes that were asked to join."""
+    _joining: dict[str, int] = field(default_factory=dict)
+    """Nodes whose answer is awaited, by the message they were asked with."""
 
     def gather(self, deadline: float, enough: int) -> None:
         """Wait until all silos have joined; when time is up, go on with those there are if they are enough."""
         end = time.monotonic() + deadline
         while time.monotonic() < end:
-            self.welcome(end - time.monotonic())
+            self.welcome(deadline)
             if all(silo in self._nodes or silo in self.refused for silo in self.silos):
                 break
             time.sleep(POLL)
@@ -81,31 +81,35 @@ class Link:
         return self.refused.get(silo, "not connected")
 
     def welcome(self, patience: float) -> None:
-        """Ask nodes that are new who they are."""
+        """Ask nodes that are new who they are, and hear those that were asked before; nobody is waited for."""
         connected = set(self.grid.get_node_ids())
         self._seen &= connected  # who has left is asked again when it comes back
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
-        for node, found in self._exchange({node: Request("query.join", content) for node in new}, patience).items():
-            if isinstance(found, str):
-                continue  # it is asked again
-            self._seen.add(node)
-            try:
-                name = str(read_about(found).get("client", ""))
-                there = self._nodes.get(name)
-                if name not in self.silos or (there is not None and there != node and there in connected):
-                    self.strangers.append(f"a node that calls itself {name!r}")
-                    continue
-                self._admit(name, node, _introduced(found))
-            except BadMessage as error:
-                self.refused[name] = str(error)
+        self._joining |= self._send({node: Request("query.join", content) for node in new}, patience)
+        self._seen.update(new)
+        for node, answer in self._hear(self._joining):
+            if not isinstance(answer, str):
+                self._admit(node, answer, connected)
+            elif node in connected:
+                self._seen.discard(node)  # it failed before it could answer, and is asked again
 
-    def _admit(self, name: str, node: int, member: Member) -> None:
-        before = self.members.get(name)
-        if before is not None and before.mark != member.mark:
-            raise BadMessage("has other rows than it started with")
-        self._nodes[name], self.members[name] = node, member
-        self.refused.pop(name, None)
+    def _admit(self, node: int, answer: RecordDict, connected: set[int]) -> None:
+        try:
+            name = str(read_about(answer).get("client", ""))
+        except BadMessage:
+            name = ""
+        there = self._nodes.get(name)
+        if name not in self.silos or (there is not None and there != node and there in connected):
+            self.strangers.append(f"a node that calls itself {name!r}")
+            return
+        try:
+            self.members[name] = _introduced(answer)
+        except BadMessage as error:
+            self.refused[name] = str(error)
+        else:
+            self._nodes[name] = node
+            self.refused.pop(name, None)
 
     def ask(self, requests: Mapping[str, Request], deadline: float) -> dict[str, RecordDict | str]:
         """Each silo's reply, or why there is none. What comes later than the deadline is never read."""
@@ -115,27 +119,32 @@ class Link:
         return {silo: replies[there[silo]] if silo in there else self.why_not(silo) for silo in requests}
 
     def _exchange(self, requests: Mapping[int, Request], patience: float) -> dict[int, RecordDict | str]:
-        nodes = list(requests)
-        if not nodes:
-            return {}
-        messages = [
-            Message(requests[node].content, node, requests[node].kind, ttl=max(patience, 1.0)) for node in nodes
-        ]
-        sent = list(self.grid.push_messages(messages))
-        waiting = {number: node for number, node in zip(sent, nodes, strict=False) if number is not None}
+        """What these nodes answer within this time, or why they do not."""
+        waiting = self._send(requests, patience)
         found: dict[int, RecordDict | str] = {
-            node: "Flower could not send the message" for node in nodes if node not in waiting.values()
+            node: "Flower could not send the message" for node in requests if node not in waiting.values()
         }
         end = time.monotonic() + patience
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    found[node] = _content(reply)
+            found |= self._hear(waiting)
             if not waiting or time.monotonic() >= end:
                 break
             time.sleep(POLL)
         return found | dict.fromkeys(waiting.values(), f"no reply within {patience:.0f} s")
+
+    def _send(self, requests: Mapping[int, Request], patience: float) -> dict[str, int]:
+        """Nodes by the messages that were sent to them."""
+        messages = [
+            Message(asked.content, node, asked.kind, ttl=max(patience, 1.0)) for node, asked in requests.items()
+        ]
+        sent = self.grid.push_messages(messages) if messages else []
+        return {number: node for number, node in zip(sent, requests, strict=False) if number is not None}
+
+    def _hear(self, waiting: dict[str, int]) -> list[tuple[int, RecordDict | str]]:
+        """The answers that have come to these messages, which are taken off the list."""
+        replies = self.grid.pull_messages(list(waiting)) if waiting else []
+        heard = [(waiting.pop(reply.metadata.reply_to_message_id, None), _content(reply)) for reply in replies]
+        return [(node, answer) for node, answer in heard if node is not None]
 
 
 def _content(reply: Message) -> RecordDict | str:
@@ -149,7 +158,7 @@ def _introduced(content: RecordDict) -> Member:
     if "refused" in said:
         raise BadMessage(str(said["refused"]))
     try:
-        rows, tests, mark = int(said["rows"]), int(said["test-rows"]), str(said["mark"])
+        rows, tests = int(said["rows"]), int(said["test-rows"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"does not introduce itself properly ({error})") from None
     if rows < 0 or tests < 0:
@@ -163,4 +172,4 @@ def _introduced(content: RecordDict) -> Member:
         if not (total.shape == squares.shape and np.isfinite(total).all() and np.isfinite(squares).all()):
             raise BadMessage("introduces itself with sums that are no finite numbers")
         sums = total, squares
-    return Member(rows, tests, mark, sums)
+    return Member(rows, tests, sums)

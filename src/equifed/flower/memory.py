@@ -7,6 +7,7 @@ belonged to a round that was not applied leaves no trace, and a run goes on from
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -46,38 +47,48 @@ class Memory:
         return tree.from_named(like, kept)
 
     def keep(self, number: int, state: Tree, needed: set[int]) -> None:
-        """Remember the state after exchange `number`, and forget the others that are not needed."""
-        values = tree.named(state)
+        """Remember the state after exchange `number`, and forget older ones that are not needed. Newer ones stay: a
+        message that was long on its way may be worked on after its successors."""
+        values = {name: leaf.detach().cpu().contiguous() for name, leaf in tree.named(state).items()}
         if not values:
             return
-        self.context.state[_name(number)] = ArrayRecord(
-            {name: Array(leaf.detach().cpu().numpy()) for name, leaf in values.items()}
-        )
-        stale = [name for name in self.context.state if name not in {_name(each) for each in (number, *needed)}]
-        for name in stale:
-            del self.context.state[name]
+        self.context.state[_name(number)] = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in values.items()})
+        for old in self._numbers(self.context.state):
+            if old < number and old not in needed:
+                del self.context.state[_name(old)]
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(
-            self._file(number), save({name: leaf.detach().cpu().contiguous() for name, leaf in values.items()})
-        )
-        for file in self.folder.glob("*.safetensors"):
-            if file.name not in {self._file(each).name for each in (number, *needed)}:
-                file.unlink()
+        write_atomic(self.folder / _name(number), save(values))
+        for old in self._numbers(file.name for file in self.folder.iterdir()):
+            if old < number and old not in needed:
+                (self.folder / _name(old)).unlink()
+
+    def know_again(self, rows: str) -> bool:
+        """Whether the rows are those that the run began with, by a mark that never leaves the silo."""
+        if self.folder is None:
+            return True
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark = self.folder / "rows"
+        if not mark.exists():
+            write_atomic(mark, rows.encode())
+        return mark.read_text() == rows
 
     def _kept(self, number: int) -> dict[str, torch.Tensor] | None:
         record = self.context.state.get(_name(number))
         if isinstance(record, ArrayRecord):
             return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-        if self.folder is not None and self._file(number).is_file():
-            return dict(load_file(self._file(number)))
+        if self.folder is not None and (self.folder / _name(number)).is_file():
+            return dict(load_file(self.folder / _name(number)))
         return None
 
-    def _file(self, number: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{number:09d}.safetensors"
+    @staticmethod
+    def _numbers(names: Iterable[str]) -> list[int]:
+        return [int(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)]
+
+
+PREFIX = "after-"
 
 
 def _name(number: int) -> str:
-    return f"after.{number}"
+    return f"{PREFIX}{number}"

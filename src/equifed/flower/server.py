@@ -63,12 +63,14 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
         scaling = standardisation(setting, link.members)
         training = Federated(setting, link, scaling, _validation(setting, validation))
         recording = store.start(setting.config, training, id)
-        _write_roster(folder, setting, link.members, scaling)
     else:
-        training = Federated(setting, link, before[1], _validation(setting, validation))
+        scaling = before[1]
+        training = Federated(setting, link, scaling, _validation(setting, validation))
         recording = store.resume(str(folder), make=lambda config: training)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
     with recording:
+        if before is None:
+            _write_roster(folder, setting, link.members, scaling)
         for step in recording.rounds():
             _say(_line(training.job, step))
         result = recording.finish()
@@ -160,7 +162,7 @@ def _validation(setting: Setting, given: str) -> Path | None:
 def _join_message(members: Mapping[str, Member]) -> Message:
     """What a silo says of itself, as a line of the table of messages."""
     sums = next((member.sums for member in members.values() if member.sums is not None), None)
-    sizes = {"rows": 8, "test-rows": 8, "mark": 16}
+    sizes = {"rows": 8, "test-rows": 8}
     if sums is not None:
         sizes |= {"sum": sums[0].nbytes, "squares": sums[1].nbytes}
     return Message("join", "join", (), tuple(sizes), "stack", 0, sum(sizes.values()), {}, sizes)
@@ -171,10 +173,7 @@ def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member],
         folder / ROSTER,
         {
             "app": setting.digest,
-            "silos": {
-                silo: {"rows": each.rows, "test_rows": each.test_rows, "mark": each.mark}
-                for silo, each in members.items()
-            },
+            "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
             "scaling": None if scaling is None else [part.tolist() for part in scaling],
         },
     )
