@@ -1,0 +1,149 @@
+"""Flower's programs: starting a run on a SuperLink, and a whole federation on this machine, over TLS, for a trial."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import tomli_w
+
+from equifed.errors import RunError
+from equifed.flower.credentials import LOOPBACK
+from equifed.flower.folder import NAME, Folder, connection, node_config
+from equifed.flower.installed import programs
+from equifed.flower.processes import Processes
+
+HOST = LOOPBACK[0]
+READY = 60.0
+"""Seconds within which a program must have started, or a command be done."""
+PAUSE = 0.1
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What Flower's programs need: each other on the PATH, a home of their own, and nothing from the network."""
+    direct = ",".join((*LOOPBACK, *filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])))
+    return {
+        "PATH": os.pathsep.join([str(programs()), os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
+
+
+class Submitted(Processes):
+    """A run on a SuperLink: `flwr run`, which goes on telling what the server says until the run ends."""
+
+    def __init__(self, folder: Folder, home: Path | None = None) -> None:
+        super().__init__(folder.logs)
+        self.folder = folder
+        self.home = home or folder.home
+
+    def run(self, run_id: str, **config: str) -> None:
+        """Start it under this id, or take it up where the folder of that id stands."""
+        validation = self.folder.validation()
+        values = {
+            "runs": str(self.folder.runs),
+            "run": run_id,
+            "validation": "" if validation is None else str(validation),
+        }
+        text = " ".join(f'{key}="{value}"' for key, value in (values | config).items())
+        command = [programs() / "flwr", "run", self.folder.app, NAME, "--stream", "--run-config", text]
+        self.start(run_id, command, environment(self.home), self.folder.path)
+
+
+class Local(Submitted):
+    """SuperLink and SuperNodes of a federation on this machine, on free ports of the loopback interface.
+
+    TLS and node authentication as between machines. What the programs keep lies in the folder's `local/`: the
+    SuperLink's database with the registered keys, and for each node its own home (nodes that share one would read an
+    app while another is still unpacking it) and the silo's memory of its runs.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder, folder.path / "local" / "flwr")
+        self.silos = folder.silos()
+        self.port, *ports = free_ports(1 + len(self.silos))
+        self._ports = dict(zip(self.silos, ports, strict=True))
+
+    def start_all(self) -> None:
+        self.start_superlink()
+        self.register()
+        for silo in self.silos:
+            self.start_silo(silo)
+
+    def start_superlink(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(tomli_w.dumps(connection(self.folder.path, self.port)))
+        of = self.folder.certificates
+        self.start(
+            "superlink",
+            [
+                *(programs() / "flower-superlink", "--host", HOST, "--port", str(self.port)),
+                *("--ssl-ca-certfile", of / "ca.crt", "--ssl-certfile", of / "server.crt"),
+                *("--ssl-keyfile", of / "server.key", "--enable-supernode-auth"),
+                *("--database", self.home / "superlink.db", "--disable-runtime-dependency-installation"),
+            ],
+            environment(self.home),
+            self.folder.path,
+        )
+        end = time.monotonic() + READY
+        while not listens(HOST, self.port):
+            if self.ended("superlink") is not None or time.monotonic() > end:
+                raise RunError(f"The SuperLink did not start.\n{self.tail('superlink')}")
+            time.sleep(PAUSE)
+
+    def register(self) -> None:
+        """Make the silos' public keys known to the SuperLink, which keeps them; those that it has are skipped."""
+        for silo in self.silos:
+            name = f"register-{silo}"
+            command = [programs() / "flwr", "supernode", "register", self.folder.public_key(silo), NAME]
+            self.start(name, command, environment(self.home), self.folder.path)
+            if self.wait(name, READY) and "already in use" not in self.tail(name):
+                raise RunError(f"The key of {silo} could not be registered.\n{self.tail(name)}")
+
+    def start_silo(self, silo: str) -> None:
+        own = self.folder.path / "local" / silo
+        own.mkdir(parents=True, exist_ok=True)
+        self.start(
+            silo,
+            [
+                *(programs() / "flower-supernode", "--superlink", f"{HOST}:{self.port}"),
+                *("--host", HOST, "--port", str(self._ports[silo])),
+                *("--root-certificates", self.folder.certificates / "ca.crt"),
+                *("--auth-supernode-private-key", self.folder.key(silo)),
+                *("--node-config", node_config(silo, self.folder.data(silo), own / "state")),
+            ],
+            environment(own / "flwr"),
+            own,
+        )
+
+    def kill_superlink(self) -> None:
+        self.kill("superlink")
+
+    def kill_silo(self, silo: str) -> None:
+        self.kill(silo)
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,153 @@
+"""Programs that run beside this one, and none of which outlives it.
+
+Flower's programs start others, some in sessions of their own. All of them inherit an environment variable, by which
+they are found where the system shows it (Linux); elsewhere process groups have to do, and Flower's own programs end
+soon after the one that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from equifed.errors import RunError
+
+MARK = "EQUIFED_PROCESSES"
+GRACE = 5.0
+"""Seconds between asking a program to end and ending it."""
+PAUSE = 0.05
+SHOWN = Path("/proc/self/environ").exists()
+"""Whether the system shows the environment of processes."""
+
+
+class Processes:
+    """Named programs with a log file each; use it in a `with`, and only there."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._mark = secrets.token_hex(8)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._begins: dict[str, int] = {}
+
+    def start(self, name: str, command: Sequence[str | Path], env: Mapping[str, str], cwd: Path) -> None:
+        """In a session of its own, so that a Ctrl-C reaches only us, who then end it in order."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with open(self.log(name), "ab") as log:
+            self._begins[name] = log.tell()
+            self._running[name] = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=cwd,
+                env={**os.environ, **env, MARK: f"{self._mark}/{name}"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def ended(self, name: str) -> int | None:
+        """The exit status of a program that has ended."""
+        return self._running[name].poll()
+
+    def wait(self, name: str, seconds: float) -> int:
+        try:
+            return self._running[name].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"{name} did not end in {seconds:.0f} s.\n{self.tail(name)}") from None
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The end of what a program has logged since it was last started, for a message."""
+        said = self.log(name).read_bytes()[self._begins[name] :].decode(errors="replace").splitlines()
+        return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in said[-lines:])
+
+    def alive(self, name: str | None = None) -> set[int]:
+        """The programs, or one of them, and everything that they have started."""
+        wanted = [name] if name else list(self._running)
+        found = {self._running[each].pid for each in wanted if self._running[each].poll() is None}
+        return found | _marked(f"{self._mark}/{name or ''}", exact=name is not None)
+
+    def kill(self, name: str) -> None:
+        """As a crash would: at once, with everything it has started."""
+        self._end(name, grace=0)
+
+    def stop(self) -> None:
+        """End everything: ask, wait a little, then make it."""
+        with _uninterrupted():
+            self._end(None, GRACE)
+
+    def _end(self, name: str | None, grace: float) -> None:
+        deadline = time.monotonic() + grace
+        asked: set[int] = set()
+        while alive := self.alive(name):
+            late = time.monotonic() >= deadline
+            for pid in alive if late else alive - asked:
+                _send(pid, signal.SIGKILL if late else signal.SIGTERM)
+            asked |= alive
+            time.sleep(PAUSE)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _marked(mark: str, exact: bool) -> set[int]:
+    """Everybody's descendants, by what their environment says; a zombie has none."""
+    wanted = f"\0{MARK}={mark}".encode() + (b"\0" if exact else b"")
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            if wanted in b"\0" + entry.read_bytes() + b"\0":
+                found.add(int(entry.parent.name))
+    return found
+
+
+def _send(pid: int, what: signal.Signals) -> None:
+    """To one process where all of them are known, since Flower takes a second request for impatience; else to a group.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        (os.kill if SHOWN else os.killpg)(pid, what)
+
+
+@contextlib.contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this program through its `with` statements, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with _handlers({signal.SIGTERM: end, signal.SIGHUP: end}):
+        yield
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An impatient second Ctrl-C must not leave half of the programs behind."""
+    with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+        yield
+
+
+@contextlib.contextmanager
+def _handlers(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may, and only it gets signals
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
