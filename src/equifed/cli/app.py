@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from equifed.cli.flower import flower_app
 from equifed.cli.options import FailIf, Output, Settings, expand
 from equifed.cli.talk import command, print_json, say, show
 from equifed.experiments import EXPERIMENTS
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: list them, look at one, fetch its files.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its own name, or "latest".')

@@ -21,7 +21,7 @@ from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, kind_of
 from equifed.simulator import Result
-from equifed.store import Recording, Store
+from equifed.store import Recording, RunFolder, Store
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
@@ -57,7 +57,7 @@ def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely:
     store.prepare()
     recording = begin(store, config, checks)
     say(f"Run {recording.folder.id}")
-    tell(recording, carry_out(recording, checks, closely), output, checks)
+    tell(recording.folder, carry_out(recording, checks, closely), output, checks)
 
 
 def resumed(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
@@ -75,12 +75,12 @@ def resumed(reference: str, output: Output, checks: Sequence[AnyCheck], closely:
         return
     recording = store.resume(reference, lambda simulation: require_known(checks, simulation.job))
     say(f"Run {folder.id} goes on after round {recording.done} of {recording.config.run.rounds}.")
-    tell(recording, carry_out(recording, checks, closely), output, checks)
+    tell(recording.folder, carry_out(recording, checks, closely), output, checks)
 
 
-def tell(recording: Recording, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
+def tell(folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
     """Print one run's result, or the trade-off of a sweep, and fail if a check says so."""
-    about = record(recording.folder, result) | {"status": "finished"}
+    about = record(folder, result) | {"status": "finished"}
     failed = [line for check in checks for line in check.failures(result)]
     for note in result.notes:
         say(f"Note: {note}")
@@ -92,8 +92,7 @@ def tell(recording: Recording, result: Result, output: Output, checks: Sequence[
             show(pareto_table(pareto_of(result)))
         else:
             show(comparison([about], out().width), footnotes([about]))
-        path = recording.folder.path
-        say(f"Saved in {near(path)}; look at it with: equifed show {name_of(path)}")
+        say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
     fail(failed)
 
 

@@ -52,8 +52,10 @@ class Submitted(Processes):
             "validation": "" if validation is None else str(validation),
         }
         text = " ".join(f'{key}="{value}"' for key, value in (values | config).items())
-        command = [programs() / "flwr", "run", self.folder.app, NAME, "--stream", "--run-config", text]
-        self.start(run_id, command, environment(self.home), self.folder.path)
+        self._flwr(run_id, "run", self.folder.app, NAME, "--stream", "--run-config", text)
+
+    def _flwr(self, name: str, *words: str | Path) -> None:
+        self.start(name, [programs() / "flwr", *words], environment(self.home), self.folder.path)
 
 
 class Local(Submitted):
@@ -101,8 +103,7 @@ class Local(Submitted):
         """Make the silos' public keys known to the SuperLink, which keeps them; those that it has are skipped."""
         for silo in self.silos:
             name = f"register-{silo}"
-            command = [programs() / "flwr", "supernode", "register", self.folder.public_key(silo), NAME]
-            self.start(name, command, environment(self.home), self.folder.path)
+            self._flwr(name, "supernode", "register", self.folder.public_key(silo), NAME)
             if self.wait(name, READY) and "already in use" not in self.tail(name):
                 raise RunError(f"The key of {silo} could not be registered.\n{self.tail(name)}")
 

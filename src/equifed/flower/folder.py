@@ -1,12 +1,12 @@
 """The folder of a federation: the app that travels to every silo, and beside it what must not.
 
-    README.md                     every command, for the server's machine and for each silo's
-    app/                          what `flwr run` ships to the nodes: pyproject.toml, app.py, federation.toml, schema.json
-    certificates/                 of the server, and of the authority that signed it
-    keys/NAME, NAME.pub           a silo's key pair
-    flwr/config.toml              where the SuperLink is; FLWR_HOME of the server's machine
-    data/                         of a trial: one file per silo, and the server's validation rows
-    runs/ logs/ local/            made later: results, what the programs said, memory of what runs on this machine
+README.md                     every command, for the server's machine and for each silo's
+app/                          what `flwr run` ships to the nodes: pyproject.toml, app.py, federation.toml, schema.json
+certificates/                 of the server, and of the authority that signed it
+keys/NAME, NAME.pub           a silo's key pair
+flwr/config.toml              where the SuperLink is; FLWR_HOME of the server's machine
+data/                         of a trial: one file per silo, and the server's validation rows
+runs/ logs/ local/            made later: results, what the programs said, memory of what runs on this machine
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ PORT = 8000
 VALIDATION = "validation"
 VALIDATION_SHARE = 0.2
 """Of the trial's rows, which the server gets where the method needs rows of its own."""
+HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SEED = 0
 """By which the trial's rows are dealt to the silos."""
 
@@ -306,7 +307,9 @@ def _in_one_step(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
-        raise ConfigError(f"Cannot write to {target.parent} ({error.strerror or error}). Name another folder.") from None
+        raise ConfigError(
+            f"Cannot write to {target.parent} ({error.strerror or error}). Name another folder."
+        ) from None
     with beside:
         draft = Path(beside.name) / target.name
         draft.mkdir()
@@ -341,16 +344,17 @@ def _check_silos(silos: Sequence[str]) -> None:
 
 def _check_address(address: str, port: int) -> None:
     check_number("--port", port, whole=True, low=1, high=65535)
+    labels = address.split(".")
+    numbers = labels[-1].isdigit()  # no host name ends like this, so it is meant as an IP address
     try:
-        ipaddress.IPv4Address(address)
+        fits = bool(int(ipaddress.IPv4Address(address))) if numbers else all(map(HOST_LABEL.fullmatch, labels))
     except ValueError:
-        if not re.fullmatch(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*", address):
-            raise ConfigError(
-                f"--address {address!r} is neither a host name nor an IPv4 address. Give the one by which the silos "
-                "reach the server, without a port, e.g. federation.example.org."
-            ) from None
-        if re.fullmatch(r"[\d.]+", address):
-            raise ConfigError(f"--address {address!r} is not an IPv4 address.") from None
+        fits = False
+    if not fits or len(address) > 253:
+        raise ConfigError(
+            f"--address {address!r} is neither a host name nor an IPv4 address. Give the one by which the silos reach "
+            "the server, without a port, e.g. federation.example.org."
+        )
 
 
 def _check_task(kind: type[Method], schema: Schema) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Self
 
 from equifed.errors import RunError
 
@@ -65,6 +66,11 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise RunError(f"{name} did not end in {seconds:.0f} s.\n{self.tail(name)}") from None
 
+    def settle(self, name: str, seconds: float) -> None:
+        """Give it so long to end by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._running[name].wait(seconds)
+
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of what a program has logged since it was last started, for a message."""
         said = self.log(name).read_bytes()[self._begins[name] :].decode(errors="replace").splitlines()
@@ -95,7 +101,7 @@ class Processes:
             asked |= alive
             time.sleep(PAUSE)
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -116,8 +122,7 @@ def _marked(mark: str, exact: bool) -> set[int]:
 
 
 def _send(pid: int, what: signal.Signals) -> None:
-    """To one process where all of them are known, since Flower takes a second request for impatience; else to a group.
-    """
+    """To this one where all are known, since Flower takes a second request for impatience; else to its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.kill if SHOWN else os.killpg)(pid, what)
 

@@ -1,0 +1,259 @@
+"""Making, starting and following a federation's runs: the work of `equifed flower`."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.status import Status
+
+from equifed.cli.carry import tell
+from equifed.cli.options import Output
+from equifed.cli.pages import documented
+from equifed.cli.talk import err, near, say
+from equifed.config import Config, load_config
+from equifed.data import Schema
+from equifed.errors import ConfigError, RunError
+from equifed.flower import folder as making
+from equifed.flower.deploy import Local, Submitted, listens
+from equifed.flower.folder import Folder
+from equifed.flower.installed import require_flower
+from equifed.flower.processes import ending_on_signals
+from equifed.store import RunFolder, Store
+
+PAUSE = 0.25
+"""Seconds between two looks at a run's folder."""
+GOODBYE = 10.0
+"""Seconds for Flower to close a run that has finished."""
+
+
+def schema_given(
+    table: Path | None, label: str | None, sensitive: str | None, positive: str | None, schema: Path | None
+) -> Schema | None:
+    """The schema that the options of `init` speak of, if they do."""
+    about = {"--label": label, "--sensitive": sensitive, "--positive": positive}
+    given = [option for option, value in about.items() if value is not None]
+    if table is None:
+        if given:
+            raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
+        return None if schema is None else making.read_schema(schema)
+    if schema is not None:
+        raise ConfigError("--table and --schema both say what the columns are. Give one of them.")
+    if label is None or sensitive is None:
+        raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
+    return making.schema_of_table(table, label, sensitive, positive)
+
+
+def make(path: Path, *, silos: str | None = None, **wanted: Any) -> Folder:
+    """What was not given is left to `create`."""
+    if silos is not None:
+        wanted["silos"] = [name.strip() for name in silos.split(",")]
+    return making.create(path, **{name: value for name, value in wanted.items() if value is not None})
+
+
+def demonstrate(path: Path, method: str | None, rounds: int | None) -> None:
+    require_flower()
+    folder = _demo_folder(path, method, rounds)
+    _on_this_machine(folder, _new_id(folder))
+
+
+def run(path: Path) -> None:
+    folder = Folder.of(path)
+    _on_the_superlink(folder, _new_id(folder))
+
+
+def resume(path: Path, reference: str | None, local: bool) -> None:
+    folder = Folder.of(path)
+    unfinished = _unfinished(folder, reference)
+    if unfinished is None:
+        return
+    done, total = unfinished.rounds_done(), unfinished.settings()["run"]["rounds"]
+    say(f"Run {unfinished.id} goes on after round {done} of {total}.")
+    (_on_this_machine if local else _on_the_superlink)(folder, unfinished.id)
+
+
+# -- which run ---------------------------------------------------------------------------------------------------------
+
+
+def _demo_folder(path: Path, method: str | None, rounds: int | None) -> Folder:
+    """A new one, or the one that an earlier demo made, if it is what is wanted."""
+    if not (path / "app" / "federation.toml").is_file():
+        folder = make(path, method=method, rounds=rounds)
+        say(f"Made {near(folder.path)}: an app, certificates, keys and data of three silos.")
+        return folder
+    folder = Folder.of(path)
+    config = _config(folder)
+    for option, wanted, there in (("--method", method, config.method.name), ("--rounds", rounds, config.run.rounds)):
+        if wanted is not None and wanted != there:
+            raise ConfigError(
+                f"{option} {wanted}: {near(folder.path)} is already a federation, with {there}. "
+                "Name another folder with --folder."
+            )
+    missing = [silo for silo in folder.silos() if not folder.data(silo).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{near(folder.path)} has no data for {', '.join(missing)}, so it is not a demo's folder. "
+            "Name another with --folder."
+        )
+    return folder
+
+
+def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
+    """The run to go on with; None, after saying so, where there is nothing left to do."""
+    store = Store(folder.runs)
+    if reference is None:
+        entries = store.entries()
+        if not entries:
+            raise ConfigError(f"{near(folder.runs)} has no run yet. Start one: equifed flower run {near(folder.path)}")
+        reference = next((entry.id for entry in entries if entry.status != "finished"), None)
+        if reference is None:
+            say(f"All runs in {near(folder.runs)} have finished.")
+            return None
+    found = store.find(reference)
+    status = found.status()["status"]
+    if status == "running":
+        raise RunError(f"Run {found.id} is still going on. See it with: equifed show {near(found.path)}")
+    if status == "finished":
+        say(f"Run {found.id} has already finished.")
+        return None
+    return found
+
+
+def _config(folder: Folder) -> Config:
+    return load_config(folder.federation)
+
+
+def _new_id(folder: Folder) -> str:
+    return Store(folder.runs)._new_path(_config(folder)).name
+
+
+# -- on which machines -------------------------------------------------------------------------------------------------
+
+
+def _on_this_machine(folder: Folder, run: str) -> None:
+    """Server and silos as programs of ours, which end with us."""
+    command = f"equifed flower resume {near(folder.path)} --local"
+    try:
+        with ending_on_signals(), Local(folder) as programs:
+            say(f"Starting the server and {len(programs.silos)} silos; what they say is in {near(folder.logs)}.")
+            programs.start_all()
+            _follow(programs, run)
+    except KeyboardInterrupt:
+        say(f"Interrupted; everything is stopped. Continue with: {command}")
+        raise typer.Exit(130) from None
+    _tell(folder, run)
+
+
+def _on_the_superlink(folder: Folder, run: str) -> None:
+    """The SuperLink that the folder names; it goes on without us."""
+    host, port = folder.superlink()
+    if not listens(host, port):
+        raise RunError(
+            f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says."
+        )
+    try:
+        with ending_on_signals(), Submitted(folder) as programs:
+            _follow(programs, run)
+    except KeyboardInterrupt:
+        say(
+            f"No longer following; the run goes on. See it with: equifed show {near(folder.runs / run)}, and end it "
+            f"with `flwr stop` (FLWR_HOME={near(folder.home)})."
+        )
+        raise typer.Exit(130) from None
+    _tell(folder, run)
+
+
+# -- following ---------------------------------------------------------------------------------------------------------
+
+
+def _follow(programs: Submitted, run: str) -> None:
+    """Start or continue the run and show its rounds until it has finished."""
+    run_folder = RunFolder(programs.folder.runs / run)
+    before = _text(run_folder.path / "status.json")
+    rounds = _Rounds(run_folder, _config(programs.folder).run.rounds)
+    programs.run(run)
+    say(f"Run {run}")
+    silent = set()
+    with rounds:
+        while True:
+            over = programs.ended(run) is not None  # asked first, so that its last words are seen
+            rounds.show()
+            # until the server has written, what stands there is an earlier attempt's, and its lock is not to be touched
+            begun = _text(run_folder.path / "status.json") != before
+            status = run_folder.status() if begun else {"status": "not begun", "reason": ""}
+            if status["status"] in ("finished", "failed", "interrupted") or (over and not begun):
+                break
+            for silo in programs.silos if isinstance(programs, Local) else ():
+                if silo not in silent and programs.ended(silo) is not None:
+                    silent.add(silo)
+                    say(f"The node of {silo} has ended. {programs.tail(silo)}")
+            time.sleep(PAUSE)
+    if status["status"] == "finished":
+        programs.settle(run, GOODBYE)
+    elif status["reason"]:
+        raise RunError(f"Run {run} {status['status']}: {status['reason']} (log: {near(programs.log(run))})")
+    else:
+        raise RunError(f"Run {run} did not start.\n{programs.tail(run)}")
+
+
+class _Rounds:
+    """A line for every new round, and on a terminal how long the next one has been taking."""
+
+    def __init__(self, folder: RunFolder, total: int) -> None:
+        self.folder, self.total = folder, total
+        self._shown = folder.rounds_done()
+        self._since = time.monotonic()
+        console = err()
+        self._status = Status("", console=console) if console.is_terminal else None
+
+    def __enter__(self) -> _Rounds:
+        shown: AbstractContextManager[Any] = self._status or nullcontext()
+        shown.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self) -> None:
+        for text in _text(self.folder.path / "rounds.jsonl").split("\n")[:-1]:  # the last one may be half written
+            line = json.loads(text)
+            if line["round"] > self._shown:
+                self._shown, self._since = line["round"], time.monotonic()
+                say(f"Round {line['round']} of {self.total}: {_happened(line)}")
+        if self._status is not None:
+            waited = time.monotonic() - self._since
+            self._status.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited:.0f} s")
+
+
+def _happened(line: dict[str, Any]) -> str:
+    """How long a round took, who replied and who did not."""
+    log = line["logs"][0]
+    text = f"{line['seconds']:.1f} s, {log['replied']} of {log['sampled']} silos replied"
+    lost = {client: reason for _, _, client, _, reason in line["rejections"]}
+    if lost:
+        text += "; without " + ", ".join(f"{client} ({reason})" for client, reason in lost.items())
+    return text if log["applied"] else f"{text}; the round was not applied"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _tell(folder: Folder, run: str) -> None:
+    """The summary and the report of a run that has finished."""
+    from equifed.report import write_report
+
+    run_folder = RunFolder(folder.runs / run)
+    result = run_folder.result()
+    tell(run_folder, result, Output(folder.runs), ())
+    page = run_folder.path / "report.html"
+    write_report([documented(run_folder, result)], page)
+    say(f"Report: {near(page)}")

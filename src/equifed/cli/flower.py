@@ -1,0 +1,119 @@
+"""`equifed flower`: a federation on Flower, from its folder to the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equifed.cli.talk import command, near, say, show
+
+flower_app = typer.Typer(
+    help="Train on a real federation with Flower: a silo per machine, over TLS. Needs the extra `flower`.",
+    no_args_is_help=True,
+)
+
+DEMO = Path("flower-demo")
+
+Existing = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The federation's folder, made by `equifed flower init`.")
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="A method of `equifed methods`. (default: fedavg-gr)"),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds of training. (default: 5)")]
+
+
+@flower_app.command()
+@command
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+    silos: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Names of the silos. (default: hospital-a,hospital-b,hospital-c)"),
+    ] = None,
+    method: MethodName = None,
+    rounds: Rounds = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="By which the silos reach the server. (default: 127.0.0.1, for a trial)"),
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="Of the server. (default: 8000)")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A CSV or Parquet file with the same columns as the silos' files; only its schema is kept.",
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: what is learnt.")] = None,
+    sensitive: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --table: the groups to be treated fairly.")
+    ] = None,
+    positive: Annotated[
+        str | None, typer.Option(metavar="VALUE", help="With --table: the label that is the good outcome.")
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
+    ] = None,
+) -> None:
+    """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
+
+    With --table or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to the silos.
+    """
+    from equifed.cli.federate import make, schema_given
+
+    given = schema_given(table, label, sensitive, positive, schema)
+    made = make(folder, silos=silos, method=method, rounds=rounds, address=address, port=port, schema=given)
+    show(near(made.path / "README.md"))
+    say("The file above has every command, for the server and for each silo.")
+
+
+@flower_app.command()
+@command
+def demo(
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="Made where it does not exist; a demo's folder is used again.")
+    ] = DEMO,
+    method: MethodName = None,
+    rounds: Rounds = None,
+) -> None:
+    """See a real federation on this machine: a server, three silos with COMPAS data, TLS, and the report at the end.
+
+    Takes a few minutes, most of which is Flower starting programs. All of them are stopped at the end, or by Ctrl-C.
+    """
+    from equifed.cli.federate import demonstrate
+
+    demonstrate(folder, method, rounds)
+
+
+@flower_app.command()
+@command
+def run(folder: Existing) -> None:
+    """Start a run on the federation's SuperLink and follow it to the report.
+
+    On the server's machine, with the SuperLink running as the folder's README says.
+    """
+    from equifed.cli.federate import run as start
+
+    start(folder)
+
+
+@flower_app.command()
+@command
+def resume(
+    folder: Existing,
+    reference: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Which run. (default: the latest that has not finished)"),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Start server and silos on this machine for it, as `demo` does.")
+    ] = False,
+) -> None:
+    """Let a run that was interrupted, or that failed, go on after its last completed round."""
+    from equifed.cli.federate import resume as go_on
+
+    go_on(folder, reference, local)
