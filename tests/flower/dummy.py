@@ -37,5 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         for step in recording.rounds():
             ask = [Message(RecordDict({"x": ConfigRecord({})}), node, "query") for node in nodes]
             replies = list(grid.send_and_receive(ask, timeout=60))
-            print("round", step.round, "heard", sorted(str(reply.content["who"]["id"]) for reply in replies), flush=True)
+            print(
+                "round", step.round, "heard", sorted(str(reply.content["who"]["id"]) for reply in replies), flush=True
+            )
         recording.finish()

@@ -58,12 +58,12 @@ def make(path: Path, *, silos: str | None = None, **wanted: Any) -> Folder:
 def demonstrate(path: Path, method: str | None, rounds: int | None) -> None:
     require_flower()
     folder = _demo_folder(path, method, rounds)
-    _on_this_machine(folder, _new_id(folder))
+    _on_this_machine(folder, _new_run(folder))
 
 
 def run(path: Path) -> None:
     folder = Folder.of(path)
-    _on_the_superlink(folder, _new_id(folder))
+    _on_the_superlink(folder, _new_run(folder))
 
 
 def resume(path: Path, reference: str | None, local: bool) -> None:
@@ -71,8 +71,6 @@ def resume(path: Path, reference: str | None, local: bool) -> None:
     unfinished = _unfinished(folder, reference)
     if unfinished is None:
         return
-    done, total = unfinished.rounds_done(), unfinished.settings()["run"]["rounds"]
-    say(f"Run {unfinished.id} goes on after round {done} of {total}.")
     (_on_this_machine if local else _on_the_superlink)(folder, unfinished.id)
 
 
@@ -127,8 +125,10 @@ def _config(folder: Folder) -> Config:
     return load_config(folder.federation)
 
 
-def _new_id(folder: Folder) -> str:
-    return Store(folder.runs)._new_path(_config(folder)).name
+def _new_run(folder: Folder) -> str:
+    run = Store(folder.runs)._new_path(_config(folder)).name
+    say(f"Run {run}")
+    return run
 
 
 # -- on which machines -------------------------------------------------------------------------------------------------
@@ -136,14 +136,17 @@ def _new_id(folder: Folder) -> str:
 
 def _on_this_machine(folder: Folder, run: str) -> None:
     """Server and silos as programs of ours, which end with us."""
-    command = f"equifed flower resume {near(folder.path)} --local"
     try:
         with ending_on_signals(), Local(folder) as programs:
             say(f"Starting the server and {len(programs.silos)} silos; what they say is in {near(folder.logs)}.")
             programs.start_all()
             _follow(programs, run)
     except KeyboardInterrupt:
-        say(f"Interrupted; everything is stopped. Continue with: {command}")
+        done, total = RunFolder(folder.runs / run).rounds_done(), _config(folder).run.rounds
+        say(
+            f"Interrupted after round {done} of {total}; everything is stopped. "
+            f"Continue with: equifed flower {_local(folder, run)}"
+        )
         raise typer.Exit(130) from None
     _tell(folder, run)
 
@@ -152,8 +155,14 @@ def _on_the_superlink(folder: Folder, run: str) -> None:
     """The SuperLink that the folder names; it goes on without us."""
     host, port = folder.superlink()
     if not listens(host, port):
+        all_here = all(folder.data(silo).is_file() for silo in folder.silos())
         raise RunError(
-            f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says."
+            f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says"
+            + (
+                f", or have everything started on this machine: equifed flower {_local(folder, run)}"
+                if all_here
+                else "."
+            )
         )
     try:
         with ending_on_signals(), Submitted(folder) as programs:
@@ -167,6 +176,12 @@ def _on_the_superlink(folder: Folder, run: str) -> None:
     _tell(folder, run)
 
 
+def _local(folder: Folder, run: str) -> str:
+    """The command that goes on with the run on this machine, or where it has not begun starts another."""
+    begun = (folder.runs / run).exists()
+    return f"resume {near(folder.path)} --local" if begun else f"demo --folder {near(folder.path)}"
+
+
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
@@ -175,9 +190,9 @@ def _follow(programs: Submitted, run: str) -> None:
     run_folder = RunFolder(programs.folder.runs / run)
     before = _text(run_folder.path / "status.json")
     rounds = _Rounds(run_folder, _config(programs.folder).run.rounds)
+    if before:
+        say(f"Run {run} goes on after round {run_folder.rounds_done()} of {rounds.total}.")
     programs.run(run)
-    say(f"Run {run}")
-    silent = set()
     with rounds:
         while True:
             over = programs.ended(run) is not None  # asked first, so that its last words are seen
@@ -187,10 +202,6 @@ def _follow(programs: Submitted, run: str) -> None:
             status = run_folder.status() if begun else {"status": "not begun", "reason": ""}
             if status["status"] in ("finished", "failed", "interrupted") or (over and not begun):
                 break
-            for silo in programs.silos if isinstance(programs, Local) else ():
-                if silo not in silent and programs.ended(silo) is not None:
-                    silent.add(silo)
-                    say(f"The node of {silo} has ended. {programs.tail(silo)}")
             time.sleep(PAUSE)
     if status["status"] == "finished":
         programs.settle(run, GOODBYE)

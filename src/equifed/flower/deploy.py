@@ -13,12 +13,14 @@ from equifed.errors import RunError
 from equifed.flower.credentials import LOOPBACK
 from equifed.flower.folder import NAME, Folder, connection, node_config
 from equifed.flower.installed import programs
-from equifed.flower.processes import Processes
+from equifed.flower.processes import GRACE, Processes, uninterrupted
 
 HOST = LOOPBACK[0]
 READY = 60.0
 """Seconds within which a program must have started, or a command be done."""
 PAUSE = 0.1
+RESTART = 'until "$@"; do sleep 5; done'
+"""A node that has crashed comes back; the SuperLink refuses it for up to a minute, while it takes the old for alive."""
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -73,6 +75,9 @@ class Local(Submitted):
         self._ports = dict(zip(self.silos, ports, strict=True))
 
     def start_all(self) -> None:
+        """All of it; the SuperLink begins without memory, in which nodes that were killed would live for a minute."""
+        for file in self.home.glob("superlink.db*"):
+            file.unlink()
         self.start_superlink()
         self.register()
         for silo in self.silos:
@@ -108,13 +113,13 @@ class Local(Submitted):
                 raise RunError(f"The key of {silo} could not be registered.\n{self.tail(name)}")
 
     def start_silo(self, silo: str) -> None:
-        own = self.folder.path / "local" / silo
+        own = self.folder.path / "local" / "nodes" / silo
         own.mkdir(parents=True, exist_ok=True)
         self.start(
             silo,
             [
-                *(programs() / "flower-supernode", "--superlink", f"{HOST}:{self.port}"),
-                *("--host", HOST, "--port", str(self._ports[silo])),
+                *("sh", "-c", RESTART, "sh", programs() / "flower-supernode"),
+                *("--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self._ports[silo])),
                 *("--root-certificates", self.folder.certificates / "ca.crt"),
                 *("--auth-supernode-private-key", self.folder.key(silo)),
                 *("--node-config", node_config(silo, self.folder.data(silo), own / "state")),
@@ -128,6 +133,12 @@ class Local(Submitted):
 
     def kill_silo(self, silo: str) -> None:
         self.kill(silo)
+
+    def stop(self) -> None:
+        """The silos first, so that they can take their leave of the SuperLink."""
+        with uninterrupted():
+            self._end(GRACE, *self.silos)
+            self._end(GRACE)
 
 
 def listens(host: str, port: int) -> bool:

@@ -336,8 +336,8 @@ def _check_silos(silos: Sequence[str]) -> None:
     twice = [name for name in silos if lower.count(name.lower()) > 1]
     if twice:
         raise ConfigError(f"--silos: {' and '.join(twice)} have the same name (large and small letters are alike).")
-    if VALIDATION in lower:
-        raise ConfigError(f"--silos: {VALIDATION!r} is the name of the server's own file. Choose another.")
+    for name in {VALIDATION, "superlink"} & set(lower):
+        raise ConfigError(f"--silos: {name!r} is the name of a file of the server. Choose another.")
     if len(silos) < 2:
         raise ConfigError("--silos: a federation needs at least two silos, e.g. --silos hospital-a,hospital-b.")
 

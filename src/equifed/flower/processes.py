@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -25,6 +26,7 @@ MARK = "EQUIFED_PROCESSES"
 GRACE = 5.0
 """Seconds between asking a program to end and ending it."""
 PAUSE = 0.05
+COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 SHOWN = Path("/proc/self/environ").exists()
 """Whether the system shows the environment of processes."""
 
@@ -73,28 +75,27 @@ class Processes:
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of what a program has logged since it was last started, for a message."""
-        said = self.log(name).read_bytes()[self._begins[name] :].decode(errors="replace").splitlines()
+        said = COLOURS.sub(b"", self.log(name).read_bytes()[self._begins[name] :]).decode(errors="replace").splitlines()
         return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in said[-lines:])
 
-    def alive(self, name: str | None = None) -> set[int]:
-        """The programs, or one of them, and everything that they have started."""
-        wanted = [name] if name else list(self._running)
-        found = {self._running[each].pid for each in wanted if self._running[each].poll() is None}
-        return found | _marked(f"{self._mark}/{name or ''}", exact=name is not None)
+    def alive(self, *names: str) -> set[int]:
+        """The programs of these names, or all, and everything that they have started."""
+        meant = [process for name, process in self._running.items() if not names or name in names]
+        return {process.pid for process in meant if process.poll() is None} | _marked(self._mark, names)
 
     def kill(self, name: str) -> None:
         """As a crash would: at once, with everything it has started."""
-        self._end(name, grace=0)
+        self._end(0, name)
 
     def stop(self) -> None:
         """End everything: ask, wait a little, then make it."""
-        with _uninterrupted():
-            self._end(None, GRACE)
+        with uninterrupted():
+            self._end(GRACE)
 
-    def _end(self, name: str | None, grace: float) -> None:
+    def _end(self, grace: float, *names: str) -> None:
         deadline = time.monotonic() + grace
         asked: set[int] = set()
-        while alive := self.alive(name):
+        while alive := self.alive(*names):
             late = time.monotonic() >= deadline
             for pid in alive if late else alive - asked:
                 _send(pid, signal.SIGKILL if late else signal.SIGTERM)
@@ -110,13 +111,14 @@ class Processes:
         self.stop()
 
 
-def _marked(mark: str, exact: bool) -> set[int]:
+def _marked(mark: str, names: Collection[str]) -> set[int]:
     """Everybody's descendants, by what their environment says; a zombie has none."""
-    wanted = f"\0{MARK}={mark}".encode() + (b"\0" if exact else b"")
+    wanted = [f"\0{MARK}={mark}/{name}\0".encode() for name in names] or [f"\0{MARK}={mark}/".encode()]
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
-            if wanted in b"\0" + entry.read_bytes() + b"\0":
+            variables = b"\0" + entry.read_bytes() + b"\0"
+            if any(each in variables for each in wanted):
                 found.add(int(entry.parent.name))
     return found
 
@@ -139,7 +141,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """An impatient second Ctrl-C must not leave half of the programs behind."""
     with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
