@@ -1,0 +1,422 @@
+"""The folder of a federation: what is in it, who may read it, and what travels."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import stat
+import tomllib
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from equifed.cli.app import app
+from equifed.config import load_config, load_federations
+from equifed.data import Schema
+from equifed.errors import ConfigError
+from equifed.flower import folder as making
+from equifed.flower import installed
+from equifed.flower.folder import Folder, create, node_config
+
+
+@pytest.fixture
+def schema() -> Schema:
+    return Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+
+
+@pytest.fixture
+def federation(tmp_path, schema) -> Folder:
+    return create(tmp_path / "fed", silos=["north", "south"], schema=schema)
+
+
+@pytest.fixture
+def trial(tmp_path, needs) -> Folder:
+    needs("compas")
+    return create(tmp_path / "trial", method="fair-fate", rounds=2)
+
+
+def table(n: int = 60) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(20, 90, n),
+            "ward": rng.choice(["a", "b", "c"], n),
+            "sex": rng.choice(["f", "m"], n),
+            "cured": rng.choice(["no", "yes"], n),
+        }
+    )
+
+
+def invoke(*args: object):
+    return CliRunner().invoke(app, ["flower", *map(str, args)], env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- what is in it -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_the_app_is_what_flower_takes_and_holds_no_secret_and_no_row(trial):
+    from flwr.cli.build import build_fab_from_disk
+
+    names = set(zipfile.ZipFile(BytesIO(build_fab_from_disk(trial.app))).namelist())
+    assert names == {"pyproject.toml", "app.py", "federation.toml", "schema.json", ".info/CONTENT"}
+    shipped = b"".join(path.read_bytes() for path in trial.app.iterdir())
+    assert b"PRIVATE KEY" not in shipped
+    assert b"CERTIFICATE" not in shipped
+    beside = {path.name for path in trial.path.iterdir()}
+    assert beside == {"README.md", "app", "certificates", "data", "flwr", "keys"}
+
+
+def test_flower_finds_nothing_to_complain_about_in_the_app(federation):
+    from flwr.cli.config_utils import load_and_validate
+
+    config, warnings = load_and_validate(federation.app / "pyproject.toml", check_module=False)
+    assert warnings == []
+    assert config["project"]["dependencies"] == []
+    assert config["tool"]["flwr"]["app"]["config"]["runs"] == str(federation.runs)
+
+
+def test_only_the_owner_reads_private_keys_and_rows(trial):
+    for silo in trial.silos():
+        assert mode(trial.key(silo)) == 0o600
+    for name in ("ca.key", "server.key"):
+        assert mode(trial.certificates / name) == 0o600
+    for folder in ("keys", "certificates", "data"):
+        assert mode(trial.path / folder) == 0o700
+    assert mode(trial.path / "README.md") & 0o044
+
+
+def test_keys_are_those_that_flower_takes_and_differ(federation):
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.cli.supernode.register import try_load_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    public = [try_load_public_key(federation.public_key(silo)) for silo in ("north", "south")]
+    assert public[0] != public[1]
+    for silo, key in zip(("north", "south"), public, strict=True):
+        private = load_ssh_private_key(federation.key(silo).read_bytes(), None)
+        assert private.curve.name == "secp384r1"
+        assert public_key_to_bytes(private.public_key()) == key
+
+
+@pytest.mark.parametrize("address", ["federation.example.org", "192.0.2.7", "127.0.0.1"])
+def test_the_server_is_known_by_its_address_and_on_its_own_machine(tmp_path, schema, address):
+    import ssl
+
+    made = create(tmp_path / "fed", schema=schema, address=address, port=8443)
+    for name in (address, "127.0.0.1", "localhost"):
+        assert handshake(made.certificates, name, made.certificates / "ca.crt")
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(made.certificates, "elsewhere.example.org", made.certificates / "ca.crt")
+    other = create(tmp_path / "other", schema=schema, address=address)
+    with pytest.raises(ssl.SSLCertVerificationError, match="verif"):
+        handshake(made.certificates, address, other.certificates / "ca.crt")
+    readme = (made.path / "README.md").read_text()
+    assert f"--superlink {address}:8443" in readme
+    assert ("location /v1/fleet/" in readme) == (address != "127.0.0.1")
+    # commands go to the server's own machine, whatever the silos call it
+    assert made.superlink() == ("127.0.0.1", 8443)
+
+
+def handshake(certificates: Path, name: str, authority: Path) -> bool:
+    """TLS between a server and a client in memory, by the strict rules of newer Pythons."""
+    import ssl
+
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    client = ssl.create_default_context(cafile=authority)
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one = client.wrap_bio(back, there, server_hostname=name)
+    two = server.wrap_bio(there, back, server_side=True)
+    for side in (one, two, one, two):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return one.version() is not None
+
+
+def test_every_command_of_the_readme_names_files_that_are_there(trial):
+    text = (trial.path / "README.md").read_text()
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    named = {word for line in blocks.splitlines() for word in re.findall(rf"{trial.path}[\w./-]*", line)}
+    later = {trial.path / name for name in ("runs", "superlink.db", "simulated")}
+    later |= {trial.path / "nodes" / silo / state for silo in trial.silos() for state in ("", "state")}
+    for path in map(Path, named):
+        assert path.exists() or path in later, path
+    for path in (trial.app, trial.certificates / "server.key", *map(trial.public_key, trial.silos())):
+        assert any(word.startswith(str(path)) for word in named), path
+    for silo in trial.silos():
+        assert shlex.quote(node_config(silo, trial.data(silo), trial.path / "nodes" / silo / "state")) in blocks
+
+
+def test_the_commands_of_the_readme_exist(federation):
+    """As the programs themselves understand them."""
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    text = (federation.path / "README.md").read_text().replace("\\\n", " ")
+    (link,) = re.findall(r"^flower-superlink (.*)$", text, re.MULTILINE)
+    given = _parse_args_run_superlink().parse_args(shlex.split(link))
+    assert (given.host, given.port, given.enable_supernode_auth) == ("127.0.0.1", 8000, True)
+    nodes = re.findall(r"^until flower-supernode (.*)$", text, re.MULTILINE)
+    parsed = [_parse_args_run_supernode().parse_args(shlex.split(node)) for node in nodes]
+    assert [Path(node.auth_supernode_private_key) for node in parsed] == list(map(federation.key, ("north", "south")))
+    assert len({node.port for node in parsed}) == 2
+
+
+# -- the trial ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_deals_all_rows_once_and_the_schema_fits_all_files(trial):
+    schema = Schema.from_json((trial.app / "schema.json").read_text())
+    tables = {path.stem: pd.read_parquet(path) for path in (trial.path / "data").iterdir()}
+    assert set(tables) == {"hospital-a", "hospital-b", "hospital-c", "validation"}
+    assert sum(map(len, tables.values())) == 6_167
+    assert {silo: len(tables[silo]) for silo in trial.silos()} == {
+        "hospital-a": 1645,
+        "hospital-b": 1645,
+        "hospital-c": 1644,
+    }
+    for frame in tables.values():
+        assert schema.encode(frame).x.shape == (len(frame), 10)
+        assert set(frame["sex"]) == {"Female", "Male"}  # as people write it, not as numbers
+
+
+def test_the_same_trial_is_made_again(tmp_path, needs):
+    needs("compas")
+    one, two = (create(tmp_path / name, silos=["a", "b"]) for name in ("one", "two"))
+    for silo in ("a", "b"):
+        assert one.data(silo).read_bytes() == two.data(silo).read_bytes()
+    assert not one.validation()
+    assert one.key("a").read_bytes() != two.key("a").read_bytes()
+
+
+def test_a_trial_can_be_simulated(trial):
+    config = load_config(trial.federation)
+    (fed,) = load_federations(config)
+    assert config.method.name == "fair-fate"
+    assert fed.ids == ("hospital-a", "hospital-b", "hospital-c")
+    assert len(fed.validation) == 1233
+    result = CliRunner().invoke(app, ["run", str(trial.federation), "--runs", str(trial.path / "sim"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rounds"] == 2
+
+
+# -- for one's own files -----------------------------------------------------------------------------------------------
+
+
+def test_a_table_gives_the_schema_and_none_of_its_rows(tmp_path):
+    table().to_csv(tmp_path / "own.csv", index=False)
+    done = invoke(
+        *("init", tmp_path / "fed", "--silos", "north, south", "--method", "fedavg", "--rounds", 7),
+        *("--address", "federation.example.org", "--port", 8443),
+        *("--table", tmp_path / "own.csv", "--label", "cured", "--sensitive", "sex", "--positive", "no"),
+    )
+    assert done.exit_code == 0, done.output
+    made = Folder.of(tmp_path / "fed")
+    assert made.silos() == ["north", "south"]
+    assert made.settings()["run"]["rounds"] == 7
+    assert made.settings()["method"]["name"] == "fedavg"
+    schema = Schema.from_json((made.app / "schema.json").read_text())
+    assert (schema.label, schema.classes, schema.groups) == ("cured", ("yes", "no"), ("f", "m"))
+    assert list((made.path / "data").iterdir()) == []
+    assert done.stdout.strip().endswith("README.md")
+    assert not [name for name in (tmp_path).iterdir() if name.name.startswith(".")]
+
+
+def test_a_schema_is_taken_as_it_is(tmp_path, schema):
+    (tmp_path / "agreed.json").write_text(schema.to_json())
+    done = invoke("init", tmp_path / "fed", "--schema", tmp_path / "agreed.json")
+    assert done.exit_code == 0, done.output
+    assert Schema.from_json((tmp_path / "fed" / "app" / "schema.json").read_text()) == schema
+
+
+def test_regression_learns_slowly(tmp_path):
+    schema = Schema.infer(table(), label="age", sensitive="sex", task="regression")
+    made = create(tmp_path / "fed", method="fedavg", schema=schema)
+    assert made.settings()["local"]["learning-rate"] == 0.005
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"silos": ["one"]}, "at least two"),
+        ({"silos": ["a", "b", "A"]}, "a and A have the same name"),
+        ({"silos": ["a", "../b"]}, "'../b' is no good name"),
+        ({"silos": ["a", ""]}, "'' is no good name"),
+        ({"silos": ["a", "-b"]}, "'-b' is no good name"),
+        ({"silos": ["a", "Validation"]}, "'validation' is the name of a file of the server"),
+        ({"silos": ["a", "superlink"]}, "'superlink' is the name of a file of the server"),
+        ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
+        ({"method": "fair-fate+xx"}, "post-processing"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"port": 70000}, "--port must be"),
+        ({"address": "a:8000"}, "neither a host name nor an IPv4 address"),
+        ({"address": "https://a"}, "neither a host name nor an IPv4 address"),
+        ({"address": "10.0.0"}, "neither a host name nor an IPv4 address"),
+        ({"address": "0.0.0.0"}, "neither a host name nor an IPv4 address"),
+        ({"address": ""}, "neither a host name nor an IPv4 address"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_left(tmp_path, schema, options, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        create(tmp_path / "fed", **({"schema": schema} | options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_that_cannot_learn_the_label_is_refused(tmp_path):
+    schema = Schema.infer(table(), label="ward", sensitive="sex")
+    with pytest.raises(
+        ConfigError, match="fair-fate is for binary labels, but the schema's label 'ward' is multiclass"
+    ):
+        create(tmp_path / "fed", method="fair-fate", schema=schema)
+
+
+def test_nothing_is_overwritten(tmp_path, schema, federation):
+    before = federation.key("north").read_bytes()
+    with pytest.raises(ConfigError, match="is not empty; nothing is overwritten"):
+        create(federation.path, schema=schema)
+    assert federation.key("north").read_bytes() == before
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        create(tmp_path / "file", schema=schema)
+    (tmp_path / "empty").mkdir()
+    assert create(tmp_path / "empty", schema=schema).federation.is_file()
+
+
+def test_a_path_that_flower_could_not_read_is_refused(tmp_path, schema):
+    with pytest.raises(ConfigError, match="quote"):
+        create(tmp_path / "it's", schema=schema)
+    assert create(tmp_path / "with space", schema=schema).silos()
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
+    def fail(folder: Path, name: str) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(making, "write_key_pair", fail)
+    with pytest.raises(OSError, match="disk full"):
+        create(tmp_path / "fed", schema=schema)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--label", "cured"], 2, "--label: of which table?"),
+        (["--table", "own.csv"], 2, "--table needs --label COLUMN and --sensitive COLUMN"),
+        (
+            ["--table", "own.csv", "--label", "curd", "--sensitive", "sex"],
+            2,
+            "--label 'curd': own.csv has no such column",
+        ),
+        (["--table", "own.csv", "--label", "cured", "--sensitive", "gender"], 2, "It has: age, ward, sex, cured"),
+        (
+            ["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--positive", "maybe"],
+            3,
+            "no value 'maybe'",
+        ),
+        (["--table", "none.csv", "--label", "cured", "--sensitive", "sex"], 3, "There is no file none.csv"),
+        (["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"], 2, "Give one of them"),
+        (["--schema", "none.json"], 2, "--schema none.json cannot be read"),
+        (["--schema", "own.csv"], 2, "Not a valid schema"),
+        (["--silos", "a,b,a"], 2, "have the same name"),
+    ],
+)
+def test_mistakes_of_the_command(tmp_path, monkeypatch, options, code, says):
+    monkeypatch.chdir(tmp_path)
+    table().to_csv("own.csv", index=False)
+    done = invoke("init", "fed", *options)
+    assert done.exit_code == code, done.output
+    assert says in done.stderr
+    assert not Path("fed").exists()
+
+
+def test_without_flower_the_way_to_it_is_said(tmp_path, schema, monkeypatch):
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    for words in (["init", tmp_path / "fed"], ["demo", "--folder", tmp_path / "fed"]):
+        done = invoke(*words)
+        assert done.exit_code == 2
+        assert "pip install 'equifed[flower]'" in done.stderr
+
+
+def test_flower_is_only_imported_where_it_is_used():
+    import subprocess
+    import sys
+
+    code = "import sys, equifed.cli.flower, equifed.cli.federate; print('flwr' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# -- the commands, before anything is started --------------------------------------------------------------------------
+
+
+def test_other_folders_are_no_federations(tmp_path):
+    for name in ("run", "resume"):
+        done = invoke(name, tmp_path)
+        assert done.exit_code == 2
+        assert "is not the folder of a federation" in done.stderr
+
+
+def test_a_run_needs_a_superlink(federation):
+    settings = tomllib.loads((federation.home / "config.toml").read_text())
+    port = making_free_port()
+    settings["superlink"]["federation"]["address"] = f"127.0.0.1:{port}"
+    import tomli_w
+
+    (federation.home / "config.toml").write_text(tomli_w.dumps(settings))
+    done = invoke("run", federation.path)
+    assert done.exit_code == 4
+    assert f"No SuperLink answers at 127.0.0.1:{port}. Start it here, as" in done.stderr
+    assert "demo" not in done.stderr  # the silos' files are not here
+
+
+def making_free_port() -> int:
+    from equifed.flower.deploy import free_ports
+
+    (port,) = free_ports(1)
+    return port
+
+
+def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    done = invoke("demo", "--folder", tmp_path / "mine")
+    assert done.exit_code == 2
+    assert "is not empty; nothing is overwritten" in done.stderr
+    done = invoke("demo", "--folder", federation.path)
+    assert done.exit_code == 2
+    assert "has no data for north, south" in done.stderr
+    done = invoke("demo", "--folder", federation.path, "--method", "kffl")
+    assert done.exit_code == 2
+    assert "already a federation, with fedavg-gr" in done.stderr
+
+
+def test_resuming_where_there_is_nothing_to_resume(trial):
+    done = invoke("resume", trial.path)
+    assert done.exit_code == 2
+    assert "has no run yet" in done.stderr
+    ran = CliRunner().invoke(app, ["run", str(trial.federation), "--runs", str(trial.runs), "--json"])
+    run = json.loads(ran.stdout)["run"]
+    done = invoke("resume", trial.path)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "have finished" in done.stderr
+    done = invoke("resume", trial.path, run)
+    assert done.exit_code == 0
+    assert f"Run {run} has already finished" in done.stderr
