@@ -1,0 +1,214 @@
+"""A federation of real programs on this machine, with a stand-in for the app; minutes, so only in `make test-full`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from equifed.data import Schema
+from equifed.flower.deploy import Local, free_ports
+from equifed.flower.folder import Folder, create
+from equifed.flower.processes import Processes
+from equifed.store import RunFolder
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs a system that shows who was left behind"),
+]
+
+EQUIFED = [sys.executable, "-c", "from equifed.cli import main; main()", "flower"]
+SILOS = ["north", "south"]
+WAIT = 150.0
+ACTIVATED = '"POST /v1/fleet/activate-node HTTP/1.1" 200'
+
+
+@pytest.fixture
+def folder(tmp_path) -> Iterator[Folder]:
+    """A federation of two small silos with the stand-in as its app; nothing of it may run on afterwards."""
+    yield make(tmp_path / "fed")
+    assert left_behind(tmp_path) == []
+
+
+def make(path: Path, rounds: int = 3) -> Folder:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {
+            "age": rng.integers(20, 90, 200),
+            "sex": rng.choice(["f", "m"], 200),
+            "cured": rng.choice(["no", "yes"], 200),
+        }
+    )
+    schema = Schema.infer(rows, label="cured", sensitive="sex", positive="yes")
+    (port,) = free_ports(1)
+    made = create(path, silos=SILOS, rounds=rounds, schema=schema, port=port)
+    for silo, own in zip(SILOS, (rows[:100], rows[100:]), strict=True):
+        own.to_parquet(made.data(silo))
+    shutil.copy(Path(__file__).with_name("dummy.py"), made.app / "app.py")
+    return made
+
+
+def left_behind(path: Path) -> list[str]:
+    """Programs that know of this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if entry.name != str(os.getpid()) and f"{path}/".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(what: Callable[[], object], why: Callable[[], str] = lambda: "") -> None:
+    end = time.monotonic() + WAIT
+    while not what():
+        assert time.monotonic() < end, f"it did not come about in {WAIT:.0f} s\n{why()}"
+        time.sleep(0.1)
+
+
+def log(folder: Folder, name: str) -> str:
+    file = folder.logs / f"{name}.log"
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+def heard(folder: Folder, run: str) -> list[str]:
+    return re.findall(r"^round \d+ heard .*$", log(folder, run), re.MULTILINE)
+
+
+def status(folder: Folder, run: str) -> str:
+    return RunFolder(folder.runs / run).status()["status"]
+
+
+def test_every_silo_takes_part_and_a_killed_one_comes_back(folder):
+    with Local(folder) as federation:
+        federation.start_all()
+        federation.run("one")
+        wait_for(lambda: federation.ended("one") is not None, lambda: federation.tail("one"))
+        assert status(folder, "one") == "finished"
+        assert heard(folder, "one") == [f"round {number} heard ['north', 'south']" for number in (1, 2, 3)]
+        federation.kill_silo("south")
+        assert not federation.alive("south")
+        assert federation.alive("north")
+        federation.start_silo("south")
+        # Flower takes the dead node for alive, and refuses its successor so long
+        wait_for(lambda: "Failed to activate" in log(folder, "south"), lambda: federation.tail("south"))
+        wait_for(lambda: log(folder, "superlink").count(ACTIVATED) == 3, lambda: federation.tail("south"))
+        federation.run("two")
+        wait_for(lambda: federation.ended("two") is not None, lambda: federation.tail("two"))
+        assert heard(folder, "two")[-1] == "round 3 heard ['north', 'south']"
+    assert left_behind(folder.path) == []
+
+
+def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(folder):
+    with Local(folder) as federation:
+        federation.start_all()
+        federation.run("one")
+        wait_for(lambda: heard(folder, "one"), lambda: federation.tail("one"))
+        federation.kill_superlink()
+        wait_for(lambda: federation.ended("one") is not None)
+        assert status(folder, "one") == "interrupted"
+        done = RunFolder(folder.runs / "one").rounds_done()
+        assert 1 <= done < 3
+        federation.start_superlink()  # on the same port, with the keys that it knew
+        federation.run("one")
+        wait_for(lambda: federation.ended("one") is not None, lambda: federation.tail("one"))
+        assert status(folder, "one") == "finished"
+        assert heard(folder, "one")[-1] == "round 3 heard ['north', 'south']"
+
+
+def test_strangers_are_refused(folder, tmp_path):
+    other = make(tmp_path / "other")
+    with Local(folder) as federation:
+        federation.start_superlink()
+        shutil.copy(other.certificates / "ca.crt", folder.certificates / "ca.crt")
+        federation.start_silo("north")
+        wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in log(folder, "north"), lambda: federation.tail("north"))
+        federation.kill_silo("north")
+        assert "POST /v1/fleet" not in log(folder, "superlink")
+    folder = make(tmp_path / "third")
+    with Local(folder) as federation:
+        federation.start_superlink()
+        federation.start_silo("south")  # nobody has registered its key
+        wait_for(lambda: "Exit Code: 305" in log(folder, "south"), lambda: federation.tail("south"))
+        assert "POST /v1/fleet/activate-node" in log(folder, "superlink")
+        assert "Receiving:" not in log(folder, "south")
+
+
+def test_ctrl_c_stops_everything_and_resume_finishes_the_run(folder):
+    process = command("demo", "--folder", str(folder.path))
+    wait_for(lambda: list(folder.runs.glob("*/rounds.jsonl")), lambda: log(folder, "superlink"))
+    assert len(left_behind(folder.path)) >= 6  # a server and two silos, each of several programs
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=WAIT)
+    assert process.returncode == 130, said
+    assert "everything is stopped" in said
+    assert left_behind(folder.path) == []
+    (run,) = (path.name for path in folder.runs.glob("*/"))
+    assert status(folder, run) == "interrupted"
+    again = command("resume", str(folder.path), "--local")
+    out, said = again.communicate(timeout=WAIT)
+    assert again.returncode == 0, said
+    assert f"Run {run} goes on after round" in said
+    assert "fedavg-gr" in out
+    page = folder.runs / run / "report.html"
+    assert f"Report: {page}" in said
+    assert "<html" in page.read_text()
+
+
+def test_a_run_that_fails_says_why(folder):
+    (folder.app / "app.py").write_text("raise RuntimeError('no such luck')\nserver = client = None\n")
+    process = command("demo", "--folder", str(folder.path))
+    _, said = process.communicate(timeout=WAIT)
+    assert process.returncode == 4
+    assert "did not start" in said
+    assert "no such luck" in said
+
+
+def test_the_commands_of_the_readme_make_a_federation(folder):
+    """As somebody with several shells would type them."""
+    text = (folder.path / "README.md").read_text()
+    for port in ("9094", "9095"):
+        text = text.replace(f"--port {port}", f"--port {free_ports(1)[0]}")
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    (superlink,) = (block for block in blocks if "flower-superlink" in block)
+    (register,) = (block for block in blocks if "register" in block)
+    nodes = [block for block in blocks if "flower-supernode" in block]
+    assert len(nodes) == 2
+    env = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    with Processes(folder.logs) as shells:
+        shells.start("superlink", ["sh", "-c", superlink], env, folder.path)
+        wait_for(lambda: "running on" in log(folder, "superlink"), lambda: shells.tail("superlink"))
+        shells.start("register", ["sh", "-ec", register], env, folder.path)
+        assert shells.wait("register", WAIT) == 0, shells.tail("register")
+        for number, node in enumerate(nodes):
+            shells.start(f"node-{number}", ["sh", "-c", node], env, folder.path)
+        process = command("run", str(folder.path))
+        out, said = process.communicate(timeout=WAIT)
+        assert process.returncode == 0, said
+        assert "Round 3 of 3" in said
+        assert "fedavg-gr" in out
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*EQUIFED, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
