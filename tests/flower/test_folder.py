@@ -264,6 +264,7 @@ def test_regression_learns_slowly(tmp_path):
         ({"silos": ["a", "superlink"]}, "'superlink' is the name of a file of the server"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"method": "fair-fate+xx"}, "post-processing"),
+        ({"method": "centralized-kernel"}, "trains on the rows of all clients in one place"),
         ({"rounds": 0}, "rounds must be"),
         ({"port": 70000}, "--port must be"),
         ({"address": "a:8000"}, "neither a host name nor an IPv4 address"),

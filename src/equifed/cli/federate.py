@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,10 +24,13 @@ from equifed.flower.deploy import Local, Submitted, listens
 from equifed.flower.folder import Folder
 from equifed.flower.installed import require_flower
 from equifed.flower.processes import ending_on_signals
+from equifed.simulator.engine import Rejection
 from equifed.store import RunFolder, Store
 
 PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
+OWN_ERROR = re.compile(r"^equifed\.errors\.\w+: (.+)$", re.MULTILINE)
+"""The last line of a traceback in the server's log, where the error is one of ours."""
 GOODBYE = 10.0
 """Seconds for Flower to close a run that has finished."""
 
@@ -126,7 +130,7 @@ def _config(folder: Folder) -> Config:
 
 
 def _new_run(folder: Folder) -> str:
-    run = Store(folder.runs)._new_path(_config(folder)).name
+    run = Store(folder.runs).new_id(_config(folder))
     say(f"Run {run}")
     return run
 
@@ -208,7 +212,9 @@ def _follow(programs: Submitted, run: str) -> None:
     elif status["reason"]:
         raise RunError(f"Run {run} {status['status']}: {status['reason']} (log: {near(programs.log(run))})")
     else:
-        raise RunError(f"Run {run} did not start.\n{programs.tail(run)}")
+        own = OWN_ERROR.findall(_text(programs.log(run)))
+        why = f": {own[-1]} (log: {near(programs.log(run))})" if own else f".\n{programs.tail(run)}"
+        raise RunError(f"Run {run} did not start{why}")
 
 
 class _Rounds:
@@ -245,7 +251,7 @@ def _happened(line: dict[str, Any]) -> str:
     """How long a round took, who replied and who did not."""
     log = line["logs"][0]
     text = f"{line['seconds']:.1f} s, {log['replied']} of {log['sampled']} silos replied"
-    lost = {client: reason for _, _, client, _, reason in line["rejections"]}
+    lost = {each.client: each.reason for each in (Rejection(*rest) for _, *rest in line["rejections"])}
     if lost:
         text += "; without " + ", ".join(f"{client} ({reason})" for client, reason in lost.items())
     return text if log["applied"] else f"{text}; the round was not applied"

@@ -163,7 +163,7 @@ def create(
     kind = kind_of(method)
     trial = schema is None
     tables, schema = _trial(silos, kind) if schema is None else ({}, schema)
-    _check_task(kind, schema)
+    _check_method(kind, schema)
     files = {name: f"../data/{name}.parquet" for name in silos}
     needed = {"validation-file": f"../data/{VALIDATION}.parquet"} if kind.needs_validation else {}
     settings: dict[str, Any] = {
@@ -175,6 +175,7 @@ def create(
             "learning-rate": 0.005 if schema.task == "regression" else 0.1,
         },
         "method": {"name": method},
+        "flower": {"deadline": 300.0, "join-deadline": 300.0, "min-count": 10},
     }
     with _in_one_step(target) as draft:
         app = draft / "app"
@@ -357,7 +358,12 @@ def _check_address(address: str, port: int) -> None:
         )
 
 
-def _check_task(kind: type[Method], schema: Schema) -> None:
+def _check_method(kind: type[Method], schema: Schema) -> None:
+    if kind.pooled:
+        raise ConfigError(
+            f"{kind.name} trains on the rows of all clients in one place, which a federation does not have. "
+            "Choose another with --method; `equifed methods` lists them."
+        )
     task = "regression" if schema.task == "regression" else "binary" if len(schema.classes) == 2 else "multiclass"
     if task not in kind.tasks:
         raise ConfigError(
