@@ -13,7 +13,7 @@ from equifed.errors import RunError
 from equifed.flower.credentials import LOOPBACK
 from equifed.flower.folder import NAME, Folder, connection, node_config
 from equifed.flower.installed import programs
-from equifed.flower.processes import GRACE, Processes, uninterrupted
+from equifed.flower.processes import Processes
 
 HOST = LOOPBACK[0]
 READY = 60.0
@@ -133,12 +133,6 @@ class Local(Submitted):
 
     def kill_silo(self, silo: str) -> None:
         self.kill(silo)
-
-    def stop(self) -> None:
-        """The silos first, so that they can take their leave of the SuperLink."""
-        with uninterrupted():
-            self._end(GRACE, *self.silos)
-            self._end(GRACE)
 
 
 def listens(host: str, port: int) -> bool:

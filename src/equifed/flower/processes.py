@@ -89,7 +89,7 @@ class Processes:
 
     def stop(self) -> None:
         """End everything: ask, wait a little, then make it."""
-        with uninterrupted():
+        with _uninterrupted():
             self._end(GRACE)
 
     def _end(self, grace: float, *names: str) -> None:
@@ -141,7 +141,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def _uninterrupted() -> Iterator[None]:
     """An impatient second Ctrl-C must not leave half of the programs behind."""
     with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
