@@ -75,9 +75,18 @@ VARIANTS: tuple[Method, ...] = (
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
-every_method = pytest.mark.parametrize(
-    "method", [*METHODS, *VARIANTS, *SKETCHES], ids=lambda method: repr(method).replace("Method", "")
+OTHERS = (*VARIANTS, *SKETCHES)
+
+
+def shown(method: Method) -> str:
+    return repr(method).replace("Method", "")
+
+
+every_method = pytest.mark.parametrize("method", [*METHODS, *OTHERS], ids=shown)
+every_method_in_full = pytest.mark.parametrize(
+    "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS)], ids=shown
 )
+"""For tests that take long: the registry's methods always, the others in `make test-full`."""
 
 SETTINGS = {
     "model": ef.models.MLP(hidden=(3,), activation="tanh"),
@@ -122,7 +131,7 @@ def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
     assert_same(run(method, uneven, engine="lanes"), run(method, uneven, engine="reference"))
 
 
-@every_method
+@every_method_in_full
 @pytest.mark.parametrize(
     "local",
     [
@@ -139,7 +148,7 @@ def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Feder
     assert_same(a, b, tolerance)
 
 
-@every_method
+@every_method_in_full
 def test_traced_and_compiled_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
