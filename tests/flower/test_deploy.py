@@ -18,6 +18,7 @@ import pytest
 
 from equifed.config import build, load_config
 from equifed.data import Schema
+from equifed.errors import RunError
 from equifed.flower.deploy import Local, free_ports
 from equifed.flower.folder import Folder, create
 from equifed.flower.processes import Processes
@@ -174,6 +175,18 @@ def test_ctrl_c_stops_everything_and_resume_finishes_the_run(folder):
     page = folder.runs / run / "report.html"
     assert f"Report: {page}" in said
     assert "<html" in page.read_text()
+
+
+def test_what_a_killed_command_leaves_is_cleared_away_by_the_next(folder):
+    process = command("demo", "--folder", str(folder.path))
+    wait_for(lambda: ACTIVATED in log(folder, "superlink"), lambda: log(folder, "superlink"))
+    process.kill()
+    process.communicate(timeout=WAIT)
+    assert left_behind(folder.path)
+    with Local(folder):
+        assert left_behind(folder.path) == []
+        with pytest.raises(RunError, match="already running on this machine"), Local(folder):
+            pass
 
 
 def test_a_run_that_fails_says_why(folder):

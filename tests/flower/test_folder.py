@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import stat
-import tomllib
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +21,7 @@ from equifed.data import Schema
 from equifed.errors import ConfigError
 from equifed.flower import folder as making
 from equifed.flower import installed
+from equifed.flower.deploy import free_ports
 from equifed.flower.folder import Folder, create, node_config
 
 
@@ -376,23 +376,13 @@ def test_other_folders_are_no_federations(tmp_path):
 
 
 def test_a_run_needs_a_superlink(federation):
-    settings = tomllib.loads((federation.home / "config.toml").read_text())
-    port = making_free_port()
-    settings["superlink"]["federation"]["address"] = f"127.0.0.1:{port}"
-    import tomli_w
-
-    (federation.home / "config.toml").write_text(tomli_w.dumps(settings))
+    (port,) = free_ports(1)
+    settings = federation.home / "config.toml"
+    settings.write_text(settings.read_text().replace(":8000", f":{port}"))
     done = invoke("run", federation.path)
     assert done.exit_code == 4
     assert f"No SuperLink answers at 127.0.0.1:{port}. Start it here, as" in done.stderr
     assert "demo" not in done.stderr  # the silos' files are not here
-
-
-def making_free_port() -> int:
-    from equifed.flower.deploy import free_ports
-
-    (port,) = free_ports(1)
-    return port
 
 
 def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
@@ -421,3 +411,8 @@ def test_resuming_where_there_is_nothing_to_resume(trial):
     done = invoke("resume", trial.path, run)
     assert done.exit_code == 0
     assert f"Run {run} has already finished" in done.stderr
+    (trial.path / "elsewhere").mkdir()
+    elsewhere = (trial.runs / run).rename(trial.path / "elsewhere" / run)
+    done = invoke("resume", trial.path, elsewhere)
+    assert done.exit_code == 2
+    assert "is not a run of this federation" in done.stderr

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import typer
 from rich.status import Status
@@ -110,15 +111,19 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
     if reference is None:
         entries = store.entries()
         if not entries:
-            raise ConfigError(f"{near(folder.runs)} has no run yet. Start one: equifed flower run {near(folder.path)}")
+            raise ConfigError(
+                f"{near(folder.runs)} has no run yet. Start one with: equifed flower run {_typed(folder.path)}"
+            )
         reference = next((entry.id for entry in entries if entry.status != "finished"), None)
         if reference is None:
             say(f"All runs in {near(folder.runs)} have finished.")
             return None
     found = store.find(reference)
+    if found.path.resolve().parent != folder.runs:
+        raise ConfigError(f"{near(found.path)} is not a run of this federation, whose runs are in {near(folder.runs)}.")
     status = found.status()["status"]
     if status == "running":
-        raise RunError(f"Run {found.id} is still going on. See it with: equifed show {near(found.path)}")
+        raise RunError(f"Run {found.id} is still going on. See it with: equifed show {_typed(found.path)}")
     if status == "finished":
         say(f"Run {found.id} has already finished.")
         return None
@@ -159,22 +164,17 @@ def _on_the_superlink(folder: Folder, run: str) -> None:
     """The SuperLink that the folder names; it goes on without us."""
     host, port = folder.superlink()
     if not listens(host, port):
-        all_here = all(folder.data(silo).is_file() for silo in folder.silos())
-        raise RunError(
-            f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says"
-            + (
-                f", or have everything started on this machine: equifed flower {_local(folder, run)}"
-                if all_here
-                else "."
-            )
-        )
+        text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says"
+        if all(folder.data(silo).is_file() for silo in folder.silos()):
+            text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
+        raise RunError(text)
     try:
         with ending_on_signals(), Submitted(folder) as programs:
             _follow(programs, run)
     except KeyboardInterrupt:
         say(
-            f"No longer following; the run goes on. See it with: equifed show {near(folder.runs / run)}, and end it "
-            f"with `flwr stop` (FLWR_HOME={near(folder.home)})."
+            f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end it "
+            f"with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
         )
         raise typer.Exit(130) from None
     _tell(folder, run)
@@ -183,7 +183,7 @@ def _on_the_superlink(folder: Folder, run: str) -> None:
 def _local(folder: Folder, run: str) -> str:
     """The command that goes on with the run on this machine, or where it has not begun starts another."""
     begun = (folder.runs / run).exists()
-    return f"resume {near(folder.path)} --local" if begun else f"demo --folder {near(folder.path)}"
+    return f"resume {_typed(folder.path)} --local" if begun else f"demo --folder {_typed(folder.path)}"
 
 
 # -- following ---------------------------------------------------------------------------------------------------------
@@ -207,10 +207,15 @@ def _follow(programs: Submitted, run: str) -> None:
             if status["status"] in ("finished", "failed", "interrupted") or (over and not begun):
                 break
             time.sleep(PAUSE)
+        rounds.show()
     if status["status"] == "finished":
         programs.settle(run, GOODBYE)
     elif status["reason"]:
-        raise RunError(f"Run {run} {status['status']}: {status['reason']} (log: {near(programs.log(run))})")
+        local = " --local" if isinstance(programs, Local) else ""
+        raise RunError(
+            f"Run {run} {status['status']}: {status['reason']} (log: {near(programs.log(run))}). "
+            f"Let it go on with: equifed flower resume {_typed(programs.folder.path)}{local}"
+        )
     else:
         own = OWN_ERROR.findall(_text(programs.log(run)))
         why = f": {own[-1]} (log: {near(programs.log(run))})" if own else f".\n{programs.tail(run)}"
@@ -224,27 +229,29 @@ class _Rounds:
         self.folder, self.total = folder, total
         self._shown = folder.rounds_done()
         self._since = time.monotonic()
-        console = err()
-        self._status = Status("", console=console) if console.is_terminal else None
+        self._console = err()  # lines and the status must share it, or they overwrite each other
+        self._status = Status("", console=self._console)
 
-    def __enter__(self) -> _Rounds:
-        shown: AbstractContextManager[Any] = self._status or nullcontext()
-        shown.__enter__()
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._status.start()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        if self._status is not None:
-            self._status.stop()
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
 
     def show(self) -> None:
         for text in _text(self.folder.path / "rounds.jsonl").split("\n")[:-1]:  # the last one may be half written
             line = json.loads(text)
             if line["round"] > self._shown:
                 self._shown, self._since = line["round"], time.monotonic()
-                say(f"Round {line['round']} of {self.total}: {_happened(line)}")
-        if self._status is not None:
-            waited = time.monotonic() - self._since
-            self._status.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited:.0f} s")
+                with contextlib.suppress(BrokenPipeError):
+                    self._console.print(f"Round {line['round']} of {self.total}: {_happened(line)}", soft_wrap=True)
+        waited = f"{time.monotonic() - self._since:.0f} s"
+        if not self.folder.path.exists():
+            self._status.update(f"Waiting for the silos: {waited}")
+        else:
+            self._status.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited}")
 
 
 def _happened(line: dict[str, Any]) -> str:
@@ -255,6 +262,11 @@ def _happened(line: dict[str, Any]) -> str:
     if lost:
         text += "; without " + ", ".join(f"{client} ({reason})" for client, reason in lost.items())
     return text if log["applied"] else f"{text}; the round was not applied"
+
+
+def _typed(path: Path) -> str:
+    """The path as one would type it in a command."""
+    return shlex.quote(near(path))
 
 
 def _text(path: Path) -> str:

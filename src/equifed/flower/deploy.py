@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
 from pathlib import Path
+from typing import Self
 
 import tomli_w
 
@@ -13,7 +15,8 @@ from equifed.errors import RunError
 from equifed.flower.credentials import LOOPBACK
 from equifed.flower.folder import NAME, Folder, connection, node_config
 from equifed.flower.installed import programs
-from equifed.flower.processes import Processes
+from equifed.flower.processes import GRACE, Processes
+from equifed.store.files import Lock
 
 HOST = LOOPBACK[0]
 READY = 60.0
@@ -40,8 +43,8 @@ def environment(home: Path) -> dict[str, str]:
 class Submitted(Processes):
     """A run on a SuperLink: `flwr run`, which goes on telling what the server says until the run ends."""
 
-    def __init__(self, folder: Folder, home: Path | None = None) -> None:
-        super().__init__(folder.logs)
+    def __init__(self, folder: Folder, home: Path | None = None, mark: str | None = None) -> None:
+        super().__init__(folder.logs, mark)
         self.folder = folder
         self.home = home or folder.home
 
@@ -69,10 +72,23 @@ class Local(Submitted):
     """
 
     def __init__(self, folder: Folder) -> None:
-        super().__init__(folder, folder.path / "local" / "flwr")
+        self._own = folder.path / "local"
+        super().__init__(folder, self._own / "flwr", hashlib.sha256(str(self._own).encode()).hexdigest()[:16])
+        self._lock = Lock(self._own / "lock")
         self.silos = folder.silos()
         self.port, *ports = free_ports(1 + len(self.silos))
         self._ports = dict(zip(self.silos, ports, strict=True))
+
+    def __enter__(self) -> Self:
+        self._own.mkdir(exist_ok=True)
+        if not self._lock.take():
+            raise RunError(f"The federation in {self.folder.path} is already running on this machine.")
+        self._end(GRACE)  # what a command has left behind that was killed itself
+        return super().__enter__()
+
+    def stop(self) -> None:
+        super().stop()
+        self._lock.release()
 
     def start_all(self) -> None:
         """All of it; the SuperLink begins without memory, in which nodes that were killed would live for a minute."""
@@ -113,7 +129,7 @@ class Local(Submitted):
                 raise RunError(f"The key of {silo} could not be registered.\n{self.tail(name)}")
 
     def start_silo(self, silo: str) -> None:
-        own = self.folder.path / "local" / "nodes" / silo
+        own = self._own / "nodes" / silo
         own.mkdir(parents=True, exist_ok=True)
         self.start(
             silo,

@@ -34,9 +34,10 @@ SHOWN = Path("/proc/self/environ").exists()
 class Processes:
     """Named programs with a log file each; use it in a `with`, and only there."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, mark: str | None = None) -> None:
+        """mark: by which the programs are known; one that is given again finds those that were left by a kill."""
         self.logs = logs
-        self._mark = secrets.token_hex(8)
+        self._mark = mark or secrets.token_hex(8)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._begins: dict[str, int] = {}
 
