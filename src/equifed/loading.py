@@ -169,7 +169,7 @@ def from_files(
     if validation and validation_file is not None:
         raise ConfigError("Give the server's validation rows as a file or as a share of the clients' rows, not both.")
     paths = _named_paths(files)
-    frames = {silo: _read(path) for silo, path in paths.items()}
+    frames = {silo: read_table(path) for silo, path in paths.items()}
     if schema is None:
         if label is None or sensitive is None:
             raise ConfigError("from_files needs a schema file, or the names of the label and sensitive columns.")
@@ -226,7 +226,7 @@ def read_schema(path: str | Path) -> Schema:
 def _encoded(schema: Schema, path: Path, frame: pd.DataFrame | None = None) -> Encoded:
     """A file's rows as numbers; what does not fit the schema is refused with the file's name."""
     try:
-        return schema.encode(_read(path) if frame is None else frame)
+        return schema.encode(read_table(path) if frame is None else frame)
     except DataError as error:
         raise DataError(f"{path.name}: {error}") from error
 
@@ -589,7 +589,7 @@ def _existing(path: str | Path) -> Path:
     return path
 
 
-def _read(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     _existing(path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import time
+from json import loads
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,23 +60,23 @@ def make(path: Path, *, silos: str | None = None, **wanted: Any) -> Folder:
     return making.create(path, **{name: value for name, value in wanted.items() if value is not None})
 
 
-def demonstrate(path: Path, method: str | None, rounds: int | None) -> None:
+def demonstrate(path: Path, method: str | None, rounds: int | None, json: bool = False) -> None:
     require_flower()
     folder = _demo_folder(path, method, rounds)
-    _on_this_machine(folder, _new_run(folder))
+    _on_this_machine(folder, _new_run(folder), json)
 
 
-def run(path: Path) -> None:
+def run(path: Path, json: bool = False) -> None:
     folder = Folder.of(path)
-    _on_the_superlink(folder, _new_run(folder))
+    _on_the_superlink(folder, _new_run(folder), json)
 
 
-def resume(path: Path, reference: str | None, local: bool) -> None:
+def resume(path: Path, reference: str | None, local: bool, json: bool = False) -> None:
     folder = Folder.of(path)
     unfinished = _unfinished(folder, reference)
     if unfinished is None:
         return
-    (_on_this_machine if local else _on_the_superlink)(folder, unfinished.id)
+    (_on_this_machine if local else _on_the_superlink)(folder, unfinished.id, json)
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _new_run(folder: Folder) -> str:
 # -- on which machines -------------------------------------------------------------------------------------------------
 
 
-def _on_this_machine(folder: Folder, run: str) -> None:
+def _on_this_machine(folder: Folder, run: str, json: bool) -> None:
     """Server and silos as programs of ours, which end with us."""
     try:
         with ending_on_signals(), Local(folder) as programs:
@@ -157,10 +157,10 @@ def _on_this_machine(folder: Folder, run: str) -> None:
             f"Continue with: equifed flower {_local(folder, run)}"
         )
         raise typer.Exit(130) from None
-    _tell(folder, run)
+    _tell(folder, run, json)
 
 
-def _on_the_superlink(folder: Folder, run: str) -> None:
+def _on_the_superlink(folder: Folder, run: str, json: bool) -> None:
     """The SuperLink that the folder names; it goes on without us."""
     host, port = folder.superlink()
     if not listens(host, port):
@@ -177,7 +177,7 @@ def _on_the_superlink(folder: Folder, run: str) -> None:
             f"with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
         )
         raise typer.Exit(130) from None
-    _tell(folder, run)
+    _tell(folder, run, json)
 
 
 def _local(folder: Folder, run: str) -> str:
@@ -242,7 +242,7 @@ class _Rounds:
 
     def show(self) -> None:
         for text in _text(self.folder.path / "rounds.jsonl").split("\n")[:-1]:  # the last one may be half written
-            line = json.loads(text)
+            line = loads(text)
             if line["round"] > self._shown:
                 self._shown, self._since = line["round"], time.monotonic()
                 with contextlib.suppress(BrokenPipeError):
@@ -276,13 +276,13 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _tell(folder: Folder, run: str) -> None:
+def _tell(folder: Folder, run: str, json: bool) -> None:
     """The summary and the report of a run that has finished."""
     from equifed.report import write_report
 
     run_folder = RunFolder(folder.runs / run)
     result = run_folder.result()
-    tell(run_folder, result, Output(folder.runs), ())
+    tell(run_folder, result, Output(folder.runs, json), ())
     page = run_folder.path / "report.html"
     write_report([documented(run_folder, result)], page)
     say(f"Report: {near(page)}")

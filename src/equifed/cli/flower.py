@@ -23,6 +23,7 @@ MethodName = Annotated[
     str | None,
     typer.Option("--method", metavar="NAME", help="A method of `equifed methods`. (default: fedavg-gr)"),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds of training. (default: 5)")]
 
 
@@ -79,6 +80,7 @@ def demo(
     ] = DEMO,
     method: MethodName = None,
     rounds: Rounds = None,
+    json: Json = False,
 ) -> None:
     """See a real federation on this machine: a server, three silos with COMPAS data, TLS, and the report at the end.
 
@@ -86,19 +88,19 @@ def demo(
     """
     from equifed.cli.federate import demonstrate
 
-    demonstrate(folder, method, rounds)
+    demonstrate(folder, method, rounds, json)
 
 
 @flower_app.command()
 @command
-def run(folder: Existing) -> None:
+def run(folder: Existing, json: Json = False) -> None:
     """Start a run on the federation's SuperLink and follow it to the report.
 
     On the server's machine, with the SuperLink running as the folder's README says.
     """
     from equifed.cli.federate import run as start
 
-    start(folder)
+    start(folder, json)
 
 
 @flower_app.command()
@@ -112,8 +114,9 @@ def resume(
     local: Annotated[
         bool, typer.Option("--local", help="Start server and silos on this machine for it, as `demo` does.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Let a run that was interrupted, or that failed, go on after its last completed round."""
     from equifed.cli.federate import resume as go_on
 
-    go_on(folder, reference, local)
+    go_on(folder, reference, local, json)

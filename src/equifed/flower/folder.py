@@ -230,9 +230,9 @@ def node_config(silo: str, data: Path, state: Path) -> str:
 
 def schema_of_table(table: Path, label: str, sensitive: str, positive: str | None) -> Schema:
     """The schema that a table has, which the silos' files must have too."""
-    from equifed.loading import _read
+    from equifed.loading import read_table
 
-    frame = _read(table)
+    frame = read_table(table)
     for option, column in (("--label", label), ("--sensitive", sensitive)):
         if column not in frame.columns:
             columns = ", ".join(map(str, frame.columns))
