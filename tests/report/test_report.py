@@ -463,7 +463,7 @@ def test_caveats_from_the_log(pair):
     small = changed(pair[0], "count", 12.0, "group:a")
     caveats = verdict([replace(small, log=log, rejections=refused, notes=notes)]).caveats
     assert "fedavg: 1 of 9 rounds had too few usable replies and left the model as it was." in caveats
-    assert "fedavg: 1 rejected replies, from client 2 (first reason: update is not finite)." in caveats
+    assert "fedavg: 1 rejected reply, from client 2 (first reason: update is not finite)." in caveats
     assert "fedavg: Look out." in caveats
     assert sum("too few usable replies" in caveat for caveat in caveats) == 1
     assert any("group a (12)" in caveat for caveat in caveats)

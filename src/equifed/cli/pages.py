@@ -65,6 +65,9 @@ def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
                     {"method": result.info["method"], "exchanges": result.messages.to_dict("records")}
                     for result in about.results
                 ],
+                "federations": [
+                    {"method": arm.label, **arm.silos.facts()} for arm in about.arms if arm.silos is not None
+                ],
             }
         )
     elif wanted.csv:
@@ -80,7 +83,8 @@ def documented(folder: RunFolder, result: Result) -> Result:
         name: json.loads((folder.path / f"{name}.json").read_text()) for name in ("data", "environment", "status")
     }
     run = {"id": folder.id, "started": _time(about["status"]["created"]), "finished": _time(about["status"]["changed"])}
-    data = {"fingerprint of the rows": about["data"]["fingerprint"], "files of the silos": about["data"]["files"]}
+    whose = "server's rows" if "federation" in result.info else "rows"
+    data = {f"fingerprint of the {whose}": about["data"]["fingerprint"], "files of the silos": about["data"]["files"]}
     more = {
         "run": run,
         "provenance": {**result.info.get("provenance", {}), **{name: each for name, each in data.items() if each}},

@@ -50,6 +50,8 @@ class FlowerEngine:
         """What the last checkpoint says of the clients: they must not forget it."""
         self.measured: dict[int, tuple[State, list[Scored | None]]] = {}
         """What clients counted of a round's model, until it is asked for: the round's state, and the counts."""
+        self.unmeasured: dict[str, str] = {}
+        """Why clients did not count with the last model."""
         self._ids = job.runs[0].federation.ids
         self._codecs = codecs(job.method)
         self._scaling = None if scaling is None else _as_record(scaling)
@@ -117,12 +119,9 @@ class FlowerEngine:
         self.messages.setdefault(("evaluate", 0), self._evaluation_message(model))
         answers = self.link.ask(requests, self.deadline)
         found, refused = self._evaluations(answers, number, set())
-        self.notes += [f"{each.client} did not evaluate round {round}: {each.reason}." for each in refused]
-        self.notes += [
-            f"{silo} did not evaluate round {round}: {answer}."
-            for silo, answer in answers.items()
-            if isinstance(answer, str)
-        ]
+        self.unmeasured = {each.client: each.reason for each in refused}
+        self.unmeasured |= {silo: answer for silo, answer in answers.items() if isinstance(answer, str)}
+        self.notes += [f"{silo} did not evaluate round {round}: {why}." for silo, why in self.unmeasured.items()]
         return found
 
     # -- asking --------------------------------------------------------------------------------------------------------
@@ -234,6 +233,8 @@ class FlowerEvaluator:
         self._local = Evaluator(job, tables)
         self.withheld: list[Withheld] = []
         """What clients withheld in the last evaluation."""
+        self.told = np.zeros(job.task.num_groups, dtype=np.int64)
+        """Test rows of each group whose labels and predictions were told in it."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         scores = {round: [self._scores(*counted)] for round, counted in self.engine.measured.items()}
@@ -257,15 +258,17 @@ class FlowerEvaluator:
         """Say at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
         self.withheld = withheld_by(found, fed.ids)
+        for each in found:
+            if each is not None:
+                self.told += np.nansum(each.counts[0], (-2, -1)).astype(np.int64)
         for client, counts, predicted in self.withheld:
             said = [f"{client} withholds how right its predictions are for {_listed(fed.groups, counts)}"]
             said += [f"and what they are for {_listed(fed.groups, predicted)}"] if predicted else []
             self.engine.notes.append(" ".join(said) + ": too few rows to be told.")
         if self.withheld:
-            counted = sum(float(np.nansum(each.counts)) for each in found if each is not None)
             rows = sum(member.test_rows for member in self.engine.link.members.values())
             self.engine.notes.append(
-                f"Accuracy and error rates rest on the {counted:.0f} of {rows} test rows whose counts are told."
+                f"Accuracy and error rates rest on the {self.told.sum()} of {rows} test rows whose counts are told."
             )
 
 

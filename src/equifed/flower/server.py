@@ -121,6 +121,8 @@ class Federated(Training):
             "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
             "min_replies": self._setting.min_replies,
             "min_count": self._setting.flower.min_count,
+            "unmeasured": self.engine.unmeasured,
+            "told": dict(zip(groups, self._scores.told.tolist(), strict=True)),
             "withheld": {
                 each.client: {
                     "counts": [groups[g] for g in each.counts],

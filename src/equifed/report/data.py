@@ -129,6 +129,7 @@ def _table(about: Comparison) -> dict[str, Any]:
                     "std": _finite(each.get("std", math.nan)),
                     "n": int(each.get("n", arm.seeds)),
                     "mark": marks[name][i] if name in marks else "",
+                    "absent": arm.absent(name),
                 }
             )
         rows.append(cells)
@@ -290,6 +291,7 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
             "groups": [str(name) for name in info.get("groups", [])],
             "classes": [str(name) for name in info.get("classes", [])] or ["rows"],
             "cells": info.get("cells"),
+            "federation": "federation" in info,
             "data": str(info.get("data") or ""),
         }
         entry = shown.setdefault(json.dumps(one), {**one, "methods": []})
@@ -323,7 +325,8 @@ def records(about: Comparison) -> pd.DataFrame:
     scope is global, group:NAME, marginal:NAME (all groups with this value of one sensitive column) or client:NAME. n
     counts the seeds where the metric is defined. interval says what [low, high] is: t (of the mean over seeds) or
     wilson (of a group's rate, by its rows). Differences are to the baseline, tested over the seeds that both have;
-    p_holm is corrected for all methods that are compared in this metric.
+    p_holm is corrected for all methods that are compared in this metric. The silos of a real federation have some
+    metrics more: their rows, the rounds they missed, replies that were refused, groups that they withhold.
     """
     lines: list[dict[str, Any]] = []
     metrics = measured_metrics(about.arms)
@@ -340,6 +343,11 @@ def records(about: Comparison) -> pd.DataFrame:
             lines.append(line)
         for kind in ("group", "marginal", "client"):
             lines += _scope_lines(arm, kind)
+        for silo in arm.silos.each if arm.silos else ():
+            for metric, value in silo.numbers().items():
+                lines.append(
+                    {"method": arm.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
+                )
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 

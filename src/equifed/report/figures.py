@@ -104,18 +104,26 @@ def _charts(about: Comparison, data: dict[str, Any]) -> Iterator[tuple[str, floa
     if count > 1:
         for metric in [name for name in main if name in data["pareto"]]:
             yield f"trade-off-{_file(metric)}", 3.2 + room, partial(_pareto, data=data, metric=metric)
-    for metric in [name for name in main if name in data["rounds"]["metrics"]]:
+    curves = [each["mean"] for each in data["rounds"]["series"]]
+    for metric in [name for name in main if any(_known(each.get(name, ())) for each in curves)]:
         yield f"rounds-{_file(metric)}", 2.6 + room, partial(_rounds, data=data, metric=metric)
     for kind in ("groups", "marginals"):
         height = 0.9 + count * (0.16 + 0.06 * len(data[kind]["names"]))
-        for metric in [name for name in RATES if name in data[kind]["values"]]:
+        values = data[kind]["values"]
+        for metric in [name for name in RATES if name in values and any(map(_known, values[name]["mean"]))]:
             yield f"{kind}-{_file(metric)}", height, partial(_groups, data=data, kind=kind, metric=metric)
-    for metric in [name for name in data["clients"]["metrics"] if name != "loss"]:
+    boxes = data["clients"]["boxes"]
+    for metric in [name for name in data["clients"]["metrics"] if name != "loss" and _known(boxes[name])]:
         yield f"clients-{_file(metric)}", 0.8 + 0.34 * count, partial(_clients, data=data, metric=metric)
     for i, part in enumerate(data["partitions"], 1):
         if part["cells"] is not None:
             height = min(9.0, 1.2 + 0.17 * len(part["clients"]))
             yield "partition" if i == 1 else f"partition-{i}", height, partial(_partition, part=part)
+
+
+def _known(values: Sequence[Any]) -> bool:
+    """Whether there is anything to draw."""
+    return any(value is not None for value in values)
 
 
 def _file(metric: str) -> str:

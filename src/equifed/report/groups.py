@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from equifed.report.silos import TOLD
 from equifed.report.stats import wilson
 
 BETWEEN = " & "
 """What joins the values of several sensitive columns in the name of their intersection."""
 ROWS = {
-    "accuracy": "count",
+    "accuracy": TOLD,
     "selection_rate": "count",
     "true_positive_rate": "positives",
     "false_negative_rate": "positives",
@@ -51,10 +53,10 @@ def parts(names: Sequence[str]) -> dict[str, list[str]]:
 def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
     wide = frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, observed=True)
     rows = wide.reindex(columns=["count", "positives"])
-    weights = {"count": rows["count"], "positives": rows["positives"], "negatives": rows["count"] - rows["positives"]}
+    weights = _rows(rows["count"], rows["positives"], wide.get(TOLD, rows["count"]))
 
     def total(values: pd.Series) -> pd.Series:
-        return values.groupby(level="seed").sum()
+        return values.groupby(level="seed").sum(min_count=1)
 
     def share(values: pd.Series, rests_on: pd.Series) -> pd.Series:
         # a rate without rows is undefined and weighs nothing
@@ -63,19 +65,21 @@ def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
     pooled: dict[str, pd.Series] = {}
     for metric in wide:
         values = wide[metric]
-        if metric in ("count", "positives"):
+        if metric in ("count", "positives", TOLD):
             pooled[metric] = total(values)
         elif metric in ROWS:
             pooled[metric] = share(values, weights[ROWS[metric]])
         elif metric in ("loss", "mean_prediction"):
-            pooled[metric] = share(values, rows["count"])
+            pooled[metric] = share(values, weights[TOLD])
         elif metric == "rmse":
             pooled[metric] = np.sqrt(share(values**2, rows["count"]))
     if "f1" in wide:
-        hits = total((wide["true_positive_rate"] * rows["positives"]).fillna(0.0))
-        chosen = total((wide["selection_rate"] * rows["count"]).fillna(0.0))
-        # 2 TP / (2 TP + FP + FN) = 2 TP / (chosen + positives)
-        pooled["f1"] = 2 * hits / (chosen + total(rows["positives"])).where(lambda n: n > 0)
+        hits, false = (
+            total((wide[f"{which}_positive_rate"] * weights[of]).fillna(0.0))
+            for which, of in (("true", "positives"), ("false", "negatives"))
+        )
+        # 2 TP / (2 TP + FP + FN) = 2 TP / (TP + FP + positives)
+        pooled["f1"] = 2 * hits / (hits + false + total(rows["positives"])).where(lambda n: n > 0)
     return pd.DataFrame(pooled).reset_index().melt("seed", var_name="metric")
 
 
@@ -88,5 +92,10 @@ def rate_interval(metric: str, values: dict[str, float], models: int = 1) -> tup
     if metric not in ROWS:
         return np.nan, np.nan
     count, positives = values.get("count", np.nan), values.get("positives", np.nan)
-    n = {"count": count, "positives": positives, "negatives": count - positives}[ROWS[metric]]
+    n = _rows(count, positives, values.get(TOLD, count))[ROWS[metric]]
     return wilson(values[metric], n / models)
+
+
+def _rows(count: Any, positives: Any, told: Any) -> dict[str, Any]:
+    """What rates may rest on. Labels are known of the rows that are told: all, unless silos withhold some."""
+    return {"count": count, TOLD: told, "positives": positives, "negatives": told - positives}

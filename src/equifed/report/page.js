@@ -318,12 +318,17 @@
   };
   const show = () => {
     const first = (names, wanted) => wanted.find((each) => names.includes(each)) ?? names[0];
-    const rates = data.groups.metrics.filter((metric) => !["count", "positives", "degenerate"].includes(metric));
+    const rates = data.groups.metrics.filter((metric) => !["count", "told", "positives", "degenerate"].includes(metric));
     const { metrics, logged } = data.rounds;
+    // what silos withhold is no chart to begin with
+    const some = (values) => values.some((value) => Array.isArray(value) ? some(value) : value !== null);
+    const drawn = metrics.filter((metric) => data.rounds.series.some((one) => some(one.mean[metric] ?? [])));
+    const counted = rates.filter((metric) => some(data.groups.values[metric].mean));
+    const spread = data.clients.metrics.filter((metric) => some(data.clients.boxes[metric]));
     add("pareto", pareto, { "": Object.keys(data.pareto) }, data.disparity);
-    add("rounds", rounds, logged.length ? { measured: metrics, "logged by the methods": logged } : { "": metrics }, data.quality);
-    add("groups", groups, { "": rates }, first(rates, ["selection_rate", "accuracy", "rmse"]));
-    add("clients", clients, { "": data.clients.metrics }, first(data.clients.metrics, [data.quality]));
+    add("rounds", rounds, logged.length ? { measured: metrics, "logged by the methods": logged } : { "": metrics }, first(drawn, [data.quality, data.disparity]));
+    add("groups", groups, { "": rates }, first(counted, ["selection_rate", "accuracy", "rmse"]));
+    add("clients", clients, { "": data.clients.metrics }, first(spread, [data.quality]));
     for (const [control, id] of [["rounds-bands", "rounds"], ["groups-kind", "groups"]]) {
       byId(control)?.addEventListener("change", () => draw(charts.find((chart) => chart.place.id === `${id}-chart`)));
     }

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata, resources
@@ -21,8 +21,10 @@ from markupsafe import Markup
 from equifed.errors import ConfigError
 from equifed.report import words
 from equifed.report.data import page_data, summary_data
+from equifed.report.groups import parts
+from equifed.report.silos import TOLD, Silos
 from equifed.report.stats import ENOUGH_SEEDS
-from equifed.report.table import Comparison, is_pooled
+from equifed.report.table import Arm, Comparison, is_pooled
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -74,14 +76,15 @@ def render(about: Comparison, title: str | None = None) -> str:
             title=title or _title(results),
             heading=words.heading,
             verdict=verdict,
-            cards=_cards(data, verdict),
+            cards=_cards(data, verdict, found),
             data=data,
             seeds=found[0].seeds if len({arm.seeds for arm in found}) == 1 else None,
             number=words.number,
             size=words.size,
             signed=words.signed,
             p_value=words.p_value,
-            group_tables=_group_tables(data),
+            group_tables=_group_tables(data, found),
+            silos=_silos(results),
             worst_clients=_worst_clients(about),
             messages=[_messages(result) for result in results],
             settings=_settings(results),
@@ -154,18 +157,20 @@ def _title(results: Sequence[Result]) -> str:
 # -- tables that are written as text -----------------------------------------------------------------------------------
 
 
-def _cards(data: dict[str, Any], verdict: Verdict) -> list[dict[str, Any]]:
+def _cards(data: dict[str, Any], verdict: Verdict, found: list[Arm]) -> list[dict[str, Any]]:
     """The chosen method's main numbers, each with its interval."""
-    chosen = next((arm for arm in data["arms"] if arm["label"] == verdict.chosen), None)
-    if chosen is None:
+    arm = next((arm for arm in found if arm.label == verdict.chosen), None)
+    if arm is None:
         return []
+    final = data["arms"][found.index(arm)]["final"]
     wanted = [data["quality"], data["disparity"], "worst_group_accuracy", "worst_group_rmse", "client_equality.worst10"]
-    names = [name for name in dict.fromkeys(wanted) if name in chosen["final"]]
-    return [{"metric": name, **chosen["final"][name], "seeds": len(chosen["seeds"])} for name in names[:4]]
+    names = [name for name in dict.fromkeys(wanted) if name in final]
+    return [{"metric": name, **final[name], "absent": arm.absent(name)} for name in names[:4]]
 
 
 _GROUP_COLUMNS = (
     "count",
+    TOLD,
     "positives",
     "accuracy",
     "selection_rate",
@@ -177,29 +182,41 @@ _GROUP_COLUMNS = (
 )
 
 
-def _group_tables(data: dict[str, Any]) -> list[dict[str, Any]]:
+def _group_tables(data: dict[str, Any], found: list[Arm]) -> list[dict[str, Any]]:
     """The groups, and where they are intersections, their marginals."""
-    tables = [("Groups", data["groups"]), ("One sensitive column at a time", data["marginals"])]
-    return [{"title": title, **_group_table(data["arms"], groups)} for title, groups in tables if groups["names"]]
+    tables = [
+        ("Groups", data["groups"], lambda names: {name: [name] for name in names}),
+        ("One sensitive column at a time", data["marginals"], parts),
+    ]
+    return [{"title": title, **_group_table(found, groups, of)} for title, groups, of in tables if groups["names"]]
 
 
-def _group_table(arms: list[dict[str, Any]], groups: dict[str, Any]) -> dict[str, Any]:
+def _group_table(
+    found: list[Arm], groups: dict[str, Any], pooled: Callable[[list[str]], dict[str, list[str]]]
+) -> dict[str, Any]:
+    """pooled: from an arm's groups, which of them each line of the table is about."""
     columns = [name for name in _GROUP_COLUMNS if name in groups["metrics"]]
     values = groups["values"]
     rows = []
-    for i, arm in enumerate(arms):
+    for i, arm in enumerate(found):
+        members = pooled(list(dict.fromkeys(arm.groups["name"])))
         for g, name in enumerate(groups["names"]):
-            cells = [{what: values[column][what][i][g] for what in values[column]} for column in columns]
-            if all(cell["mean"] is None for cell in cells):
+            if name not in members:
                 continue  # a group of other data
-            count = values["count"]["mean"][i][g] / arm["models"] if "count" in columns else None
+            cells = [
+                {what: values[column][what][i][g] for what in values[column]}
+                | {"absent": arm.absent(column, groups=members[name])}
+                for column in columns
+            ]
+            known = [values[column]["mean"][i][g] for column in ("count", TOLD) if column in columns]
+            fewest = min((count / arm.models for count in known if count), default=math.inf)
             rows.append(
                 {
-                    "arm": arm["label"],
-                    "models": arm["models"],
+                    "arm": arm.label,
+                    "models": arm.models,
                     "group": name,
                     "cells": cells,
-                    "small": count is not None and count < SMALL_GROUP,
+                    "small": fewest < SMALL_GROUP,
                     "degenerate": "degenerate" in values and bool(values["degenerate"]["mean"][i][g]),
                 }
             )
@@ -218,12 +235,29 @@ def _worst_clients(about: Comparison) -> list[dict[str, Any]]:
             {"name": str(name), "value": float(value), "rows": float(rows.get(name, math.nan))}
             for name, value in worst.items()
         ]
-        if clients:
-            named.append({"arm": arm.label, "clients": clients})
+        withheld = [silo.name for silo in arm.silos.each if silo.counts] if arm.silos else []
+        if clients or withheld:
+            named.append({"arm": arm.label, "clients": clients, "withheld": withheld})
     return named
 
 
-_STAGES = {"setup": "once, before round 1", "round": "every round", "final": "once, after the last round"}
+def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Of the results that come from a real federation."""
+    found = ((str(result.info["method"]), Silos.of(result)) for result in results)
+    return [
+        {"method": method, "each": silos.each, "sentences": silos.sentences()}
+        for method, silos in found
+        if silos is not None
+    ]
+
+
+_STAGES = {
+    "join": "when a silo joins",
+    "setup": "once, before round 1",
+    "round": "every round",
+    "final": "once, after the last round",
+    "evaluate": "for every evaluated round",
+}
 _GATHER = {"sum": "needs only sums", "stack": "sees each client's reply"}
 
 
@@ -233,6 +267,7 @@ def _sizes(sizes: dict[str, int]) -> list[tuple[str, float]]:
 
 
 def _messages(result: Result) -> dict[str, Any]:
+    seen = "federation" in result.info  # there is no secure aggregation
     phases = [
         {
             "stage": _STAGES.get(row["stage"], row["stage"]),
@@ -241,6 +276,7 @@ def _messages(result: Result) -> dict[str, Any]:
             "up": _sizes(row["sizes_up"]),
             "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
             "private": row["gather"] == "sum" or not row["up"],
+            "seen": seen and bool(row["up"]),
             "kib_down": row["bytes_down"] / 1024,
             "kib_up": row["bytes_up"] / 1024,
         }
@@ -252,7 +288,18 @@ def _messages(result: Result) -> dict[str, Any]:
 
 # -- provenance --------------------------------------------------------------------------------------------------------
 
-_ELSEWHERE = ("method", "clients", "groups", "classes", "cells", "swept", "config", "command", "hyper_parameters")
+_ELSEWHERE = (
+    "method",
+    "clients",
+    "groups",
+    "classes",
+    "cells",
+    "federation",
+    "swept",
+    "config",
+    "command",
+    "hyper_parameters",
+)
 _TOGETHER = ("local", "provenance", "rows", "run", "versions")
 
 

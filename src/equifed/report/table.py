@@ -13,6 +13,7 @@ import pandas as pd
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import client_equality
 from equifed.report.groups import marginals
+from equifed.report.silos import Silos, as_told
 from equifed.report.words import is_disparity
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Arm:
     times as large, though the rows are not more."""
     data: str
     """Equal for arms that saw the same data and partition; only those can be paired by seed."""
+    silos: Silos | None
+    """Of a real federation; None for a simulation."""
 
     @property
     def seeds(self) -> int:
@@ -99,6 +102,14 @@ class Arm:
         if metric not in self.final:
             return pd.Series(np.nan, index=self.final.index)
         return self.final[metric]
+
+    def absent(self, metric: str, **of: Any) -> str:
+        """Why it has no such value: withheld, or undefined. Of certain groups, of a client, or of all: see `hides`."""
+        return "withheld" if self.silos is not None and self.silos.hides(metric, **of) else "undefined"
+
+    def withholds(self, metric: str) -> bool:
+        """Whether its value is not there because silos withhold what it needs."""
+        return not moments(self.values(metric))[2] and self.absent(metric) == "withheld"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +178,7 @@ def chosen_disparity(found: list[Arm], task: str, wanted: str | None = None) -> 
         if wanted not in measured:
             raise ConfigError(unknown_name("metric", wanted, measured))
         return wanted
-    candidates = [name for name in (*MAIN[task], *measured) if is_disparity(name) and name in measured]
+    candidates = [name for name in (*MAIN[task], *measured) if is_disparity(name) and _knowable(name, found)]
     return candidates[0] if candidates else None
 
 
@@ -188,11 +199,16 @@ def measured_metrics(found: list[Arm]) -> list[str]:
 
 def main_metrics(found: list[Arm], task: str, disparity: str | None) -> list[str]:
     """The comparison's metric columns: the main ones that were measured, and the chosen disparity."""
-    measured = measured_metrics(found)
-    names = [name for name in MAIN[task] if name in measured]
+    names = [name for name in MAIN[task] if _knowable(name, found)]
     if disparity is not None and disparity not in names:
         names.insert(1, disparity)
     return names
+
+
+def _knowable(metric: str, found: list[Arm]) -> bool:
+    """Whether it was measured, and not only in federations in which no one has the predictions that it needs."""
+    nobody = metric == "ks_distance" and all(arm.silos is not None for arm in found)
+    return metric in measured_metrics(found) and not nobody
 
 
 def moments(values: pd.Series) -> tuple[float, float, int]:
@@ -252,6 +268,7 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
     whole = frame[scope == "global"]
     ended = frame["round"] == last
     parts = {kind: _named(frame[ended & scope.str.startswith(f"{kind}:")], kind) for kind in ("group", "client")}
+    silos = Silos.of(result)
     swept = result.swept
     keys = ["method", *swept]
     info = result.info
@@ -259,6 +276,7 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
     for key, rows in whole.groupby(keys, observed=True, sort=False, dropna=False):
         values = dict(zip(keys, key, strict=True))
         mine = {kind: _matching(part, values) for kind, part in parts.items()}
+        mine["group"] = as_told(mine["group"], silos)
         final = _wide(rows[rows["round"] == last], "metric")
         if task == "regression" and len(mine["client"]):
             final["worst_clients_rmse"] = _worst_clients(mine["client"], final.index)
@@ -279,6 +297,7 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
                 observed=_observed(result, keys, key),
                 models=_models(mine["group"], info),
                 data=fingerprint(info),
+                silos=silos,
             )
         )
     return made

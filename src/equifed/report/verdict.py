@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.report import words
+from equifed.report.silos import Silos, other_notes
 from equifed.report.stats import ENOUGH_SEEDS, Paired, against, mean_interval
 from equifed.report.table import Arm, Comparison, moments
 
@@ -82,19 +83,29 @@ def _over(found: list[Arm]) -> str:
 
 
 def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
-    gap = f" with {words.a(words.title(disparity))} of {_value(arm, disparity)}" if disparity else ""
-    return [
-        f"{words.plain(arm.label)} reached {words.title(quality)} {_value(arm, quality)}{gap} "
-        f"after round {arm.last} ({_over([arm])}). There is nothing else in this report to compare it with."
-    ]
+    wanted = [quality, *([disparity] if disparity else [])]
+    withheld = [metric for metric in wanted if arm.withholds(metric)]
+    reached = "" if quality in withheld else f" reached {words.title(quality)} {_value(arm, quality)}"
+    if disparity and disparity not in withheld:
+        reached += f"{' with' if reached else ' has'} {words.a(words.title(disparity))} of {_value(arm, disparity)}"
+    said = f"{words.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
+    if withheld:
+        what = words.listing([words.title(metric) for metric in withheld])
+        whose = "Its" if said else f"Of {words.plain(arm.label)},"
+        said += (
+            f"{' ' * bool(said)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
+            "counts that are too small to be told."
+        )
+    return [f"{said} There is nothing else in this report to compare it with."]
 
 
 def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -> tuple[Arm | None, list[str]]:
     by_quality = ranked(found, quality, task)
     if not by_quality:
         return None, [
-            f"None of these predictors is usable: in each, {words.title(quality)} is undefined or some group gets "
-            "(almost) one and the same prediction in at least one seed."
+            f"None of these predictors is usable: in each, {words.title(quality)} is "
+            f"{'withheld by the silos, ' if any(arm.withholds(quality) for arm in found) else ''}undefined or some "
+            "group gets (almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
     quality_word = f"{'lowest' if quality == 'rmse' else 'highest'} mean {words.title(quality)}"
@@ -136,6 +147,7 @@ def _caveats(found: list[Arm], results: Sequence[Result], quality: str, disparit
         *_references(found),
         *_certainty(found, quality, disparity),
         *_undefined(found, quality, disparity),
+        *_withheld(found),
         *_small_groups(found),
         *_unlike(results, found),
         *_incidents(results),
@@ -176,7 +188,8 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
     said = []
     fewest = min(arm.seeds for arm in found)
     if fewest == 1:
-        said.append("One seed only: nothing here says how much another seed would change. Run at least 3, better 10.")
+        more = "" if all(arm.silos for arm in found) else " Run at least 3, better 10."
+        said.append(f"One seed only: nothing here says how much another seed would change.{more}")
     elif fewest < ENOUGH_SEEDS:
         said.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
     if len(found) == 1:
@@ -201,7 +214,11 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
 def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[str]:
     said = []
     for metric in (quality, disparity):
-        missing = [arm.label for arm in found if metric and moments(arm.values(metric))[2] < arm.seeds]
+        missing = [
+            arm.label
+            for arm in found
+            if metric and moments(arm.values(metric))[2] < arm.seeds and not arm.withholds(metric)
+        ]
         if missing and metric:
             said.append(
                 f"{words.heading(metric)} is undefined in some or all seeds of {words.listing(missing)}; "
@@ -210,10 +227,20 @@ def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[st
     return said
 
 
+def _withheld(found: list[Arm]) -> list[str]:
+    return [
+        f"{words.plain(arm.label)}: {words.listing(arm.silos.withholding)} "
+        f"withhold{'s' * (len(arm.silos.withholding) == 1)} counts of test rows that are too small to be told. "
+        f"{arm.silos.basis()}"
+        for arm in found
+        if arm.silos is not None and arm.silos.withholding
+    ]
+
+
 def _small_groups(found: list[Arm]) -> list[str]:
     smallest: dict[str, float] = {}
     for arm in found:
-        counts = arm.groups[arm.groups["metric"] == "count"]
+        counts = arm.groups[arm.groups["metric"] == "count"].dropna()
         for name, value in counts.groupby("name", sort=False)["value"].min().items():
             smallest[str(name)] = min(value, smallest.get(str(name), np.inf))
     few = [f"{words.plain(name)} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]
@@ -267,15 +294,20 @@ def _incidents(results: Sequence[Result]) -> list[str]:
                     f"{name}: {int(lost.sum())} of {len(lost)} rounds had too few usable replies and left the model as "
                     "it was."
                 )
+        silos = Silos.of(result)
+        missing = [silo for silo in silos.each if silo.absence] if silos else []
+        if missing:
+            absent = words.listing([f"{words.plain(silo.name)} ({silo.absence})" for silo in missing], longest=300)
+            said.append(f"{name}: some silos did not answer: {absent}.")
         refused = result.rejections[result.rejections["answered"].astype(bool)]
         if len(refused):
             who = refused["client"].astype(str).value_counts()
             said.append(
-                f"{name}: {len(refused)} rejected replies, from client "
+                f"{name}: {len(refused)} rejected repl{'y' if len(refused) == 1 else 'ies'}, from client "
                 f"{words.listing([str(client) for client in who.index])} "
                 f"(first reason: {words.plain(str(refused['reason'].iloc[0]), 200)})."
             )
-        for note in result.notes:
+        for note in other_notes(result):
             if not _REMARK.search(note):
                 notes.setdefault(note, []).append(method)
     return said + [

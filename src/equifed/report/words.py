@@ -20,6 +20,7 @@ TITLES = {
     "client_equality.best10": "best 10 % of clients",
     "client_equality.variance": "clients: variance",
     "worst_clients_rmse": "worst 10 % of clients",
+    "told": "rows told",
     "kib_up": "bytes up",
     "kib_down": "bytes down",
     "seconds": "seconds per run",
@@ -32,6 +33,8 @@ HELP = {
     "rows": "Test rows.",
     "count": "Test rows of the group.",
     "positives": "Test rows of the group whose label is positive.",
+    "told": "Test rows of the group whose labels and predictions are told; positives, accuracy and error rates rest on "
+    "them.",
     "selection_rate": "Share predicted positive.",
     "true_positive_rate": "Of those with a positive label, the share predicted positive.",
     "false_positive_rate": "Of those with a negative label, the share predicted positive.",

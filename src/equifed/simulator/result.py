@@ -436,13 +436,13 @@ def _absences(rejections: list[tuple[int, Rejection]]) -> list[str]:
         if not each.answered:
             absent.setdefault(each.client, []).append((number, each.reason))
     return [
-        f"{client} did not answer in round{'s' * (len(when) > 1)} {_ranges([number for number, _ in when])} "
+        f"{client} did not answer in round{'s' * (len(when) > 1)} {ranges([number for number, _ in when])} "
         f"({'; '.join(dict.fromkeys(reason for _, reason in when))})."
         for client, when in absent.items()
     ]
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """3, 5 to 9."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):

@@ -1,0 +1,246 @@
+"""The silos of a real federation: who was missing when, what was refused, what is withheld. A simulation has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from equifed.report import words
+from equifed.simulator.result import ranges
+
+if TYPE_CHECKING:
+    from equifed.simulator.result import Result
+
+TOLD = "told"
+"""A group's test rows whose labels and predictions are told: a metric of groups, where silos withhold some."""
+_SAID = re.compile(r" did not (answer in|evaluate) round| withholds how right |^Accuracy and error rates rest on the ")
+"""Notes of a run that the silos' table says again, with more."""
+_MOST = 6
+"""Different troubles of one silo that are named."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What kept coming back at one silo in one exchange."""
+
+    phase: str
+    reason: str
+    rounds: tuple[int, ...]
+    """0 is before the first."""
+
+    def __str__(self) -> str:
+        before = "before round 1" if self.rounds[0] == 0 else ""
+        later = [number for number in self.rounds if number]
+        during = f"round{'s' * (len(later) > 1)} {ranges(later)}" if later else ""
+        return f"{' and '.join(filter(None, (before, during)))}: {words.plain(self.reason, 200)}"
+
+
+@dataclass(frozen=True)
+class Silo:
+    name: str
+    rows: int | None
+    """Training rows; None where it never joined."""
+    test_rows: int | None
+    missed: tuple[Trouble, ...]
+    """Where nothing came back."""
+    refused: tuple[Trouble, ...]
+    """Where a reply came and could not be used."""
+    counts: tuple[str, ...]
+    """Groups for which it withholds how right its predictions are."""
+    predicted: tuple[str, ...]
+    """Groups for which it withholds even what they are."""
+    unmeasured: str
+    """Why it did not evaluate the last model; empty where it did."""
+
+    @property
+    def absence(self) -> str:
+        """When it did not answer, and why."""
+        if self.rows is None:
+            reasons = dict.fromkeys(filter(None, [*(trouble.reason for trouble in self.missed), self.unmeasured]))
+            return _several([f"never joined: {words.plain(reason, 200)}" for reason in reasons])
+        last = [f"the last evaluation: {words.plain(self.unmeasured, 200)}"] if self.unmeasured else []
+        return _several([*map(str, self.missed), *last])
+
+    @property
+    def refusals(self) -> str:
+        return _several([f"{words.plain(trouble.phase)} in {trouble}" for trouble in self.refused])
+
+    @property
+    def withholds(self) -> str:
+        said = []
+        if self.counts:
+            said.append(f"how right its predictions are for {words.listing(list(self.counts))}")
+        if self.predicted:
+            said.append(f"what they are for {words.listing(list(self.predicted))}")
+        return "; ".join(said)
+
+    def facts(self) -> dict[str, Any]:
+        """For other programs."""
+        return {
+            "silo": self.name,
+            "train_rows": self.rows,
+            "test_rows": self.test_rows,
+            "did_not_answer": [vars(trouble) for trouble in self.missed],
+            "refused": [vars(trouble) for trouble in self.refused],
+            "withheld": {"counts": self.counts, "predicted": self.predicted},
+            "did_not_evaluate": self.unmeasured,
+        }
+
+    def numbers(self) -> dict[str, float]:
+        """What of it can stand in a table of numbers."""
+        return {
+            "train_rows": np.nan if self.rows is None else self.rows,
+            "test_rows": np.nan if self.test_rows is None else self.test_rows,
+            "missed_rounds": len({number for trouble in self.missed for number in trouble.rounds}),
+            "refused_replies": sum(len(trouble.rounds) for trouble in self.refused),
+            "withheld_groups": len(self.counts),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Silos:
+    """All silos of one run, and what was agreed between them."""
+
+    each: tuple[Silo, ...]
+    rounds: int
+    lost: tuple[int, ...]
+    """Rounds that were not applied."""
+    min_replies: int
+    min_count: int
+    told: dict[str, int]
+    """By group, the test rows whose labels and predictions are told."""
+
+    @classmethod
+    def of(cls, result: Result) -> Silos | None:
+        """None for a simulation."""
+        about = result.info.get("federation")
+        if about is None:
+            return None
+        each = []
+        for name in map(str, result.info["clients"]):
+            member = about["silos"].get(name, {"rows": None, "test_rows": None})
+            hidden = about["withheld"].get(name, {"counts": [], "predicted": []})
+            troubles = result.rejections[result.rejections["client"].astype(str) == name]
+            answered = troubles["answered"].astype(bool)
+            each.append(
+                Silo(
+                    name,
+                    member["rows"],
+                    member["test_rows"],
+                    _troubles(troubles[~answered], by_phase=False),
+                    _troubles(troubles[answered]),
+                    tuple(hidden["counts"]),
+                    tuple(hidden["predicted"]),
+                    about["unmeasured"].get(name, ""),
+                )
+            )
+        lost = result.log.loc[~result.log["applied"].astype(bool), "round"]
+        return cls(
+            tuple(each), len(result.log), tuple(map(int, lost)), about["min_replies"], about["min_count"], about["told"]
+        )
+
+    @property
+    def withholding(self) -> list[str]:
+        """Who withholds anything."""
+        return [silo.name for silo in self.each if silo.counts or silo.predicted]
+
+    @property
+    def test_rows(self) -> int:
+        return sum(silo.test_rows or 0 for silo in self.each)
+
+    def hides(self, metric: str, *, groups: Iterable[str] | None = None, client: str | None = None) -> bool:
+        """Whether somebody withholds counts that the metric rests on, of these groups and this client or of all."""
+        wanted = None if groups is None else set(groups)
+        for silo in self.each:
+            if client in (None, silo.name):
+                hidden = silo.predicted if _by_predictions(metric) else silo.counts
+                if hidden and (wanted is None or wanted & set(hidden)):
+                    return metric != "ks_distance"  # which nobody can know, as no one has all predictions
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        """For other programs."""
+        return {
+            "rounds": self.rounds,
+            "rounds_not_applied": self.lost,
+            "min_replies": self.min_replies,
+            "min_count": self.min_count,
+            "rows_told": self.told,
+            "silos": [silo.facts() for silo in self.each],
+        }
+
+    def sentences(self) -> list[str]:
+        """What holds for all of them."""
+        fewest = f"{self.min_replies} usable repl{'y' if self.min_replies == 1 else 'ies'}"
+        if self.lost:
+            one = len(self.lost) == 1
+            said = [
+                f"{len(self.lost)} of {self.rounds} rounds {'was' if one else 'were'} not applied "
+                f"(round{'s' * (not one)} {ranges(self.lost)}): fewer than {fewest} came (min-replies)."
+            ]
+        else:
+            said = [f"All {self.rounds} rounds were applied: at least {fewest} came in each (min-replies)."]
+        if self.withholding:
+            said.append(
+                f"A silo withholds counts of its test rows below {self.min_count} (min-count), or below a higher limit "
+                f"of its own. {self.basis()}"
+            )
+        elif self.min_count:
+            said.append(f"Counts of test rows below {self.min_count} (min-count) would be withheld; there were none.")
+        else:
+            said.append("No count of test rows is withheld (min-count is 0).")
+        return said
+
+    def basis(self) -> str:
+        """What accuracy and error rates rest on."""
+        rows = sum(self.told.values())
+        if not rows:
+            return (
+                f"Labels and predictions are told together for none of the {self.test_rows:,} test rows, so accuracy "
+                "and error rates are not known."
+            )
+        return f"Accuracy and error rates rest on the {rows:,} of {self.test_rows:,} test rows whose counts are told."
+
+
+def as_told(groups: pd.DataFrame, silos: Silos | None) -> pd.DataFrame:
+    """Values of groups (seed, name, metric, value) with the rows that are told beside them, and nan where a sum is 0
+    only because nobody tells."""
+    if silos is None or not silos.withholding:
+        return groups
+    groups = groups.astype({"metric": str})
+    rows = groups[groups["metric"] == "count"]
+    told = rows.assign(metric=TOLD, value=[float(silos.told[name]) for name in rows["name"]])
+    both = pd.concat([groups, told], ignore_index=True)
+    untold = [name for name, rows in silos.told.items() if not rows and silos.hides("positives", groups=[name])]
+    unseen = [name for name in silos.told if silos.hides("count", groups=[name])]
+    nothing = both["name"].isin(untold) & (both["metric"] == "positives")
+    nothing |= both["name"].isin(unseen) & (both["metric"] == "count") & (both["value"] == 0)
+    both.loc[nothing, "value"] = np.nan
+    return both
+
+
+def other_notes(result: Result) -> list[str]:
+    """A result's notes without those that the silos' table says."""
+    return [note for note in result.notes if "federation" not in result.info or not _SAID.search(note)]
+
+
+def _by_predictions(metric: str) -> bool:
+    """Whether it needs what was predicted and no label."""
+    return "demographic_parity" in metric or metric in ("rows", "count", "selection_rate", "degenerate")
+
+
+def _troubles(lines: pd.DataFrame, by_phase: bool = True) -> tuple[Trouble, ...]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for phase, reason, number in zip(lines["phase"], lines["reason"], lines["round"], strict=True):
+        found.setdefault((str(phase) if by_phase else "", str(reason)), []).append(int(number))
+    return tuple(Trouble(*key, tuple(sorted(set(numbers)))) for key, numbers in found.items())
+
+
+def _several(said: Sequence[str]) -> str:
+    more = [f"{len(said) - _MOST} more"] if len(said) > _MOST else []
+    return "; ".join([*said[:_MOST], *more])
