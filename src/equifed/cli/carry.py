@@ -14,12 +14,13 @@ from equifed.cli.checks import AnyCheck, checks_of_each, require_known
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.pages import check_page, documented
 from equifed.cli.progress import Watch
-from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record
+from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record, silos_table
 from equifed.cli.talk import name_of, near, out, print_json, say, show, traceback_if_wanted
 from equifed.config import Config, build, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, kind_of
+from equifed.report.silos import other_notes
 from equifed.simulator import Result
 from equifed.store import Recording, RunFolder, Store
 
@@ -82,7 +83,7 @@ def tell(folder: RunFolder, result: Result, output: Output, checks: Sequence[Any
     """Print one run's result, or the trade-off of a sweep, and fail if a check says so."""
     about = record(folder, result) | {"status": "finished"}
     failed = [line for check in checks for line in check.failures(result)]
-    for note in result.notes:
+    for note in result.notes if output.json else other_notes(result):
         say(f"Note: {note}")
     if output.json:
         more = {"pareto": pareto_of(result).to_dict("records")} if result.swept else {}
@@ -91,7 +92,7 @@ def tell(folder: RunFolder, result: Result, output: Output, checks: Sequence[Any
         if result.swept:
             show(pareto_table(pareto_of(result)))
         else:
-            show(comparison([about], out().width), footnotes([about]))
+            show(comparison([about], out().width), footnotes([about]), *silos_table(result))
         say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
     fail(failed)
 

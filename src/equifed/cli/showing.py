@@ -8,9 +8,10 @@ from typing import Any
 
 from equifed.cli.checks import AnyCheck
 from equifed.cli.options import Output
-from equifed.cli.tables import frame_table, groups_table, metrics_table, pareto_table, record, warnings_of
+from equifed.cli.tables import frame_table, groups_table, metrics_table, pareto_table, record, silos_table, warnings_of
 from equifed.cli.talk import name_of, near, print_json, say, show
 from equifed.errors import RunError
+from equifed.report.silos import other_notes
 from equifed.store import RunFolder
 
 
@@ -45,9 +46,11 @@ def show_folder(folder: RunFolder, output: Output, checks: Sequence[AnyCheck]) -
 
         show(pareto_table(pareto_of(result)))
     else:
-        show(metrics_table(about), "", groups_table(result), "", warnings_of([about]))
+        show(metrics_table(about), "", groups_table(result), *silos_table(result), "", warnings_of([about]))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
-    for note in result.notes:
+    if "federation" in result.info:
+        show("No secure aggregation: the server receives every silo's reply by itself, also where the sum is gathered.")
+    for note in other_notes(result):
         show(f"Note: {note}")
     say(f"Folder: {near(folder.path)}")
     return failed

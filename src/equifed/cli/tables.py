@@ -41,10 +41,15 @@ Record = dict[str, Any]
 
 
 def record(folder: RunFolder, result: Result) -> Record:
-    """What one run says about itself: {metric: {mean, std, defined}} over seeds, costs, degenerate seeds.
+    """What one run says about itself: {metric: {mean, std, defined}} over seeds, costs, degenerate seeds, and what
+    happened to the silos of a real federation.
 
-    Mean and deviation are over the `defined` runs of `runs` in which the metric is defined.
+    Mean and deviation are over the `defined` runs of `runs` in which the metric is defined; a metric of a federation
+    may also be `withheld`.
     """
+    from equifed.report.silos import Silos
+
+    silos = Silos.of(result)
     final = result.final()
     metrics = [name for name in final.columns if name not in ("method", "seed", *result.swept)]
     sent = result.messages[result.messages["stage"] == "round"]
@@ -63,6 +68,7 @@ def record(folder: RunFolder, result: Result) -> Record:
                 "mean": float(final[name].mean()),
                 "std": _deviation(final[name]),
                 "defined": int(final[name].notna().sum()),
+                **({} if silos is None else {"withheld": bool(final[name].isna().all()) and silos.hides(name)}),
             }
             for name in metrics
         },
@@ -72,6 +78,7 @@ def record(folder: RunFolder, result: Result) -> Record:
         "degenerate_runs": 0 if degenerate is None else int((degenerate > 0).sum()),
         "runs": len(final),
         "notes": result.notes,
+        **({} if silos is None else {"federation": silos.facts()}),
     }
 
 
@@ -144,7 +151,9 @@ def warnings_of(records: Sequence[Record]) -> str:
         lines.append("(k of n): the mean is over k runs; in the others a group lacks the rows that the metric needs.")
     if any(not each["test_rows"] for each in records):
         lines.append("There are no test rows, so nothing was measured. Keep some: data.test above 0.")
-    diverged = [each["method"] for each in records if each["test_rows"] and _diverged(each)]
+    # a federation refuses what is not finite, by silo and reason: there, no loss means that none was told
+    simulated = [each for each in records if "federation" not in each]
+    diverged = [each["method"] for each in simulated if each["test_rows"] and _diverged(each)]
     if diverged:
         lines.append(f"Diverged (infinite or undefined loss): {', '.join(diverged)}. Lower the learning rate.")
     return "\n".join(lines)
@@ -159,7 +168,7 @@ def _diverged(each: Record) -> bool:
 def spread(value: dict[str, float] | None, runs: int) -> str:
     """mean±std, and over how many of the runs where the metric is not defined in all."""
     if value is None or not value["defined"]:
-        return "undefined"
+        return "withheld" if value and value.get("withheld") else "undefined"
     mean = f"{value['mean']:.3f}"
     text = mean if value["std"] != value["std"] else f"{mean}±{value['std']:.3f}"
     return text if value["defined"] == runs else f"{text} ({value['defined']} of {runs})"
@@ -208,22 +217,41 @@ def pareto_table(points: Any, title: str | None = None) -> Table:
 
 def groups_table(result: Result) -> Table:
     """Per-group means over seeds of the last round."""
+    from equifed.report.silos import Silos, as_told
+
+    silos = Silos.of(result)
     frame = result.metrics
     frame = frame[(frame["split"] == "test") & (frame["round"] == frame["round"].max())]
     frame = frame[frame["scope"].astype(str).str.startswith("group:")]
-    scopes, metrics = (list(dict.fromkeys(frame[column].astype(str))) for column in ("scope", "metric"))
-    names = [scope.removeprefix("group:") for scope in scopes]
+    frame = as_told(frame.assign(name=frame["scope"].astype(str).str.removeprefix("group:")), silos)
+    names, metrics = (list(dict.fromkeys(frame[column].astype(str))) for column in ("name", "metric"))
     table = plain_table("metric", *names, numbers=range(1, 1 + len(names)), title="By group, means over seeds")
-    cells = dict(iter(frame.groupby(["metric", "scope"], observed=True)["value"]))
+    cells = dict(iter(frame.groupby(["metric", "name"], observed=True)["value"]))
     for metric in metrics:
-        table.add_row(metric, *(_mean(cells.get((metric, scope))) for scope in scopes))
+        hidden = [silos is not None and silos.hides(metric, groups=[name]) for name in names]
+        table.add_row(metric, *(_mean(cells.get((metric, name)), hid) for name, hid in zip(names, hidden, strict=True)))
     return table
 
 
-def _mean(values: Any) -> str:
+def silos_table(result: Result) -> list[Table | str]:
+    """Of a real federation: each silo, and what holds for all; nothing for a simulation."""
+    from equifed.report.silos import Silos
+
+    silos = Silos.of(result)
+    if silos is None:
+        return []
+    headings = ("silo", "training rows", "test rows", "did not answer", "replies refused", "withheld")
+    table = plain_table(*headings, numbers=[1, 2], title="Silos")
+    for silo in silos.each:
+        rows = ("unknown" if number is None else f"{number:,}" for number in (silo.rows, silo.test_rows))
+        table.add_row(silo.name, *rows, *(said or "-" for said in (silo.absence, silo.refusals, silo.withholds)))
+    return ["", table, *silos.sentences()]
+
+
+def _mean(values: Any, withheld: bool = False) -> str:
     defined = 0 if values is None else int(values.notna().sum())
     if not defined:
-        return "undefined"
+        return "withheld" if withheld else "undefined"
     return f"{values.mean():.4g}" + ("" if defined == len(values) else f" ({defined} of {len(values)})")
 
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 TOLD = "told"
 """A group's test rows whose labels and predictions are told: a metric of groups, where silos withhold some."""
-_SAID = re.compile(r" did not (answer in|evaluate) round| withholds how right |^Accuracy and error rates rest on the ")
+_SAID = re.compile(
+    r" did not (answer in|evaluate) round| withholds how right |^Accuracy and error rates rest on the |"
+    r"rounds had too few usable replies|replies were rejected"
+)
 """Notes of a run that the silos' table says again, with more."""
 _MOST = 6
 """Different troubles of one silo that are named."""
@@ -85,10 +88,10 @@ class Silo:
             "silo": self.name,
             "train_rows": self.rows,
             "test_rows": self.test_rows,
-            "did_not_answer": [vars(trouble) for trouble in self.missed],
-            "refused": [vars(trouble) for trouble in self.refused],
-            "withheld": {"counts": self.counts, "predicted": self.predicted},
+            "did_not_answer": [{"reason": each.reason, "rounds": each.rounds} for each in self.missed],
             "did_not_evaluate": self.unmeasured,
+            "refused": [vars(each) for each in self.refused],
+            "withheld": {"counts": self.counts, "predicted": self.predicted},
         }
 
     def numbers(self) -> dict[str, float]:
