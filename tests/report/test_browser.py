@@ -13,6 +13,7 @@ import pytest
 import equifed as ef
 from equifed.report import write_report
 from report.browser import Browser, browser, chromium
+from report.federated import troubled, untroubled
 from report.runs import HOSTILE, federation, hostile_result, run
 
 pytestmark = pytest.mark.skipif(
@@ -173,6 +174,33 @@ def test_hostile_names_are_only_names(window, tmp_path):
         quiet(window, made)
     labels = window.do("JSON.parse(document.getElementById('data').textContent).arms.map((arm) => arm.label)")
     assert labels == [HOSTILE[-1]]
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory) -> list[Path]:
+    """Pages on a federation in which all goes wrong, and on one in which nothing is told."""
+    pages = []
+    for make, more in ((troubled, {}), (untroubled, {"flower": {"min-count": 1000}})):
+        folder = tmp_path_factory.mktemp("federated")
+        pages.append(write_report([make(folder, folder / "runs", **more)], folder / "report.html"))
+    return pages
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_federation(window, federated, width):
+    for page in federated:
+        window.open(page, width=width)
+        quiet(window, page)
+        assert window.do("document.documentElement.dataset.charts") == "drawn"
+        assert window.do("document.documentElement.scrollWidth") == width
+        assert window.do("document.querySelectorAll('#silos tbody tr').length") in (5, 3)
+        broken = "[...document.querySelectorAll('#silos thead th')].filter((head) => head.offsetWidth < 40).length"
+        assert window.do(broken) == 0  # no heading is broken into letters
+    window.open(federated[0])
+    assert window.do("document.getElementById('rounds-metric').value") == "accuracy"
+    window.open(federated[1])
+    drawn = "document.getElementById('rounds-chart').data[0].y.some((value) => value !== null)"
+    assert window.do(drawn)  # not the accuracy, of which nothing is known
 
 
 def test_thousands_of_numbers_load_quickly(window, tmp_path):

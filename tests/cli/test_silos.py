@@ -1,0 +1,79 @@
+"""A federation's run in the terminal: its silos, what is withheld, and no false alarm."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from report.federated import troubled, untroubled
+
+from equifed.cli.carry import tell
+from equifed.cli.options import Output
+from equifed.store import Store
+
+
+@pytest.fixture
+def shown(place: Path, invoke: Callable[..., Any]) -> str:
+    troubled(place, place / "runs")
+    outcome = invoke("show", "troubled")
+    assert outcome.exit_code == 0, outcome.stderr
+    return str(outcome.stdout)
+
+
+def test_show_has_a_line_for_each_silo(shown: str, invoke: Callable[..., Any]) -> None:
+    lines = [re.sub(r"\s+", " ", line).strip() for line in shown.splitlines()]
+    assert "north 1,200 300 - train in round 5: has NaN or Inf in -" in lines
+    assert "south 720 180 round 5: no reply within 0 s - -" in lines
+    assert any(line.startswith("east 480 120 the last evaluation: no reply") for line in lines)
+    assert "rim unknown unknown never joined: not connected - -" in lines
+    assert "1 of 7 rounds was not applied (round 5): fewer than 3 usable replies came (min-replies)." in lines
+    text = " ".join(lines)
+    assert "Accuracy and error rates rest on the 480 of 624 test rows whose counts are told." in text
+    assert "No secure aggregation: the server receives every silo's reply by itself" in text
+    assert "Note:" not in text  # all of it is in the table
+    assert "told 235 245" in lines
+    found = json.loads(invoke("show", "troubled", "--json").stdout)
+    silos = {silo["silo"]: silo for silo in found["federation"]["silos"]}
+    assert found["federation"]["rounds_not_applied"] == [5]
+    assert silos["west"]["withheld"] == {"counts": ["f", "m"], "predicted": ["m"]}
+    assert silos["west"]["did_not_answer"] == [{"reason": "not connected", "rounds": [3, 4]}]
+    assert silos["east"]["did_not_evaluate"] == "no reply within 0 s"
+    assert silos["north"]["refused"][0]["phase"] == "train"
+    assert len(found["notes"]) == 8
+
+
+def test_report_for_other_programs(shown: str, invoke: Callable[..., Any]) -> None:
+    found = json.loads(invoke("report", "troubled", "--json").stdout)
+    (about,) = found["federations"]
+    assert (about["method"], about["min_count"], about["rows_told"]) == ("fedavg-gr", 5, {"f": 235, "m": 245})
+    table = pd.read_csv(io.StringIO(invoke("report", "troubled", "--csv").stdout)).set_index(["scope", "metric"])
+    assert table.loc[("client:west", "missed_rounds"), "mean"] == 2
+    page = Path("equifed-report.html").read_text()
+    assert "fingerprint of the server&#39;s rows" in page
+    outcome = invoke("report", "troubled", "--figures", "figures", "--formats", "svg")
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+def test_what_is_withheld_is_no_divergence(place: Path, invoke: Callable[..., Any], capsys: Any) -> None:
+    result = untroubled(place, place / "runs", flower={"min-count": 1000})
+    capsys.readouterr()
+    outcome = invoke("show", "untroubled")
+    assert re.search(r"loss +withheld", outcome.stdout)
+    assert re.search(r"positives +withheld +withheld", outcome.stdout)
+    assert "undefined" not in outcome.stdout
+    assert "Diverged" not in outcome.stdout
+    found = json.loads(invoke("show", "untroubled", "--json").stdout)
+    assert found["metrics"]["loss"] == {"mean": None, "std": None, "defined": 0, "withheld": True}
+    invoke("report", "untroubled", "--figures", "figures", "--formats", "svg")
+    assert list(Path("figures").iterdir()) == []  # there is nothing to draw
+    tell(Store(place / "runs").find("untroubled"), result, Output(place / "runs"), ())
+    said = capsys.readouterr().out
+    assert "withheld" in said
+    assert "Silos" in said
+    assert "Lower the learning rate" not in said
