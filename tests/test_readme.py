@@ -31,19 +31,38 @@ def test_the_python_quickstart_runs(tmp_path: Path) -> None:
     assert (tmp_path / "fedprox.html").stat().st_size > 10_000
 
 
-def commands() -> list[str]:
+def commands(flower: bool) -> list[str]:
     lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
-    return [line for line in lines if line.startswith("equifed ")]
+    return [line for line in lines if line.startswith("equifed ") and line.startswith("equifed flower ") == flower]
+
+
+def output(folder: Path, words: list[str]) -> str:
+    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1", "COLUMNS": "160"}
+    program = [sys.executable, "-m", "equifed", *words]
+    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def test_commands_run(tmp_path: Path) -> None:
     """In order, in one folder: the comparison's runs are there for `list`."""
-    environment = {**os.environ, "EQUIFED_RUNS": str(tmp_path / "runs"), "NO_COLOR": "1"}
-    for command in commands():
-        program = [sys.executable, "-m", "equifed", *shlex.split(command)[1:]]
-        done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip(), command
+    for command in commands(flower=False):
+        assert output(tmp_path, shlex.split(command)[1:]), command
+
+
+def test_commands_of_a_federation(tmp_path: Path) -> None:
+    """`init` makes its folder. The others start programs, as tests/flower does; they are known, with their options."""
+    (tmp_path / "sample.csv").write_text("age,sex,outcome\n31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n")
+    seen = []
+    for command in commands(flower=True):
+        _, _, name, *rest = shlex.split(command)
+        seen.append(name)
+        if name == "init":
+            assert output(tmp_path, ["flower", name, *rest]) == "hospitals/README.md"
+        else:
+            described = output(tmp_path, ["flower", name, "--help"])
+            assert all(word in described for word in rest if word.startswith("--")), command
+    assert seen == ["demo", "init", "run", "resume"]
 
 
 def test_make_targets_exist() -> None:
