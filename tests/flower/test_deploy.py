@@ -6,9 +6,12 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,14 +46,14 @@ def folder(tmp_path) -> Iterator[Folder]:
     assert left_behind(tmp_path) == []
 
 
-def make(path: Path) -> Folder:
+def make(path: Path, address: str = "127.0.0.1") -> Folder:
     """With a method whose clients remember something."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"age": rng.integers(20, 90, 200), "sex": rng.choice(["f", "m"], 200)})
     rows["cured"] = np.where(rows["age"] + 20 * (rows["sex"] == "m") + rng.normal(0, 20, 200) > 60, "no", "yes")
     schema = Schema.infer(rows, label="cured", sensitive="sex", positive="yes")
     (port,) = free_ports(1)
-    made = create(path, silos=SILOS, method="lco", rounds=3, schema=schema, port=port)
+    made = create(path, silos=SILOS, method="lco", rounds=3, schema=schema, address=address, port=port)
     made.federation.write_text(made.federation.read_text().replace("min-count = 10", "min-count = 0"))
     for silo, own in zip(SILOS, (rows[:100], rows[100:]), strict=True):
         own.to_parquet(made.data(silo))
@@ -200,6 +203,55 @@ def test_a_run_that_fails_says_why(folder):
 
 def test_the_commands_of_the_readme_make_a_federation(folder):
     """As somebody with several shells would type them."""
+    with Processes(folder.logs) as shells:
+        type_the_readme(folder, shells)
+
+
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+
+
+@pytest.mark.skipif(NGINX is None, reason="needs nginx")
+def test_behind_the_readmes_proxy_silos_see_the_nodes_api_only(tmp_path):
+    """127.0.0.2 plays the network's interface. The run is a whole one, through the proxy."""
+    folder = make(tmp_path / "fed", address="127.0.0.2")
+    (server,) = re.findall(r"```nginx\n(.*?)```", (folder.path / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; pid {tmp_path}/nginx.pid; events {{}}\nhttp {{ access_log {tmp_path}/access.log;\n{server}}}\n"
+    )
+    proxy = [str(NGINX), "-p", tmp_path, "-e", tmp_path / "errors.log", "-c", tmp_path / "nginx.conf"]
+    with Processes(folder.logs) as shells:
+        shells.start("proxy", proxy, {}, tmp_path)
+        type_the_readme(folder, shells)
+        trusted = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt"))
+        _, port = folder.superlink()
+        inside, outside = (status_of(f"https://{host}:{port}", trusted) for host in ("127.0.0.1", "127.0.0.2"))
+        assert inside["/v1/control/list-runs"] != 404  # commands, without any key
+        assert outside == {"/v1/control/list-runs": 404, "/v1/runtime/get-nodes": 404, "/health": 404}
+    seen = (tmp_path / "access.log").read_text()
+    assert "/v1/fleet/" in seen  # the silos came this way
+    assert left_behind(tmp_path) == []
+
+
+def status_of(server: str, trusted: ssl.SSLContext) -> dict[str, int]:
+    found = {}
+    for path in ("/v1/control/list-runs", "/v1/runtime/get-nodes", "/health"):
+        try:
+            request = urllib.request.Request(server + path, method="POST", data=b"")
+            found[path] = (
+                urllib.request.build_opener(
+                    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+                )
+                .open(request, timeout=20)
+                .status
+            )
+        except urllib.error.HTTPError as error:
+            with error:
+                found[path] = error.code
+    return found
+
+
+def type_the_readme(folder: Folder, shells: Processes) -> None:
+    """Server, keys and nodes in a shell each, and a run that finishes."""
     text = (folder.path / "README.md").read_text()
     for port in ("9094", "9095"):
         text = text.replace(f"--port {port}", f"--port {free_ports(1)[0]}")
@@ -213,18 +265,17 @@ def test_the_commands_of_the_readme_make_a_federation(folder):
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    with Processes(folder.logs) as shells:
-        shells.start("superlink", ["sh", "-c", superlink], env, folder.path)
-        wait_for(lambda: "running on" in log(folder, "superlink"), lambda: shells.tail("superlink"))
-        shells.start("register", ["sh", "-ec", register], env, folder.path)
-        assert shells.wait("register", WAIT) == 0, shells.tail("register")
-        for number, node in enumerate(nodes):
-            shells.start(f"node-{number}", ["sh", "-c", node], env, folder.path)
-        process = command("run", str(folder.path))
-        out, said = process.communicate(timeout=WAIT)
-        assert process.returncode == 0, said
-        assert "Round 3 of 3" in said
-        assert "lco" in out
+    shells.start("superlink", ["sh", "-c", superlink], env, folder.path)
+    wait_for(lambda: "running on" in log(folder, "superlink"), lambda: shells.tail("superlink"))
+    shells.start("register", ["sh", "-ec", register], env, folder.path)
+    assert shells.wait("register", WAIT) == 0, shells.tail("register")
+    for number, node in enumerate(nodes):
+        shells.start(f"node-{number}", ["sh", "-c", node], env, folder.path)
+    process = command("run", str(folder.path))
+    out, said = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, said
+    assert "Round 3 of 3" in said
+    assert "lco" in out
 
 
 def command(*words: str) -> subprocess.Popen[str]:
