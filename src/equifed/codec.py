@@ -29,7 +29,7 @@ class Codec(Protocol):
 
 
 class Ranking:
-    """Integers below n, the length of the last axis, such as orders of n edges [..., n]; decoded as int32."""
+    """Orders of n edges [..., n]: every number below n once; decoded as int32."""
 
     def size(self, shape: Sequence[int]) -> int:
         return packed_size(math.prod(shape), self._bits(shape))
@@ -38,7 +38,13 @@ class Ranking:
         return pack(values, self._bits(values.shape))
 
     def decode(self, content: bytes, shape: Sequence[int]) -> np.ndarray:
-        return unpack(content, self._bits(shape), math.prod(shape)).astype(np.int32).reshape(tuple(shape))
+        found = unpack(content, self._bits(shape), math.prod(shape)).astype(np.int32).reshape(tuple(shape))
+        seen = np.zeros((found.size // max(shape[-1], 1), shape[-1]), dtype=np.bool_)
+        if found.max(initial=0) < max(shape[-1], 1):
+            np.put_along_axis(seen, found.reshape(seen.shape), True, axis=1)
+        if not seen.all():
+            raise DataError("A packed ranking does not have every position once.")
+        return found
 
     @staticmethod
     def _bits(shape: Sequence[int]) -> int:

@@ -595,7 +595,8 @@ def read_table(path: Path) -> pd.DataFrame:
     _existing(path)
     try:
         if path.suffix == ".parquet":
-            return _with_text_names(pd.read_parquet(path))
+            # what a table's rows are called is nobody's business: they may be called by people's names
+            return _with_text_names(pd.read_parquet(path)).reset_index(drop=True)
         if path.name.endswith((".csv", ".csv.gz")):
             return pd.read_csv(path)
     except Exception as error:

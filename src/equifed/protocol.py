@@ -36,9 +36,15 @@ __all__ = ["ClientWork", "Data", "Draw", "Local", "LocalTraining", "Method", "Ph
 Record = dict[str, Tree]
 """Named tensors or trees: what travels in one message."""
 
-ROW_COUNTS = frozenset({"rows", "counts", "n", "decisions"})
-"""Fields of replies by these names count rows of the client: never below 0, never more than it has. A real federation
-refuses a reply where they are not."""
+ROWS = -1
+"""As an upper limit: the number of training rows that the client has."""
+LIMITS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("rows", "counts", "n", "gradient_rows", "decisions"), (0, ROWS)),
+    **dict.fromkeys(("holders", "clients", "defined"), (0, 1)),
+    **dict.fromkeys(("weight", "weight_before", "h", "constraints", "violated"), (0, np.inf)),
+}
+"""What fields of replies by these names are, counts and weights: at least and at most so much. A real federation
+refuses a reply that lies outside. A phase may set limits for others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +173,8 @@ class Phase:
     """Random numbers that the clients' work needs, by name."""
     codecs: Mapping[str, CodecName] = field(default_factory=dict)
     """Fields of `down` and `up` that are written in fewer bits than their tensors have, and how."""
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Fields of `up` that cannot be less or more than this, besides those in `LIMITS`."""
     initial: bool = False
     """The clients' work needs the model's initial parameters, `data.initial`."""
 

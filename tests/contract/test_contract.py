@@ -158,7 +158,7 @@ def test_traced_and_compiled_steps_equal_eager_ones(
     assert_same(eager, run(method, uneven))
 
 
-@every_method
+@every_method_in_full
 def test_same_seed_twice_is_identical(method: Method, uneven: Federation) -> None:
     first, second = run(method, uneven), run(method, uneven)
     for seed, parameters in first.parameters.items():
@@ -167,7 +167,7 @@ def test_same_seed_twice_is_identical(method: Method, uneven: Federation) -> Non
     assert first.metrics["value"].to_numpy().tobytes() == second.metrics["value"].to_numpy().tobytes()
 
 
-@every_method
+@every_method_in_full
 def test_seeds_together_equal_each_alone(method: Method, uneven: Federation) -> None:
     together = run(method, uneven)
     for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def test_seeds_together_equal_each_alone(method: Method, uneven: Federation) -> 
             np.testing.assert_allclose(value, together.parameters[seed][name], rtol=2e-6, atol=2e-6)
 
 
-@every_method
+@every_method_in_full
 def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) -> None:
     order = np.random.default_rng(0).permutation(uneven.num_clients)
     assert uneven.client_test is not None
@@ -198,7 +198,7 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
     assert_same(a, b)
 
 
-@every_method
+@every_method_in_full
 def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """More padding, and a stranger's extreme row standing in the padded places."""
     plain = run(method, uneven, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1))

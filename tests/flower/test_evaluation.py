@@ -54,6 +54,18 @@ def test_what_is_withheld_cannot_be_had_from_two_rounds() -> None:
     assert len(possible) == 36
 
 
+def test_a_small_group_does_not_follow_from_the_number_of_all_rows() -> None:
+    """Three women of 103 test rows: with the men's table and the total they would be known. Nobody is not somebody."""
+    men, more = [[20, 30], [25, 25]], [[50, 60], [70, 80]]
+    alone = withheld(scored([[[1, 0], [1, 1]], men, more]), 10)
+    assert alone["predicted"].numpy().tolist() == [[-1, -1], [-1, -1], [120, 140]]
+    assert (alone["counts"].numpy()[:2] == -1).all()
+    two = withheld(scored([[[1, 0], [1, 1]], [[0, 2], [2, 2]], more]), 10)
+    assert two["predicted"].numpy().tolist() == [[-1, -1], [-1, -1], [120, 140]]
+    nobody = withheld(scored([[[0, 0], [0, 0]], men, more]), 10)
+    assert nobody["predicted"].numpy().tolist() == [[-1, -1], [45, 55], [120, 140]]
+
+
 def test_the_servers_sums_are_of_what_is_shown() -> None:
     task = binary()
     sent = [scored([[[10, 30], [9, 200]], [[12, 11], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]
@@ -112,7 +124,7 @@ def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
 
 
 def test_a_silo_cannot_go_below_what_the_federation_agreed_on(silos: Path, tmp_path: Path) -> None:
-    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower={"min-count": 1000})
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower={"min-count": 15})
     found = federate(made, nodes(made, **{"min-count": 0}), tmp_path)
     assert found.info["federation"]["withheld"] == dict.fromkeys(made.silos, ALL)
     assert rows_of(found)["global"] == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import equifed as ef
 from equifed import methods
@@ -17,8 +18,8 @@ from equifed.errors import ConfigError, RunError
 from equifed.flower.client import app_of
 from equifed.flower.server import standardisation
 from equifed.flower.setting import Setting
-from equifed.store import RunFolder
-from flower.inprocess import GROUPS, Nodes, be_the_server, federate, nodes, setting, simulate, write_files
+from equifed.store import RunFolder, Store
+from flower.inprocess import GROUPS, Nodes, answer, be_the_server, federate, nodes, setting, simulate, write_files
 
 QUICK = {"deadline": 0.05, "min-replies": 1, "min-count": 0}
 
@@ -95,6 +96,46 @@ def test_a_bad_reply_is_refused_by_name_and_reason(lie: str, silos: Path, tmp_pa
     left_out = federate(quick, nodes(quick, silent), tmp_path, "left-out")
     for name, value in left_out.parameters[3].items():
         np.testing.assert_array_equal(found.parameters[3][name], value)
+
+
+WRONG = {
+    "too large a position": (methods.E2FL(), "ranking.0.weight", lambda v: v * 0 + 255, "cannot be read (DataError)"),
+    "no order": (methods.E2FL(), "ranking.0.weight", lambda v: v * 0, "cannot be read (DataError)"),
+    "an unknown group": (methods.IFCA(), "group", lambda v: v * 0 + 99, "has group outside -1 to 1"),
+    "too many rows": (methods.KFFLTD(), "gradient_rows", lambda v: v * 0 - 5, "has gradient_rows outside 0 to 37"),
+    "a negative weight": (methods.FairFed(), "weight", lambda v: v * 0 - 1e6, "has weight outside 0 to inf"),
+    "two holders": (methods.FedFair(), "holders", lambda v: v * 0 + 2, "has holders outside 0 to 1"),
+    "a negative norm": (methods.QFFL(), "h", lambda v: v * 0 - 3, "has h outside 0 to inf"),
+}
+
+
+@pytest.mark.parametrize("lie", WRONG)
+def test_counts_weights_and_positions_have_their_limits(lie: str, silos: Path, tmp_path: Path) -> None:
+    method, name, change, reason = WRONG[lie]
+    made = setting(silos, method, run={"clients-per-round": "all", "rounds": 2}, model={"bias": method.name != "e2fl"})
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        wrong = silo == "a" and in_round(message, 2) and name in reply.content["fields"]
+        return with_field(reply, name, change) if wrong else reply
+
+    found = federate(made, nodes(made, fault), tmp_path)
+    assert set(found.rejections["client"]) == {"a"}
+    assert reason in found.rejections["reason"].iloc[0]
+    assert found.log["applied"].all()
+
+
+def test_a_model_that_would_not_be_finite_is_not_taken(silos: Path, tmp_path: Path) -> None:
+    """Two replies, each finite, add up to infinity."""
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2})
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        huge = silo in "ac" and in_round(message, 2)
+        return with_field(reply, BIAS, lambda v: v * 0 + np.float32(3e38)) if huge else reply
+
+    found = federate(made, nodes(made, fault), tmp_path)
+    assert found.log["applied"].tolist() == [True, False]
+    assert "Round 2 was not applied in train: the model would have NaN or Inf." in found.notes
+    assert all(np.isfinite(value).all() for value in found.parameters[3].values())
 
 
 def test_a_reply_of_an_earlier_round_is_never_used(silos: Path, tmp_path: Path) -> None:
@@ -188,6 +229,24 @@ def test_too_few_replies_in_setup_or_at_the_end_are_an_error(silos: Path, tmp_pa
         assert "no reply within" in status["reason"]
 
 
+def test_a_silo_that_missed_setup_stays_out_and_is_counted_right(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, methods.FedAvgGR(), run={"clients-per-round": "all", "rounds": 3}, flower=QUICK)
+    grid = nodes(made)
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train.setup_count":
+            return None if silo == "c" else reply
+        return reply
+
+    grid.fault = fault
+    found = federate(made, grid, tmp_path)
+    assert found.log[["replied", "dropped", "rejected"]].to_numpy().tolist() == [[5, 1, 0]] * 3
+    (note,) = (note for note in found.notes if note.startswith("c did not answer"))
+    assert note.startswith("c did not answer before round 1 and in rounds 1 to 3 (")
+    assert "was not here in the exchanges before round 1, which the method needs" in note
+    assert ("c", "train.train") not in grid.sent
+
+
 # -- a run that was killed ---------------------------------------------------------------------------------------------
 
 
@@ -231,6 +290,62 @@ def test_a_killed_run_goes_on_with_the_same_result(
     )
     pd.testing.assert_frame_equal(left, right)
     assert resumed.log["round"].tolist() == [1, 2, 3, 4]
+
+
+def test_killed_after_the_last_round_the_report_is_the_same(
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = setting(silos, run={"rounds": 2, "clients-per-round": "all"}, flower={"min-count": 6})
+    whole = federate(made, nodes(made), tmp_path, "whole")
+    assert whole.info["federation"]["withheld"]
+    with monkeypatch.context() as patch:
+        patch.setattr("equifed.store.folder.save_result", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            federate(made, nodes(made), tmp_path)
+    resumed = federate(made, nodes(made), tmp_path)
+    assert resumed.info["federation"] == whole.info["federation"]
+    assert resumed.notes == whole.notes
+
+
+def test_killed_before_anything_was_written_down_it_begins(
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = setting(silos, run={"rounds": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr("equifed.flower.server._write_roster", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            federate(made, nodes(made), tmp_path)
+    assert federate(made, nodes(made), tmp_path).log["round"].tolist() == [1, 2]
+
+
+def test_the_plain_resume_names_the_right_command(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"rounds": 2})
+
+    def kill(silo: str, message: Message, reply: Message) -> Message:
+        if in_round(message, 2):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        federate(made, nodes(made, kill), tmp_path / "fed" / "runs")
+    with pytest.raises(RunError, match=f"Use: equifed flower resume {tmp_path / 'fed'} run"):
+        Store(tmp_path / "fed" / "runs").resume("run")
+
+
+@pytest.mark.parametrize("run", ["..", ".", "a/b", "/etc", "a b", ""])
+def test_a_runs_name_is_no_path(run: str, silos: Path, tmp_path: Path) -> None:
+    """Neither the server nor a silo writes outside its folder, whoever asks."""
+    made = setting(silos)
+    if run:
+        with pytest.raises(ConfigError, match="no name for a folder"):
+            federate(made, nodes(made), tmp_path / "runs", run)
+    be_the_server()
+    grid = nodes(made, state=str(tmp_path / "state" / "deep"))
+    node = next(iter(grid.contexts))
+    asked = RecordDict({"about": ConfigRecord({"app": made.digest, "run": run})})
+    reply = answer(grid.app, Message(asked, node, "query.join"), grid.contexts[node])
+    assert "which is no name for a folder" in str(reply.content["about"]["refused"])
+    assert not (tmp_path / "state").exists()
 
 
 def test_memory_that_is_gone_is_said(silos: Path, tmp_path: Path) -> None:
@@ -298,6 +413,59 @@ def test_a_row_that_does_not_fit_is_named_without_its_value(tmp_path: Path, capl
     assert "'secret' is not a known group" in caplog.text  # the silo's own log
 
 
+def test_rows_are_numbered_not_named(tmp_path: Path) -> None:
+    """A table's rows may be called by people's names, which are nobody's business."""
+    write_files(tmp_path)
+    frame = pd.read_parquet(tmp_path / "b.parquet")
+    frame.index = pd.Index([f"Jane Doe {i}" for i in range(len(frame))])
+    frame.iloc[7, list(frame.columns).index("sex")] = "secret"
+    frame.to_parquet(tmp_path / "b.parquet")
+    made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
+    said = refused_to_join(made, nodes(made), tmp_path / "runs")
+    assert "b: its file does not fit the schema: Sensitive column 'sex', row 7 (" in said
+    assert "Jane" not in said
+
+
+JOINS = {
+    "another shape": lambda sums: sums[:2],
+    "too large": lambda sums: sums * 0 + 1e300,
+    "against Cauchy": lambda sums: sums * 0,
+    "negative": lambda sums: -sums,
+    "not a number": lambda sums: sums * np.nan,
+}
+
+
+@pytest.mark.parametrize("lie", JOINS)
+def test_sums_that_no_rows_have_are_refused(lie: str, silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"clients-per-round": "all"}, flower=QUICK | {"join-deadline": 0.2})
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        wrong = silo == "a" and message.metadata.message_type == "query.join"
+        return with_field(reply, "squares", JOINS[lie]) if wrong else reply
+
+    found = federate(made, nodes(made, fault), tmp_path)
+    assert found.log["replied"].tolist() == [5, 5, 5]  # the others train without it
+    assert set(found.rejections["client"]) == {"a"}
+
+
+def test_one_silo_is_no_federation(silos: Path, tmp_path: Path) -> None:
+    """Its means and deviations must not be everybody's; nor the sums of a few rows be told."""
+    made = setting(silos, flower=QUICK | {"join-deadline": 0.2})
+    grid = nodes(made)
+    grid.gone = set("abdef")
+    assert "Only 1 of 6 silos joined and at least 2 are needed" in refused_to_join(made, grid, tmp_path)
+    made = setting(silos, flower=QUICK | {"min-count": 50})
+    assert "but 1 told theirs" in refused_to_join(made, nodes(made), tmp_path)
+    made = setting(silos, flower=QUICK | {"min-count": 20})
+    shy = federate(made, nodes(made), tmp_path, "shy")
+    roster = json.loads((tmp_path / "shy" / "federation.json").read_text())
+    fed = ef.Federation.from_files(
+        {silo: silos / f"{silo}.parquet" for silo in "acf"}, schema=silos / "schema.json", seed=3
+    )
+    np.testing.assert_allclose(roster["scaling"][0], fed.rows.x[fed.train.index].mean(0), rtol=1e-5)
+    assert shy.log["applied"].all()
+
+
 def test_who_cannot_join(silos: Path, tmp_path: Path) -> None:
     made = setting(silos, flower={"min-replies": 4, "join-deadline": 0.2})
     everyone = setting(silos, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
@@ -345,7 +513,7 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
     be_the_server()
     from equifed.flower.link import Link
 
-    link = Link(grid, made.silos, made.digest, "run")
+    link = Link(grid, made.silos, made.digest, "run", scaled=4)
     link.gather(1.0, 6)
     scaling = standardisation(made, link.members)
     assert scaling is not None
@@ -368,6 +536,7 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
         ({"data": {"validation": 0.2, "validation-file": None}}, None, "holds none of the silos' rows"),
         ({"data": {"schema": None, "label": "bought", "sensitive": "sex"}}, None, "no silo sees the others' columns"),
         ({"method": {"name": "centralized-kernel"}}, None, "in one place"),
+        ({"run": {"dropout": 0.2}}, None, "drop out by themselves"),
         ({"flower": {"min-replies": 5}}, None, "5 replies can never come from 4 clients"),
     ],
 )

@@ -227,8 +227,8 @@ def test_a_table_gives_the_schema_and_none_of_its_rows(tmp_path):
     assert done.exit_code == 0, done.output
     made = Folder.of(tmp_path / "fed")
     assert made.silos() == ["north", "south"]
-    assert made.settings()["run"]["rounds"] == 7
-    assert made.settings()["method"]["name"] == "fedavg"
+    assert made.config().run.rounds == 7
+    assert made.config().method.name == "fedavg"
     schema = Schema.from_json((made.app / "schema.json").read_text())
     assert (schema.label, schema.classes, schema.groups) == ("cured", ("yes", "no"), ("f", "m"))
     assert list((made.path / "data").iterdir()) == []
@@ -246,7 +246,7 @@ def test_a_schema_is_taken_as_it_is(tmp_path, schema):
 def test_regression_learns_slowly(tmp_path):
     schema = Schema.infer(table(), label="age", sensitive="sex", task="regression")
     made = create(tmp_path / "fed", method="fedavg", schema=schema)
-    assert made.settings()["local"]["learning-rate"] == 0.005
+    assert made.config().local.learning_rate == 0.005
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

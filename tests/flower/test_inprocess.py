@@ -34,7 +34,10 @@ def test_a_federation_equals_the_simulator(method: Method, silos: Path, tmp_path
             np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-5)
     else:
         assert method.personal  # all models are the clients' own
+    remembers = bool(tree.leaves(expected.final_states[3].clients))
+    asked = {silo for silo, kind in grid.sent if kind.startswith("train.")}
     for k, silo in enumerate(made.silos):
+        assert bool(memory_of(grid, silo)) == (remembers and silo in asked)
         for name, value in memory_of(grid, silo).items():
             there = tree.named(tree.take(expected.final_states[3].clients, k))[name]
             torch.testing.assert_close(value, there, rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ from equifed.cli.carry import tell
 from equifed.cli.options import Output
 from equifed.cli.pages import documented
 from equifed.cli.talk import err, near, say
-from equifed.config import Config, load_config
+from equifed.config import Config
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
 from equifed.flower import folder as making
@@ -25,6 +25,7 @@ from equifed.flower.deploy import Local, Submitted, listens
 from equifed.flower.folder import Folder
 from equifed.flower.installed import require_flower
 from equifed.flower.processes import ending_on_signals
+from equifed.flower.setting import Setting
 from equifed.simulator.engine import Rejection
 from equifed.store import RunFolder, Store
 
@@ -131,7 +132,7 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
 
 
 def _config(folder: Folder) -> Config:
-    return load_config(folder.federation)
+    return Setting.load(folder.federation).config
 
 
 def _new_run(folder: Folder) -> str:
@@ -200,14 +201,14 @@ def _follow(programs: Submitted, run: str) -> None:
     with rounds:
         while True:
             over = programs.ended(run) is not None  # asked first, so that its last words are seen
-            rounds.show()
             # until the server has written, what stands there is an earlier attempt's, and its lock is not to be touched
             begun = _text(run_folder.path / "status.json") != before
+            rounds.show(begun)
             status = run_folder.status() if begun else {"status": "not begun", "reason": ""}
             if status["status"] in ("finished", "failed", "interrupted") or (over and not begun):
                 break
             time.sleep(PAUSE)
-        rounds.show()
+        rounds.show(begun)
     if status["status"] == "finished":
         programs.settle(run, GOODBYE)
     elif status["reason"]:
@@ -217,7 +218,7 @@ def _follow(programs: Submitted, run: str) -> None:
             f"Let it go on with: equifed flower resume {_typed(programs.folder.path)}{local}"
         )
     else:
-        own = OWN_ERROR.findall(_text(programs.log(run)))
+        own = OWN_ERROR.findall("\n".join(programs.said(run)))
         why = f": {own[-1]} (log: {near(programs.log(run))})" if own else f".\n{programs.tail(run)}"
         raise RunError(f"Run {run} did not start{why}")
 
@@ -240,9 +241,9 @@ class _Rounds:
     def __exit__(self, *error: object) -> None:
         self._status.stop()
 
-    def show(self) -> None:
-        for text in _text(self.folder.path / "rounds.jsonl").split("\n")[:-1]:  # the last one may be half written
-            line = loads(text)
+    def show(self, begun: bool) -> None:
+        text = _text(self.folder.path / "rounds.jsonl") if begun else ""
+        for line in map(loads, text.split("\n")[:-1]):  # the last one may be half written
             if line["round"] > self._shown:
                 self._shown, self._since = line["round"], time.monotonic()
                 with contextlib.suppress(BrokenPipeError):

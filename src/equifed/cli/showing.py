@@ -68,7 +68,7 @@ def _unfinished(
     reason = f" ({about['reason']})" if about["reason"] else ""
     show(f"{_line(folder, config)}: {about['status']}{reason}, {done}")
     if about["status"] != "running":
-        say(f"Continue it with: equifed resume {name_of(folder.path)}")
+        say(f"Continue it with: {folder.resuming(name_of(folder.path))}")
     return []
 
 

@@ -23,12 +23,23 @@ from equifed import tree
 from equifed.errors import ConfigError, DataError, RowError, unknown_name
 from equifed.flower.evaluation import withheld
 from equifed.flower.memory import Memory, exchange_number
-from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
+from equifed.flower.records import (
+    ABOUT,
+    EVALUATION,
+    FIELDS,
+    SCALING,
+    BadMessage,
+    about,
+    check_run,
+    pack,
+    read_about,
+    unpack,
+)
 from equifed.flower.setting import Scaling, Setting, action, codecs, exchanges
 from equifed.protocol import Phase, Record
 from equifed.simulator.engine import Stage, check_reply
 from equifed.simulator.evaluate import Evaluator
-from equifed.simulator.reference import Reference
+from equifed.simulator.reference import Reference, finite
 from equifed.simulator.tables import make_tables
 from equifed.store.environment import fingerprint
 
@@ -58,14 +69,14 @@ def app_of(setting: Setting) -> ClientApp:
         asked = read_about(message.content)
         _same_app(setting, asked)
         here = silo(context, None)
-        return here.introduce(here.memory(context, asked))
+        return here.introduce(here.memory(context, asked), _min_count(context))
 
     @app.evaluate("counts")
     @_answering
     def evaluate(message: Message, context: Context) -> RecordDict:
         here = silo(context, _scaling(message))
         asked = read_about(message.content)
-        down = unpack(message.content, FIELDS, here.model_fields(), codecs(setting.config.method))
+        down = here.received(message, here.model_fields())
         state = here.memory(context, asked).recall(int(asked["from"]), here.blank)
         return RecordDict({ABOUT: here.answer(asked), EVALUATION: here.evaluated(down, state, _min_count(context))})
 
@@ -74,7 +85,7 @@ def app_of(setting: Setting) -> ClientApp:
             here = silo(context, _scaling(message))
             asked = read_about(message.content)
             wanted = here.fields(phase.down) | (here.model_fields() if asked["evaluate"] else {})
-            down = unpack(message.content, FIELDS, wanted, codecs(setting.config.method))
+            down = here.received(message, wanted)
             memory = here.memory(context, asked)
             state = memory.recall(int(asked["from"]), here.blank)
             content = RecordDict({ABOUT: here.answer(asked)})
@@ -133,22 +144,28 @@ class Silo:
         """On this silo's own device."""
         return tree.map(lambda leaf: leaf.to(self.engine.job.device), values)
 
+    def received(self, message: Message, wanted: Record) -> Record:
+        try:
+            return unpack(message.content, FIELDS, wanted, codecs(self.setting.config.method))
+        except BadMessage as error:
+            raise ConfigError(f"the server's message {error}") from error
+
     def memory(self, context: Context, asked: dict[str, Any]) -> Memory:
         folder = context.node_config.get("state")
-        return Memory(context, Path(str(folder)) / str(asked["run"]) / self.name if folder else None)
+        return Memory(context, Path(str(folder)) / check_run(str(asked["run"])) / self.name if folder else None)
 
     def answer(self, asked: dict[str, Any]) -> Any:
         return about({"client": self.name, "exchange": str(asked["exchange"])})
 
-    def introduce(self, memory: Memory) -> RecordDict:
-        """How many rows it has, and the sums that standardisation needs."""
+    def introduce(self, memory: Memory, min_count: int) -> RecordDict:
+        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows to be told."""
         fed = self.engine.job.runs[0].federation
         assert fed.client_test is not None
         train, test = fed.train[self.place], fed.client_test[self.place]
         if not memory.know_again(fingerprint([fed])):
             raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
         content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test)})})
-        if self.scale.any():
+        if self.scale.any() and len(train) >= max(min_count, self.setting.flower.min_count):
             x = fed.rows.x[train][:, self.scale].astype(np.float64)
             content[FIELDS] = ArrayRecord({"sum": Array(x.sum(0)), "squares": Array((x * x).sum(0))})
         return content
@@ -156,6 +173,8 @@ class Silo:
     def work(self, phase: Phase, down: Record, state: Any, number: int) -> tuple[Record, Any]:
         with torch.no_grad():
             reply, state = self.engine.work(phase, self._here(down), self._here(state), 0, self.place, number)
+        if not finite(state):
+            raise BadMessage("would leave NaN or Inf in what the silo remembers")
         check_reply(self.engine.job.method, phase, reply)
         return reply, state
 

@@ -16,7 +16,7 @@ from equifed.flower.link import Link, Request
 from equifed.flower.memory import exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
 from equifed.flower.setting import Scaling, action, codecs, exchanges
-from equifed.protocol import ROW_COUNTS, Phase, Record
+from equifed.protocol import LIMITS, ROWS, Phase, Record
 from equifed.simulator.engine import (
     Exchange,
     Message,
@@ -32,8 +32,10 @@ from equifed.simulator.engine import (
 )
 from equifed.simulator.evaluate import Evaluator, Scored
 from equifed.simulator.job import Job
-from equifed.simulator.reference import Reference, combine
+from equifed.simulator.reference import Reference, combine, finite
 from equifed.simulator.tables import Tables
+
+LATE = "was not here in the exchanges before round 1, which the method needs"
 
 
 class FlowerEngine:
@@ -68,11 +70,13 @@ class FlowerEngine:
     ) -> Exchange:
         phase = phases(self.job.method, stage)[position]
         server, kept = tree.take(state.server, 0), state.clients[0]
-        cohort = [int(k) for k in cohorts[0][present[0]]]
+        sampled = [int(k) for k in cohorts[0][present[0]]]
+        late = self._late(kept) if stage != "setup" else {}
+        cohort = [k for k in sampled if self._ids[k] not in late]
         before = round - 1 if stage == "round" and position == 0 and self._evaluates(round - 1) else None
         if stage == "round" and position == 0:
             self.link.welcome(min(self.deadline, 60.0))
-        if not cohort and before is None:
+        if not sampled and before is None:
             return Exchange(state, present, [])
         down = down_of(server, phase)
         model = {name: getattr(server, name) for name in self.job.method.predicts_with} if before is not None else {}
@@ -83,9 +87,9 @@ class FlowerEngine:
             for k in cohort
         }
         if before is not None:
-            others = [k for k in range(len(self._ids)) if self._ids[k] not in requests]
+            others = [k for k in range(len(self._ids)) if self._ids[k] not in requests and self._ids[k] not in late]
             requests |= self._evaluation_requests(model, kept, others, number, round)
-        answers = self.link.ask(requests, self.deadline)
+        answers = self.link.ask(requests, self.deadline) | late
         if before is not None:
             found, rejections = self._evaluations(answers, number, {self._ids[k] for k in cohort})
             self.measured[before] = state, found
@@ -94,19 +98,26 @@ class FlowerEngine:
         replies: dict[int, Record] = {}
         like = self._like[stage, position]
         self.messages.setdefault((stage, position), record_message(stage, phase, down, like, 0))
-        for k in cohort:
+        for k in sampled:
             try:
                 replies[k] = self._reply(answers[self._ids[k]], phase, like, k, number)
             except BadMessage as error:
                 answered = not isinstance(answers[self._ids[k]], str)
                 rejections.append(Rejection(0, self._ids[k], phase.name, str(error), answered))
         there = present & np.isin(cohorts, list(replies))
-        if len(replies) < min(self.min_replies, len(self._ids)) or not cohort:
-            return Exchange(state, there, rejections, applied=not cohort)
-        who = np.array([k for k in cohort if k in replies])
+        if len(replies) < min(self.min_replies, len(self._ids)) or not sampled:
+            return Exchange(state, there, rejections, applied=not sampled)
+        who = np.array([k for k in sampled if k in replies])
         moved = [tree.map(lambda leaf: leaf.to(self.job.device), replies[int(k)]) for k in who]
         replied = combine(phase, moved, who, self.job.device)
-        server = phase.server(server, replied, data_of(self._validation, self.job))
+        try:
+            server = phase.server(server, replied, data_of(self._validation, self.job))
+        except Exception as error:  # replies that are each possible, and together are not
+            self._not_applied(phase, round, f"the server's step failed with {type(error).__name__}: {error}")
+            return Exchange(state, there, rejections, applied=False)
+        if not finite([getattr(server, name) for name in self.job.method.predicts_with]):
+            self._not_applied(phase, round, "the model would have NaN or Inf")
+            return Exchange(state, there, rejections, applied=False)
         kept = kept.clone()
         kept[torch.from_numpy(who)] = number
         return Exchange(State(tree.map(lambda leaf: leaf.unsqueeze(0), server), kept[None]), there, rejections)
@@ -115,14 +126,30 @@ class FlowerEngine:
         """Ask everyone for what it counts with the model of this state."""
         server, kept, number = tree.take(state.server, 0), state.clients[0], exchange_number(round, "final", 999)
         model = {name: getattr(server, name) for name in self.job.method.predicts_with}
-        requests = self._evaluation_requests(model, kept, range(len(self._ids)), number, round)
+        late = self._late(kept)
+        asked = [k for k in range(len(self._ids)) if self._ids[k] not in late]
+        requests = self._evaluation_requests(model, kept, asked, number, round)
         self.messages.setdefault(("evaluate", 0), self._evaluation_message(model))
-        answers = self.link.ask(requests, self.deadline)
+        answers = self.link.ask(requests, self.deadline) | late
         found, refused = self._evaluations(answers, number, set())
         self.unmeasured = {each.client: each.reason for each in refused}
         self.unmeasured |= {silo: answer for silo, answer in answers.items() if isinstance(answer, str)}
-        self.notes += [f"{silo} did not evaluate round {round}: {why}." for silo, why in self.unmeasured.items()]
+        for silo, why in self.unmeasured.items():
+            self.note(f"{silo} did not evaluate round {round}: {why}.")
         return found
+
+    def _late(self, kept: Tensor) -> dict[str, str]:
+        """Silos that missed setup: what it tells them, or the server of them, cannot be made good later."""
+        count = len(phases(self.job.method, "setup"))
+        ready = exchange_number(0, "setup", count - 1) if count else 0
+        return {silo: LATE for k, silo in enumerate(self._ids) if kept[k] < ready}
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _not_applied(self, phase: Phase, round: int, why: str) -> None:
+        self.note(f"Round {round} was not applied in {phase.name}: {why}.")
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -164,10 +191,11 @@ class FlowerEngine:
         content = _checked(answer, self._ids[k], number)
         reply = unpack(content, FIELDS, like, self._codecs)
         rows = self.link.members[self._ids[k]].rows
-        for name in ROW_COUNTS & set(reply):
-            for leaf in tree.leaves(reply[name]):
-                if (leaf < 0).any() or (leaf > rows).any():
-                    raise BadMessage(f"has {name} outside 0 to {rows}, the rows that it declared")
+        for name, (low, high) in ({**LIMITS, **phase.limits}).items():
+            for leaf in tree.leaves(reply[name]) if name in reply else ():
+                most, what = (rows, ", the rows that it declared") if high == ROWS else (high, "")
+                if (leaf < low).any() or (leaf > most).any():
+                    raise BadMessage(f"has {name} outside {low:g} to {most:g}{what}")
         return reply
 
     def _evaluations(
@@ -233,8 +261,8 @@ class FlowerEvaluator:
         self._local = Evaluator(job, tables)
         self.withheld: list[Withheld] = []
         """What clients withheld in the last evaluation."""
-        self.told = np.zeros(job.task.num_groups, dtype=np.int64)
-        """Test rows of each group whose labels and predictions were told in it."""
+        self.told: np.ndarray | None = None
+        """Test rows of each group whose labels and predictions were told in it; None before it."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         scores = {round: [self._scores(*counted)] for round, counted in self.engine.measured.items()}
@@ -258,16 +286,17 @@ class FlowerEvaluator:
         """Say at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
         self.withheld = withheld_by(found, fed.ids)
+        self.told = np.zeros(self.job.task.num_groups, dtype=np.int64)
         for each in found:
             if each is not None:
                 self.told += np.nansum(each.counts[0], (-2, -1)).astype(np.int64)
         for client, counts, predicted in self.withheld:
             said = [f"{client} withholds how right its predictions are for {_listed(fed.groups, counts)}"]
             said += [f"and what they are for {_listed(fed.groups, predicted)}"] if predicted else []
-            self.engine.notes.append(" ".join(said) + ": too few rows to be told.")
+            self.engine.note(" ".join(said) + ": too few rows to be told.")
         if self.withheld:
             rows = sum(member.test_rows for member in self.engine.link.members.values())
-            self.engine.notes.append(
+            self.engine.note(
                 f"Accuracy and error rates rest on the {self.told.sum()} of {rows} test rows whose counts are told."
             )
 

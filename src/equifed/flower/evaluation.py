@@ -3,7 +3,8 @@
 A group with a (label, prediction) cell below the limit has its whole table withheld: the small cell alone would follow
 from the others, because sums over predictions are the same in every round. How many of the group's rows got which
 prediction is told all the same where those two numbers are not small: with the sums of both sides known, a table
-remains open.
+remains open. Where a single group has fewer rows than the limit, the next smallest is withheld with it, because the
+number of all test rows is known.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ def withheld(scored: Scored, min_count: int) -> ArrayRecord:
     in its place in the sums that belong to it."""
     counts, predicted = scored.counts[0].astype(np.int64), scored.predicted[0].astype(np.int64)
     small = (counts < min_count).any((-2, -1))  # [G]
-    counts[small] = WITHHELD
-    predicted[(predicted < min_count).any(-1)] = WITHHELD
+    untold = (predicted < min_count).any(-1)
+    # one group of few rows would follow from the others and the number of all test rows
+    rows = predicted.sum(-1)
+    few = (rows > 0) & (rows < min_count)
+    if few.sum() == 1 and (rows >= max(min_count, 1)).any():
+        next_smallest = np.where(rows >= min_count, rows, rows.max() + 1).argmin()
+        small[next_smallest] = untold[next_smallest] = True
+    counts[small], predicted[untold] = WITHHELD, WITHHELD
     loss = np.where(small[:, None], 0.0, scored.loss[0])
     # of a regression
     mean = np.where(small | np.isnan(scored.mean[0]), 0.0, scored.mean[0])

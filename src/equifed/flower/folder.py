@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
-from equifed.config import parse_config
+from equifed.config import Config, load_config, parse_config
 from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, check_number
 from equifed.flower.credentials import LOOPBACK, write_certificates, write_key_pair
@@ -116,22 +116,18 @@ class Folder:
         return self.path / "keys" / f"{silo}.pub"
 
     def data(self, silo: str) -> Path:
-        return (self.app / self.settings()["data"]["files"][silo]).resolve()
+        return self.config().paths()[silo].resolve()
 
     def validation(self) -> Path | None:
         """The server's own rows, where the method needs them."""
-        file = self.settings()["data"].get("validation-file")
+        file = self.config().data.validation_file
         return None if file is None else (self.app / file).resolve()
 
     def silos(self) -> list[str]:
-        return list(self.settings()["data"]["files"])
+        return list(self.config().paths())
 
-    def settings(self) -> dict[str, Any]:
-        """federation.toml as it is."""
-        try:
-            return tomllib.loads(self.federation.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.federation} cannot be read: {error}.") from None
+    def config(self) -> Config:
+        return load_config(self.federation)
 
     def superlink(self) -> tuple[str, int]:
         """Where the SuperLink listens for commands, by Flower's config.toml."""

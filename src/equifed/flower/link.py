@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+import torch
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from equifed.errors import RunError
-from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, read_about
+from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, read_about, unpack
 
 POLL = 0.5
 """Seconds between two looks for replies."""
@@ -45,6 +46,8 @@ class Link:
     """The digest of the server's configuration, which the silos' must equal."""
     run: str
     """The run's id."""
+    scaled: int
+    """How many inputs are standardised."""
     members: dict[str, Member] = field(default_factory=dict)
     """Everyone who has ever joined this run."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -104,7 +107,7 @@ class Link:
             self.strangers.append(f"a node that calls itself {name!r}")
             return
         try:
-            self.members[name] = _introduced(answer)
+            self.members[name] = _introduced(answer, self.scaled)
         except BadMessage as error:
             self.refused[name] = str(error)
         else:
@@ -153,7 +156,7 @@ def _content(reply: Message) -> RecordDict | str:
     return reply.content
 
 
-def _introduced(content: RecordDict) -> Member:
+def _introduced(content: RecordDict, scaled: int) -> Member:
     said = read_about(content)
     if "refused" in said:
         raise BadMessage(str(said["refused"]))
@@ -163,13 +166,16 @@ def _introduced(content: RecordDict) -> Member:
         raise BadMessage(f"does not introduce itself properly ({error})") from None
     if rows < 0 or tests < 0:
         raise BadMessage("declares a negative number of rows")
-    record, sums = content.get(FIELDS), None
-    if isinstance(record, ArrayRecord):
-        try:
-            total, squares = record["sum"].numpy(), record["squares"].numpy()
-        except Exception as error:
-            raise BadMessage(f"introduces itself with sums that cannot be read ({type(error).__name__})") from None
-        if not (total.shape == squares.shape and np.isfinite(total).all() and np.isfinite(squares).all()):
-            raise BadMessage("introduces itself with sums that are no finite numbers")
-        sums = total, squares
-    return Member(rows, tests, sums)
+    if FIELDS not in content:
+        return Member(rows, tests, None)
+    like = {name: torch.zeros(scaled, dtype=torch.float64) for name in ("sum", "squares")}
+    found = unpack(content, FIELDS, like)
+    total, squares = (found[name].numpy() for name in like)
+    # |x| fits 32 bits, and by Cauchy and Schwarz (sum x)^2 <= n sum x^2
+    far = (np.abs(total) > rows * LARGEST).any() or (squares < 0).any() or (squares > rows * LARGEST**2).any()
+    if far or (total**2 > rows * squares * (1 + 1e-6)).any():
+        raise BadMessage("introduces itself with sums that no rows have")
+    return Member(rows, tests, (total, squares))
+
+
+LARGEST = float(np.finfo(np.float32).max)

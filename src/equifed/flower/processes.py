@@ -76,8 +76,11 @@ class Processes:
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of what a program has logged since it was last started, for a message."""
-        said = COLOURS.sub(b"", self.log(name).read_bytes()[self._begins[name] :]).decode(errors="replace").splitlines()
-        return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in said[-lines:])
+        return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in self.said(name)[-lines:])
+
+    def said(self, name: str) -> list[str]:
+        """The lines that a program has logged since it was last started."""
+        return COLOURS.sub(b"", self.log(name).read_bytes()[self._begins[name] :]).decode(errors="replace").splitlines()
 
     def alive(self, *names: str) -> set[int]:
         """The programs of these names, or all, and everything that they have started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,13 @@ SCALING = "scaling"
 
 class BadMessage(Exception):
     """Content that is not what it should be, in words that may follow "its reply"."""
+
+
+def check_run(run: str) -> str:
+    """A run's id, which folders are called by: refused when it could name another place."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        raise BadMessage(f"is for a run called {run[:100]!r}, which is no name for a folder")
+    return run
 
 
 def about(values: Mapping[str, str | int]) -> ConfigRecord:

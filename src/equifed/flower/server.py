@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from equifed.errors import ConfigError, RunError
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
+from equifed.flower.records import BadMessage, check_run
 from equifed.flower.setting import Scaling, Setting
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, State
@@ -24,9 +25,7 @@ from equifed.simulator.job import Job
 from equifed.simulator.tables import make_tables
 from equifed.store import Store
 from equifed.store.files import write_json
-
-ROSTER = "federation.json"
-"""In the run's folder: who takes part, and how the inputs are standardised."""
+from equifed.store.folder import FEDERATION
 
 
 def server_app(path: str | Path) -> ServerApp:
@@ -46,33 +45,35 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
     store = Store(runs or None)
     store.prepare()
     id = run or store.new_id(setting.config)
-    if id != Path(id).name:
-        raise ConfigError(f"The run's id must be the name of a folder, got {id!r}.")
-    folder = store.root / id
-    link = Link(grid, setting.silos, setting.digest, id)
-    before = _read_roster(folder, setting) if (folder / "status.json").is_file() else None
+    try:
+        folder = store.root / check_run(id)
+    except BadMessage as error:
+        raise ConfigError(f"The run config's run {error}.") from None
+    link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.view()[1].sum()))
+    before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
     if before is not None:
         link.members.update(before[0])
     _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
-    link.gather(setting.flower.join_deadline, setting.min_replies)
+    # one silo's means and deviations are not a federation's
+    link.gather(setting.flower.join_deadline, max(setting.min_replies, min(2, len(setting.silos))))
     _say(f"{len(link.here)} of {len(setting.silos)} silos are here: {', '.join(link.here)}")
     for silo in setting.silos:
         if silo not in link.here:
             _say(f"{silo} is not here: {link.why_not(silo)}")
-    if before is None:
-        scaling = standardisation(setting, link.members)
-        training = Federated(setting, link, scaling, _validation(setting, validation))
-        recording = store.start(setting.config, training, id)
-    else:
-        scaling = before[1]
-        training = Federated(setting, link, scaling, _validation(setting, validation))
+    _greet(link)
+    scaling = standardisation(setting, link.members) if before is None else before[1]
+    training = Federated(setting, link, scaling, _validation(setting, validation))
+    if (folder / "status.json").is_file():
         recording = store.resume(str(folder), make=lambda config: training)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
+    else:
+        recording = store.start(setting.config, training, id)
     with recording:
-        if before is None:
-            _write_roster(folder, setting, link.members, scaling)
+        _write_roster(folder, setting, link.members, scaling)
         for step in recording.rounds():
             _say(_line(training.job, step))
+            _write_roster(folder, setting, link.members, scaling)  # silos may have come
+            _greet(link)
         result = recording.finish()
     for note in result.notes:
         _say(note)
@@ -110,6 +111,9 @@ class Federated(Training):
                 self.engine.committed = step.state.clients[0]
 
     def result(self) -> Result:
+        assert self._state is not None, "no round has finished"
+        if self._scores.told is None:  # the run was killed after its last round: what is withheld was not kept
+            self._scores.measured(self.job.rounds, self._state, np.zeros(1, dtype=bool))
         result = super().result()
         members, groups = self._link.members, result.info["groups"]
         result.info["cells"] = None  # nobody knows them
@@ -122,7 +126,7 @@ class Federated(Training):
             "min_replies": self._setting.min_replies,
             "min_count": self._setting.flower.min_count,
             "unmeasured": self.engine.unmeasured,
-            "told": dict(zip(groups, self._scores.told.tolist(), strict=True)),
+            "told": dict(zip(groups, np.asarray(self._scores.told).tolist(), strict=True)),
             "withheld": {
                 each.client: {
                     "counts": [groups[g] for g in each.counts],
@@ -140,17 +144,25 @@ def standardisation(setting: Setting, members: Mapping[str, Member]) -> Scaling 
     federation, scale = setting.view()
     if not scale.any():
         return None
-    rows = sum(member.rows for member in members.values())
-    total, squares = np.zeros(int(scale.sum())), np.zeros(int(scale.sum()))
-    for silo, member in members.items():
-        if member.sums is None or member.sums[0].shape != total.shape:
-            raise RunError(f"{silo} joined without the sums of its {len(total)} inputs, which standardisation needs.")
-        total, squares = total + member.sums[0], squares + member.sums[1]
+    telling = {silo: member for silo, member in members.items() if member.sums is not None}
+    if len(telling) < min(2, len(setting.silos)):
+        raise RunError(
+            f"Inputs are standardised by sums of at least two silos, but {len(telling)} told theirs: silos with fewer "
+            f"training rows than min-count keep them back. Lower min-count, or take scaling = 'none' in the schema."
+        )
+    rows = sum(member.rows for member in telling.values())
+    total, squares = (sum(member.sums[i] for member in telling.values() if member.sums) for i in range(2))
     mean = total / max(rows, 1)
     deviation = np.sqrt(np.maximum(squares / max(rows, 1) - mean**2, 0))
     shift, factor = (np.full(federation.shape, value, np.float32) for value in (0, 1))
     shift[scale], factor[scale] = mean, 1 / np.where(deviation > 0, deviation, 1)
     return shift, factor
+
+
+def _greet(link: Link) -> None:
+    """Say once who was sent away."""
+    while link.strangers:
+        _say(f"Sent away: {link.strangers.pop(0)}")
 
 
 def _validation(setting: Setting, given: str) -> Path | None:
@@ -172,7 +184,7 @@ def _join_message(members: Mapping[str, Member]) -> Message:
 
 def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member], scaling: Scaling | None) -> None:
     write_json(
-        folder / ROSTER,
+        folder / FEDERATION,
         {
             "app": setting.digest,
             "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
@@ -183,10 +195,10 @@ def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member],
 
 def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Scaling | None]:
     try:
-        found = json.loads((folder / ROSTER).read_text())
+        found = json.loads((folder / FEDERATION).read_text())
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{folder / ROSTER} cannot be read ({error}), so the run cannot go on. Start a new one."
+            f"{folder / FEDERATION} cannot be read ({error}), so the run cannot go on. Start a new one."
         ) from None
     if found["app"] != setting.digest:
         raise RunError(

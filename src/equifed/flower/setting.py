@@ -123,6 +123,8 @@ def _refusal(config: Config) -> str:
         )
     if len(config.run.seed_list) > 1 or config.sweep:
         return "a federation carries out one run: give one seed and no [sweep]."
+    if config.run.dropout:
+        return "run.dropout: the silos of a federation drop out by themselves. Remove it."
     if method.pooled:
         return f"{method.name} trains on the rows of all clients in one place, which a federation does not have."
     cohort = config.run.clients_per_round

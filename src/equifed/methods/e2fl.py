@@ -94,7 +94,8 @@ class E2FL(Method):
         down = ("R", "M_q") if self.groups in BY_CLIENT else ("R",)
         up = ("ranking", "votes" if self.groups == "sensitive" else "group")
         codecs = _codecs("R", "ranking", masks=("M_q",))
-        return (Phase("train", down, up, train, self.count_votes, codecs=codecs, initial=True),)
+        limits = {"group": (-1.0, math.inf if self.num_groups is None else self.num_groups - 1.0), "votes": (0.0, 1.0)}
+        return (Phase("train", down, up, train, self.count_votes, codecs=codecs, limits=limits, initial=True),)
 
     @property
     def final(self) -> tuple[Phase, ...]:

@@ -52,7 +52,16 @@ class IFCA(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(finish, prepare=self.start)
-        return (Phase("train", ("theta",), ("update", "rows", "group"), train, average),)
+        return (
+            Phase(
+                "train",
+                ("theta",),
+                ("update", "rows", "group"),
+                train,
+                average,
+                limits={"group": (-1, self.num_groups - 1)},
+            ),
+        )
 
     @property
     def final(self) -> tuple[Phase, ...]:

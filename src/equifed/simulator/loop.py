@@ -75,7 +75,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
             state, present, applied = _stage(job, engine, state, "round", number, cohorts, here, rejections)
-            gone = [each.run for _, each in rejections if not each.answered]
+            gone = [each.run for when, each in rejections if when == number and not each.answered]
             observed, converged = _look(job, state)
             ended = running & converged if number < job.rounds else running
             if ended.any() and phases(job.method, "final"):

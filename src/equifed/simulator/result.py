@@ -436,10 +436,17 @@ def _absences(rejections: list[tuple[int, Rejection]]) -> list[str]:
         if not each.answered:
             absent.setdefault(each.client, []).append((number, each.reason))
     return [
-        f"{client} did not answer in round{'s' * (len(when) > 1)} {ranges([number for number, _ in when])} "
+        f"{client} did not answer {_times([number for number, _ in when])} "
         f"({'; '.join(dict.fromkeys(reason for _, reason in when))})."
         for client, when in absent.items()
     ]
+
+
+def _times(numbers: list[int]) -> str:
+    later = [number for number in numbers if number]
+    parts = ["before round 1"] * (0 in numbers)
+    parts += [f"in round{'s' * (len(later) > 1)} {ranges(later)}"] if later else []
+    return " and ".join(parts)
 
 
 def ranges(numbers: Iterable[int]) -> str:

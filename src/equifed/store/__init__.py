@@ -16,7 +16,7 @@ from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
 from equifed.simulator import Training
 from equifed.store.environment import environment, fingerprint
 from equifed.store.files import writable_folder
-from equifed.store.folder import Entry, Recording, RunFolder
+from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder
 from equifed.store.index import Index
 from equifed.store.results import load_result, save_result
 
@@ -53,6 +53,8 @@ class Store:
         folder = self.find(reference)
         if folder.status()["status"] == "finished":
             raise RunError(f"Run {folder.id} has already finished.")
+        if make is build and (folder.path / FEDERATION).is_file():
+            raise RunError(f"Run {folder.id} is a federation's, whose silos are elsewhere. Use: {folder.resuming()}")
         if not folder.lock.take():
             raise RunError(f"Run {folder.id} is being carried out by another process.")
         try:

@@ -40,6 +40,8 @@ from equifed.store.files import Lock, plain, sync, write_atomic, write_json
 from equifed.store.results import load_result, save_result
 
 FORMAT = "equifed-checkpoint-2"
+FEDERATION = "federation.json"
+"""Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
 Status = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -121,7 +123,7 @@ class RunFolder:
         status = self.status()["status"]
         if status != "finished":
             where = f"after round {self.rounds_done()}" if status != "failed" else "with an error"
-            todo = "Wait for it" if status == "running" else f"Continue it with `equifed resume {self.path}`"
+            todo = "Wait for it" if status == "running" else f"Continue it with `{self.resuming()}`"
             state = "is still running" if status == "running" else f"stopped {where}"
             raise RunError(f"Run {self.id} has no result: it {state}. {todo}.")
         try:
@@ -130,6 +132,12 @@ class RunFolder:
             raise RunError(
                 f"The files of run {self.id} are damaged ({error}). Run it again: equifed run {self.path}/config.toml"
             ) from error
+
+    def resuming(self, name: str | None = None) -> str:
+        """The command that goes on with it; `name`: what it may be called where the command is typed."""
+        if (self.path / FEDERATION).is_file():
+            return f"equifed flower resume {self.path.parent.parent} {self.id}"
+        return f"equifed resume {name or self.path}"
 
     @property
     def _checkpoint(self) -> Path:
