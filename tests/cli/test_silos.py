@@ -61,7 +61,7 @@ def test_report_for_other_programs(shown: str, invoke: Callable[..., Any]) -> No
 
 
 def test_what_is_withheld_is_no_divergence(place: Path, invoke: Callable[..., Any], capsys: Any) -> None:
-    result = untroubled(place, place / "runs", flower={"min-count": 1000})
+    result = untroubled(place, place / "runs", flower={"min-count": 100})
     capsys.readouterr()
     outcome = invoke("show", "untroubled")
     assert re.search(r"loss +withheld", outcome.stdout)

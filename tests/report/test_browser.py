@@ -180,7 +180,7 @@ def test_hostile_names_are_only_names(window, tmp_path):
 def federated(tmp_path_factory) -> list[Path]:
     """Pages on a federation in which all goes wrong, and on one in which nothing is told."""
     pages = []
-    for make, more in ((troubled, {}), (untroubled, {"flower": {"min-count": 1000}})):
+    for make, more in ((troubled, {}), (untroubled, {"flower": {"min-count": 100}})):
         folder = tmp_path_factory.mktemp("federated")
         pages.append(write_report([make(folder, folder / "runs", **more)], folder / "report.html"))
     return pages

@@ -37,7 +37,7 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> ef.Result:
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> ef.Result:
     """No count is told at all."""
     folder = tmp_path_factory.mktemp("hidden")
-    return untroubled(folder, folder / "runs", flower={"min-count": 1000})
+    return untroubled(folder, folder / "runs", flower={"min-count": 100})
 
 
 def section(page: Page, start: str, end: str) -> str:

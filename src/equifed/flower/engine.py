@@ -142,7 +142,9 @@ class FlowerEngine:
         """Silos that missed setup: what it tells them, or the server of them, cannot be made good later."""
         count = len(phases(self.job.method, "setup"))
         ready = exchange_number(0, "setup", count - 1) if count else 0
-        return {silo: LATE for k, silo in enumerate(self._ids) if kept[k] < ready}
+        here = self.link.here
+        late = [silo for k, silo in enumerate(self._ids) if kept[k] < ready]
+        return {silo: LATE if silo in here else self.link.why_not(silo) for silo in late}
 
     def note(self, text: str) -> None:
         if text not in self.notes:
