@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TOLD = "told"
 """A group's test rows whose labels and predictions are told: a metric of groups, where silos withhold some."""
 _SAID = re.compile(
-    r" did not (answer in|evaluate) round| withholds how right |^Accuracy and error rates rest on the |"
+    r" did not (answer (in|before)|evaluate) round| withholds how right |^Accuracy and error rates rest on the |"
     r"rounds had too few usable replies|replies were rejected"
 )
 """Notes of a run that the silos' table says again, with more."""
