@@ -45,7 +45,7 @@ def test_show_has_a_line_for_each_silo(shown: str, invoke: Callable[..., Any]) -
     assert silos["west"]["did_not_answer"] == [{"reason": "not connected", "rounds": [3, 4]}]
     assert silos["east"]["did_not_evaluate"] == "no reply within 0 s"
     assert silos["north"]["refused"][0]["phase"] == "train"
-    assert len(found["notes"]) == 8
+    assert len(found["notes"]) == 9
 
 
 def test_report_for_other_programs(shown: str, invoke: Callable[..., Any]) -> None:
