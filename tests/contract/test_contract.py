@@ -216,7 +216,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
     assert_same(plain, run(method, poisoned, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1)))
 
 
-@every_method
+@every_method_in_full
 def test_absent_clients_change_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stacked reply that never came is zeros with `present` 0, and must weigh nothing."""
     plain = run(method, uneven, engine="reference")
@@ -238,7 +238,7 @@ def test_absent_clients_change_nothing(method: Method, uneven: Federation, monke
     assert_same(plain, run(method, uneven, engine="reference"))
 
 
-@every_method
+@every_method_in_full
 def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Federation) -> None:
     """The federation has clients with one row, none, one group, no positives; all take part here."""
     result = run(method, uneven, clients_per_round=None, dropout=0.0)

@@ -88,14 +88,19 @@ def test_a_bad_reply_is_refused_by_name_and_reason(lie: str, silos: Path, tmp_pa
     assert found.log[["replied", "dropped", "rejected"]].to_numpy().tolist() == [[6, 0, 0], [5, 0, 1]]
     assert all(np.isfinite(value).all() for value in found.parameters[3].values())
 
-    # as if it had not been asked
+
+def test_a_refused_reply_is_as_none(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower=QUICK)
+
+    def lying(silo: str, message: Message, reply: Message) -> Message:
+        return LIES["nan"][0](reply) if silo == "a" and in_round(message, 2) else reply
+
     def silent(silo: str, message: Message, reply: Message) -> Message | None:
         return None if silo == "a" and in_round(message, 2) else reply
 
-    quick = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower=QUICK)
-    left_out = federate(quick, nodes(quick, silent), tmp_path, "left-out")
+    refused, left_out = (federate(made, nodes(made, each), tmp_path, each.__name__) for each in (lying, silent))
     for name, value in left_out.parameters[3].items():
-        np.testing.assert_array_equal(found.parameters[3][name], value)
+        np.testing.assert_array_equal(refused.parameters[3][name], value)
 
 
 WRONG = {
@@ -255,11 +260,17 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    "method",
-    [methods.FedAvg(), methods.KFFL(), methods.SFFL(), methods.FairFate(lambda0=0.4), methods.KFFLTD()],
-    ids=lambda method: method.name,
+    ("method", "moment"),
+    [
+        (methods.FedAvg(), "in the last phase of round 3"),
+        (methods.KFFL(), "in the last phase of round 3"),
+        (methods.SFFL(), "in the last phase of round 3"),
+        (methods.FairFate(lambda0=0.4), "in the last phase of round 3"),
+        (methods.KFFLTD(), "in the last phase of round 3"),
+        (methods.SFFL(), "in the first phase of round 1"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
 )
-@pytest.mark.parametrize("moment", ["in the last phase of round 3", "in the first phase of round 1"])
 def test_a_killed_run_goes_on_with_the_same_result(
     method: methods.FedAvg, moment: str, silos: Path, tmp_path: Path
 ) -> None:
