@@ -16,7 +16,7 @@ from store.silos import write_config
 from equifed.errors import RunError
 from equifed.store import RunFolder, Store, load_result
 
-ROUNDS = 300
+ROUNDS = 200
 WAIT = 90
 
 

@@ -15,7 +15,13 @@ from equifed import tree
 from equifed.protocol import Method
 from flower.inprocess import federate, memory_of, nodes, setting, simulate
 
-FEDERATED = [method for method in (*METHODS, *VARIANTS, *SKETCHES) if not method.pooled]
+OPTIONS = [method for method in (*VARIANTS, *SKETCHES) if "+" not in method.name]
+FEDERATED = [
+    *(method for method in METHODS if not method.pooled),
+    *(method for method in VARIANTS if "+" in method.name),
+    *(pytest.param(method, marks=pytest.mark.full) for method in OPTIONS),
+]
+"""Every method and post-processing always; what options and sketches add, in `make test-full`."""
 METRICS = ["round", "split", "scope", "metric"]
 
 
