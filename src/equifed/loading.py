@@ -200,20 +200,25 @@ def from_one_place(
     test: float = 0.2,
     seed: int = 0,
     name: str = "",
-) -> tuple[Federation, np.ndarray]:
+) -> Federation:
     """A federation as one place in it sees it: all silos by name, but only its own rows, those in `file` of the silo
-    `silo`, or the server's validation rows. Also the inputs [d] that are to be standardised once the means are known.
+    `silo`, or the server's validation rows. Its inputs are standardised once the means are known.
 
-    The rows, their split and their positions are those that `from_files` gives this silo.
+    The rows and their split are those that `from_files` gives this silo.
     """
-    import pandas as pd
-
-    nothing = schema.encode(pd.DataFrame({name: [] for name in schema.column_names}))
+    nothing = no_rows(schema)
     own = None if file is None else _encoded(schema, Path(file))
     encoded = {each: own if each == silo and own is not None else nothing for each in silos}
     server = None if validation_file is None else _encoded(schema, Path(validation_file))
     fed = _of_silos(encoded, server, schema, test, 0.0, client_groups, seed)
-    return dataclasses.replace(fed, name=name), nothing.scale_columns
+    return dataclasses.replace(fed, name=name)
+
+
+def no_rows(schema: Schema) -> Encoded:
+    """What a table without rows becomes: everything that a schema says of the numbers."""
+    import pandas as pd
+
+    return schema.encode(pd.DataFrame({name: [] for name in schema.column_names}))
 
 
 def read_schema(path: str | Path) -> Schema:
@@ -415,10 +420,14 @@ def _scaling(x: np.ndarray, train: np.ndarray, columns: np.ndarray) -> tuple[np.
     if not columns.any():
         return None
     some = x[train][:, columns].astype(np.float64)
-    shift, factor = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
-    deviation = some.std(0)
-    shift[columns] = some.mean(0)
-    factor[columns] = 1 / np.where(deviation > 0, deviation, 1)
+    return shift_and_factor(some.mean(0), some.std(0), columns)
+
+
+def shift_and_factor(mean: np.ndarray, deviation: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted from all inputs [d] and what they are multiplied by, from mean and deviation of the `columns`
+    that are standardised; a constant one is only shifted."""
+    shift, factor = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
+    shift[columns], factor[columns] = mean, 1 / np.where(deviation > 0, deviation, 1)
     return shift, factor
 
 

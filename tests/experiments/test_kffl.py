@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 
 import equifed as ef
 from equifed.experiments import kffl
+from experiments.command import run
 
 
 def silent(title: str, simulation: object) -> Callable[[object], None]:
@@ -75,12 +73,6 @@ def test_rows_are_named_as_in_the_paper_or_in_the_registry() -> None:
     assert [arm.label for arm in kffl.chosen(rows, ["fairfed"])] == ["FedAvg", "FairFed/FairBatch", "FairFed-Kernel"]
     with pytest.raises(ef.ConfigError, match="Did you mean 'kffl'"):
         kffl.chosen(rows, ["kfl"])
-
-
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
-    command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--runs", str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 import equifed as ef
 from equifed.experiments import sffl
+from experiments.command import run
 
 NAN = float("nan")
 
@@ -125,12 +123,6 @@ def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
 
 
 # -- on the command line -----------------------------------------------------------------------------------------------
-
-
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
-    command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--runs", str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:

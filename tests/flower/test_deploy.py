@@ -108,7 +108,7 @@ def test_a_silo_that_was_killed_comes_back_and_all_take_part(folder):
     with Local(folder) as federation:
         federation.start_all()
         wait_for(lambda: log(folder, "superlink").count(ACTIVATED) == 2, lambda: federation.tail("south"))
-        federation.kill_silo("south")
+        federation.kill("south")
         assert not federation.alive("south")
         assert federation.alive("north")
         federation.start_silo("south")
@@ -128,7 +128,7 @@ def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(folder):
         federation.start_all()
         federation.run("one")
         wait_for(lambda: rounds(folder, "one"), lambda: federation.tail("one"))
-        federation.kill_superlink()
+        federation.kill("superlink")
         wait_for(lambda: federation.ended("one") is not None)
         assert status(folder, "one") == "interrupted"
         done = RunFolder(folder.runs / "one").rounds_done()
@@ -147,7 +147,7 @@ def test_strangers_are_refused(folder, tmp_path):
         shutil.copy(other.certificates / "ca.crt", folder.certificates / "ca.crt")
         federation.start_silo("north")
         wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in log(folder, "north"), lambda: federation.tail("north"))
-        federation.kill_silo("north")
+        federation.kill("north")
         assert "POST /v1/fleet" not in log(folder, "superlink")
     folder = make(tmp_path / "third")
     with Local(folder) as federation:

@@ -110,7 +110,7 @@ def test_a_silo_that_dies_is_missed_and_the_run_finishes(federation: Local) -> N
     configure(federation, "fedavg", rounds="3")
     federation.run("missing")
     wait_for(lambda: rounds(federation.folder, "missing"), lambda: federation.tail("missing"))
-    federation.kill_silo("hospital-c")
+    federation.kill("hospital-c")
     wait_for(lambda: federation.ended("missing") is not None, lambda: federation.tail("missing"))
     found = RunFolder(federation.folder.runs / "missing").result()
     assert found.log["round"].tolist() == [1, 2, 3]

@@ -17,6 +17,7 @@ from equifed.methods import FairFate, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedV
 from equifed.methods.reweighing import cell_counts, cell_weights
 from equifed.methods.validation import RATIOS, fairness
 from equifed.protocol import Data, Task
+from methods.plain import sigmoid
 
 D = 3
 
@@ -222,10 +223,6 @@ def test_reweighing_makes_group_and_label_independent() -> None:
             joint = ((s == g) & (y == c)).mean()
             assert weights[g, c] == pytest.approx((s == g).mean() * (y == c).mean() / joint if joint else 1)
     assert cell_weights(torch.zeros(2, 2)).tolist() == [[1, 1], [1, 1]]
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
 
 
 @pytest.mark.parametrize("method", [FedAvgLR(), FedAvgGR(), FedAvgGR(scope="round")], ids=repr)

@@ -18,18 +18,10 @@ from equifed.methods import FairFed, FedMinMax, fairbatch
 from equifed.methods.fairfed import FAIRNESS, difference
 from equifed.methods.fedminmax import project
 from equifed.protocol import Data, Task
+from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)
 MODEL = ef.models.Logistic()
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
-
-
-def client(fed: Federation, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = fed.train[k]
-    return fed.rows.x[rows].astype(float), fed.rows.y[rows], fed.rows.s[rows]
 
 
 def trained(w: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray | float = 1.0) -> np.ndarray:

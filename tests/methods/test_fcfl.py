@@ -14,12 +14,9 @@ from equifed.federation import Federation
 from equifed.methods import FCFL, fcfl
 from equifed.methods.fcfl import first_direction, second_direction
 from equifed.simulator import Simulation, make_job
+from methods.plain import sigmoid
 
 MODEL = ef.models.Logistic()
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
 
 
 def client(fed: Federation, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from equifed.federation import Federation
 from equifed.methods import LCO, FedFair, SeparateTraining
 from equifed.methods.constrained import DECAY_EVERY, TOLERANCE
 from equifed.simulator import Simulation, make_job, plan
+from methods.plain import sigmoid
 
 EPSILON, ALPHA, BETA, GAMMA = 0.02, 0.3, 0.7, 0.01
 HYPER = {"epsilon": EPSILON, "step_size": ALPHA, "dual_step_size": BETA, "dual_decay": GAMMA, "tolerance": 0.0}
@@ -23,10 +24,6 @@ def rows(rng: np.random.Generator, n: int, groups: int = 2) -> tuple[np.ndarray,
     x = rng.normal(size=(n, 4)).astype(np.float32)
     s = rng.integers(0, groups, n)
     return x, (x[:, 0] - x[:, 1] + 0.8 * s + 0.5 * rng.normal(size=n) > 0.4).astype(int), s
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
 
 
 def loss_and_gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FedProx, LocalKerne
 from equifed.methods.kernels import dependence, exact_dependence, frequencies, outputs
 from equifed.protocol import Data, Task
 from equifed.simulator import plan
+from methods.plain import sigmoid
 
 D = 3
 """Inputs of the model."""
@@ -59,10 +60,6 @@ def theta_of(w: np.ndarray) -> dict[str, torch.Tensor]:
 
 def vector(theta: dict[str, torch.Tensor]) -> np.ndarray:
     return np.concatenate([theta["bias"].numpy().ravel(), theta["weight"].numpy().ravel()])
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
 
 
 def features(values: np.ndarray, draw: np.ndarray, width: float) -> np.ndarray:

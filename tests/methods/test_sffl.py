@@ -22,18 +22,10 @@ from equifed.methods.fairfed import FAIRNESS
 from equifed.methods.sffl import gap, self_aware
 from equifed.protocol import Data, Task
 from equifed.simulator import Simulation, make_job
+from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)
 MODEL = ef.models.Logistic()
-
-
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-z))
-
-
-def client(fed: Federation, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = fed.train[k]
-    return fed.rows.x[rows].astype(float), fed.rows.y[rows], fed.rows.s[rows]
 
 
 def simulation(method: Any, fed: Federation, **changes: Any) -> Simulation:

@@ -114,16 +114,13 @@ class Silo:
     """Its position among the silos."""
     engine: Reference
     evaluator: Evaluator
-    scale: np.ndarray
-    """The inputs that are to be standardised [d]."""
 
     @classmethod
     def open(cls, setting: Setting, name: str, file: Path, scaling: Scaling | None) -> Silo:
-        federation, scale = setting.view(silo=name, file=file)
-        job = setting.job(federation, scaling)
+        job = setting.job(setting.view(silo=name, file=file), scaling)
         tables = make_tables(job)
         engine = Reference(job, tables)
-        return cls(setting, name, setting.silos.index(name), engine, Evaluator(job, tables), scale)
+        return cls(setting, name, setting.silos.index(name), engine, Evaluator(job, tables))
 
     @property
     def blank(self) -> Any:
@@ -165,8 +162,9 @@ class Silo:
         if not memory.know_again(fingerprint([fed])):
             raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
         content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test)})})
-        if self.scale.any() and len(train) >= max(min_count, self.setting.flower.min_count):
-            x = fed.rows.x[train][:, self.scale].astype(np.float64)
+        scaled = self.setting.scaled
+        if scaled.any() and len(train) >= max(min_count, self.setting.flower.min_count):
+            x = fed.rows.x[train][:, scaled].astype(np.float64)
             content[FIELDS] = ArrayRecord({"sum": Array(x.sum(0)), "squares": Array((x * x).sum(0))})
         return content
 

@@ -48,7 +48,7 @@ class Submitted(Processes):
         self.folder = folder
         self.home = home or folder.home
 
-    def run(self, run_id: str, **config: str) -> None:
+    def run(self, run_id: str) -> None:
         """Start it under this id, or take it up where the folder of that id stands."""
         validation = self.folder.validation()
         values = {
@@ -56,7 +56,7 @@ class Submitted(Processes):
             "run": run_id,
             "validation": "" if validation is None else str(validation),
         }
-        text = " ".join(f'{key}="{value}"' for key, value in (values | config).items())
+        text = " ".join(f'{key}="{value}"' for key, value in values.items())
         self._flwr(run_id, "run", self.folder.app, NAME, "--stream", "--run-config", text)
 
     def _flwr(self, name: str, *words: str | Path) -> None:
@@ -143,12 +143,6 @@ class Local(Submitted):
             environment(own / "flwr"),
             own,
         )
-
-    def kill_superlink(self) -> None:
-        self.kill("superlink")
-
-    def kill_silo(self, silo: str) -> None:
-        self.kill(silo)
 
 
 def listens(host: str, port: int) -> bool:

@@ -13,7 +13,7 @@ from equifed import tree
 from equifed.flower import evaluation
 from equifed.flower.evaluation import Withheld, together, withheld_by
 from equifed.flower.link import Link, Request
-from equifed.flower.memory import exchange_number
+from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
 from equifed.flower.setting import Scaling, action, codecs, exchanges
 from equifed.protocol import LIMITS, ROWS, Phase, Record
@@ -82,10 +82,8 @@ class FlowerEngine:
         model = {name: getattr(server, name) for name in self.job.method.predicts_with} if before is not None else {}
         number = exchange_number(round, stage, position)
         train = pack(down | model, self._codecs)
-        requests = {
-            self._ids[k]: Request(f"train.{action(stage, phase)}", self._request(train, kept, k, number, round, before))
-            for k in cohort
-        }
+        kind, riding = f"train.{action(stage, phase)}", before is not None
+        requests = {self._ids[k]: Request(kind, self._request(train, kept, k, number, round, riding)) for k in cohort}
         if before is not None:
             others = [k for k in range(len(self._ids)) if self._ids[k] not in requests and self._ids[k] not in late]
             requests |= self._evaluation_requests(model, kept, others, number, round)
@@ -124,7 +122,8 @@ class FlowerEngine:
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
-        server, kept, number = tree.take(state.server, 0), state.clients[0], exchange_number(round, "final", 999)
+        server, kept = tree.take(state.server, 0), state.clients[0]
+        number = exchange_number(round, "final", MOST_PHASES - 1)
         model = {name: getattr(server, name) for name in self.job.method.predicts_with}
         late = self._late(kept)
         asked = [k for k in range(len(self._ids)) if self._ids[k] not in late]
@@ -159,7 +158,7 @@ class FlowerEngine:
         return round >= 1 and round % self.job.eval_every == 0
 
     def _request(
-        self, fields: ArrayRecord, kept: Tensor, k: int, number: int, round: int, evaluate: int | None = None
+        self, fields: ArrayRecord, kept: Tensor, k: int, number: int, round: int, evaluate: bool = False
     ) -> RecordDict:
         said: dict[str, str | int] = {
             "run": self.link.run,
@@ -167,7 +166,7 @@ class FlowerEngine:
             "round": round,
             "from": int(kept[k]),
             "keep": int(self.committed[k]),
-            "evaluate": int(evaluate is not None),
+            "evaluate": int(evaluate),
         }
         content = RecordDict({ABOUT: about(said), FIELDS: fields})
         if self._scaling is not None:

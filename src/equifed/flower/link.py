@@ -12,6 +12,7 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from equifed.data.encoding import LARGEST
 from equifed.errors import RunError
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, read_about, unpack
 
@@ -176,6 +177,3 @@ def _introduced(content: RecordDict, scaled: int) -> Member:
     if far or (total**2 > rows * squares * (1 + 1e-6)).any():
         raise BadMessage("introduces itself with sums that no rows have")
     return Member(rows, tests, (total, squares))
-
-
-LARGEST = float(np.finfo(np.float32).max)

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save
 
 from equifed import tree
 from equifed.flower.records import BadMessage
+from equifed.simulator.engine import STAGES, Stage
 from equifed.store.files import write_atomic
 from equifed.tree import Tree
 
-STAGES = ("setup", "round", "final")
 MOST_PHASES = 1000
 
 
-def exchange_number(round: int, stage: str, position: int) -> int:
+def exchange_number(round: int, stage: Stage, position: int) -> int:
     """A number for each exchange of a run, larger for later ones; 0 is before all."""
     return (round * len(STAGES) + STAGES.index(stage)) * MOST_PHASES + position + 1
 

@@ -19,6 +19,7 @@ from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
 from equifed.flower.records import BadMessage, check_run
 from equifed.flower.setting import Scaling, Setting
+from equifed.loading import shift_and_factor
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, State
 from equifed.simulator.job import Job
@@ -49,7 +50,7 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
         folder = store.root / check_run(id)
     except BadMessage as error:
         raise ConfigError(f"The run config's run {error}.") from None
-    link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.view()[1].sum()))
+    link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.scaled.sum()))
     before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
     if before is not None:
         link.members.update(before[0])
@@ -70,9 +71,12 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
         recording = store.start(setting.config, training, id)
     with recording:
         _write_roster(folder, setting, link.members, scaling)
+        known = len(link.members)
         for step in recording.rounds():
             _say(_line(training.job, step))
-            _write_roster(folder, setting, link.members, scaling)  # silos may have come
+            if len(link.members) > known:
+                _write_roster(folder, setting, link.members, scaling)
+                known = len(link.members)
             _greet(link)
         result = recording.finish()
     for note in result.notes:
@@ -87,7 +91,7 @@ class Federated(Training):
     engine: FlowerEngine
 
     def __init__(self, setting: Setting, link: Link, scaling: Scaling | None, validation: Path | None) -> None:
-        federation, _ = setting.view(validation=validation)
+        federation = setting.view(validation=validation)
         job = setting.job(federation, scaling)
         if job.method.needs_validation and not len(federation.validation):
             raise ConfigError(
@@ -122,7 +126,7 @@ class Federated(Training):
             "test": sum(each.test_rows for each in members.values()),
         }
         result.info["federation"] = {
-            "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
+            "silos": _declared(members),
             "min_replies": self._setting.min_replies,
             "min_count": self._setting.flower.min_count,
             "unmeasured": self.engine.unmeasured,
@@ -141,22 +145,19 @@ class Federated(Training):
 
 def standardisation(setting: Setting, members: Mapping[str, Member]) -> Scaling | None:
     """Mean and deviation of the silos' training rows together, from their sums; None where the schema wants none."""
-    federation, scale = setting.view()
-    if not scale.any():
+    if not setting.scaled.any():
         return None
-    telling = {silo: member for silo, member in members.items() if member.sums is not None}
-    if len(telling) < min(2, len(setting.silos)):
+    told = [(member.rows, member.sums) for member in members.values() if member.sums is not None]
+    if len(told) < min(2, len(setting.silos)):
         raise RunError(
-            f"Inputs are standardised by sums of at least two silos, but {len(telling)} told theirs: silos with fewer "
+            f"Inputs are standardised by sums of at least two silos, but {len(told)} told theirs: silos with fewer "
             f"training rows than min-count keep them back. Lower min-count, or take scaling = 'none' in the schema."
         )
-    rows = sum(member.rows for member in telling.values())
-    total, squares = (sum(member.sums[i] for member in telling.values() if member.sums) for i in range(2))
+    rows = sum(number for number, _ in told)
+    total, squares = np.sum([sums for _, sums in told], axis=0)
     mean = total / max(rows, 1)
     deviation = np.sqrt(np.maximum(squares / max(rows, 1) - mean**2, 0))
-    shift, factor = (np.full(federation.shape, value, np.float32) for value in (0, 1))
-    shift[scale], factor[scale] = mean, 1 / np.where(deviation > 0, deviation, 1)
-    return shift, factor
+    return shift_and_factor(mean, deviation, setting.scaled)
 
 
 def _greet(link: Link) -> None:
@@ -182,12 +183,16 @@ def _join_message(members: Mapping[str, Member]) -> Message:
     return Message("join", "join", (), tuple(sizes), "stack", 0, sum(sizes.values()), {}, sizes)
 
 
+def _declared(members: Mapping[str, Member]) -> dict[str, dict[str, int]]:
+    return {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()}
+
+
 def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member], scaling: Scaling | None) -> None:
     write_json(
         folder / FEDERATION,
         {
             "app": setting.digest,
-            "silos": {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()},
+            "silos": _declared(members),
             "scaling": None if scaling is None else [part.tolist() for part in scaling],
         },
     )

@@ -17,9 +17,9 @@ from equifed.config import Config, FlowerSection, job_of, load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError
 from equifed.federation import Federation
-from equifed.loading import from_one_place, read_schema
+from equifed.loading import from_one_place, no_rows, read_schema
 from equifed.protocol import Method, Phase
-from equifed.simulator.engine import Stage, phases
+from equifed.simulator.engine import STAGES, Stage, phases
 from equifed.simulator.job import Job
 
 Scaling = tuple[np.ndarray, np.ndarray]
@@ -56,6 +56,11 @@ class Setting:
         return self.flower.min_replies or min(2, cohort if isinstance(cohort, int) else len(self.silos))
 
     @cached_property
+    def scaled(self) -> np.ndarray:
+        """Which inputs [d] are standardised."""
+        return no_rows(self.schema).scale_columns
+
+    @cached_property
     def digest(self) -> str:
         """Equal for apps that compute the same: everything but where files lie."""
         sections = self.config.resolved()
@@ -70,10 +75,8 @@ class Setting:
         }
         return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def view(
-        self, silo: str | None = None, file: Path | None = None, validation: Path | None = None
-    ) -> tuple[Federation, np.ndarray]:
-        """The federation as one place sees it, and which inputs are to be standardised; see `from_one_place`."""
+    def view(self, silo: str | None = None, file: Path | None = None, validation: Path | None = None) -> Federation:
+        """The federation as one place sees it; see `from_one_place`."""
         data = self.config.data
         return from_one_place(
             self.silos,
@@ -93,8 +96,7 @@ class Setting:
 
 def exchanges(method: Method) -> Iterator[tuple[Stage, int, Phase]]:
     """All phases of a method with their stage and position."""
-    stages: tuple[Stage, ...] = ("setup", "round", "final")
-    for stage in stages:
+    for stage in STAGES:
         for position, phase in enumerate(phases(method, stage)):
             yield stage, position, phase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 Stage = Literal["setup", "round", "final"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order they come."""
 
 
 class State(NamedTuple):
