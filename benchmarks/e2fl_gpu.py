@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 import equifed
-from equifed import partition, tree
-from equifed.experiments import e2fl
+from equifed import partition, randomness, tree
+from equifed.experiments.e2fl import settings as e2fl
 from equifed.federation import Federation, Rows, Sets
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg
 from equifed.methods.e2fl import BY_CLIENT, rank_clusters
 from equifed.metrics.clients import client_equality, group_equity
-from equifed.simulator import Simulation, Step, plan
+from equifed.simulator import Simulation, Step
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.tables import make_tables
 
@@ -60,7 +60,7 @@ def federation(path: Path, size: e2fl.Size, seed: int) -> Federation:
     train_y, test_y = (arrays[f"{half}_y"] for half in ("train", "test"))
     counts = size.clients_per_group
     rows = partition.base.Rows(train_y, np.zeros_like(train_y))
-    deal = partition.RotationGroups(counts)(rows, plan.generator(seed, "partition"))
+    deal = partition.RotationGroups(counts)(rows, randomness.generator(seed, "partition"))
     groups = np.repeat(np.arange(len(counts)), counts)
     images, labels, codes, held, stop = [], [], [], [], 0
     for g in range(len(counts)):

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.methods import FedAvg, FedProx, LocalTraining
 from equifed.models import MLP
 from equifed.simulator import Simulation, make_job
+from equifed.training import Local
 
 
 def federation(sizes: list[int], features: int) -> Federation:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from equifed.flower.setting import action, exchanges
+from equifed.flower.agreement import action, exchanges
 from equifed.methods import REGISTRY, kind_of
 from equifed.protocol import Phase
 from equifed.simulator.engine import Stage

@@ -12,7 +12,7 @@ import pytest
 
 import equifed as ef
 from equifed.data import get_dataset
-from equifed.data.home import fetch_files
+from equifed.data.download import fetch_files
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "EQUIFED_DATA" not in os.environ and BESIDE.is_dir():

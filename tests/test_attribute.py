@@ -12,9 +12,9 @@ from torch import nn
 
 import equifed as ef
 from equifed.data import Schema, Sensitive
-from equifed.local import Local
 from equifed.protocol import Data, Task
 from equifed.simulator import Simulation, make_job
+from equifed.training import Local
 
 
 def table(n: int = 60) -> pd.DataFrame:
@@ -85,10 +85,10 @@ def test_methods_see_the_numbers(engine: str) -> None:
     )  # fmt: skip
     simulation = Simulation(job, engine)
     state = next(iter(simulation.rounds())).state
-    from equifed.simulator import plan
+    from equifed import randomness
 
     for run, fed in enumerate(feds):
-        draw = plan.draws(run, 1, method.round[0].draws, job.task)["phi_s"].astype(float)
+        draw = randomness.draws(run, 1, method.round[0].draws, job.task)["phi_s"].astype(float)
         a = fed.rows.attribute[np.r_[fed.train[0], fed.train[1]]].astype(float)  # type: ignore[index]
         expected = np.sqrt(2 / 4) * np.cos(a @ draw[:-1] + draw[-1])
         np.testing.assert_allclose(state.server.mu_s[run], expected.mean(0), rtol=1e-4, atol=1e-5)

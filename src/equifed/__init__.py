@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from equifed import data, methods, metrics, models, partition, postprocess, report
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation
-    from equifed.loading import load, load_femnist
-    from equifed.local import Local
+    from equifed.federation.tables import load, load_femnist
+    from equifed.results.result import Result
     from equifed.simulator import simulate, sweep
-    from equifed.simulator.result import Result
+    from equifed.training import Local
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
     "Federation": "equifed.federation",
-    "Local": "equifed.local",
-    "Result": "equifed.simulator.result",
-    "load": "equifed.loading",
-    "load_femnist": "equifed.loading",
+    "Local": "equifed.training",
+    "Result": "equifed.results.result",
+    "load": "equifed.federation.tables",
+    "load_femnist": "equifed.federation.tables",
     "simulate": "equifed.simulator",
     "sweep": "equifed.simulator",
 }

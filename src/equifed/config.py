@@ -26,9 +26,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from equifed import methods, models, partition
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, DataError, unknown_name
-from equifed.local import Local
 from equifed.protocol import Method
 from equifed.simulator import Simulation, make_job
+from equifed.training import Local
 
 if TYPE_CHECKING:
     from equifed.data import Preset

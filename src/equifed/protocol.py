@@ -27,8 +27,8 @@ from torch import Tensor
 
 from equifed.codec import CodecName
 from equifed.errors import ConfigError
-from equifed.local import Local, LocalTraining, Start
 from equifed.task import Task
+from equifed.training import Local, LocalTraining, Start
 from equifed.tree import Tree
 
 __all__ = ["ClientWork", "Data", "Draw", "Local", "LocalTraining", "Method", "Phase", "Record", "Start", "Task"]

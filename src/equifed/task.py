@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equifed.errors import ConfigError
-from equifed.local import Local
+from equifed.training import Local
 from equifed.tree import Tree
 
 Kind = Literal["classification", "regression"]

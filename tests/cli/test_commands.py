@@ -132,7 +132,7 @@ def test_post_processed_methods(place, invoke):
 def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
     """A method that nobody asked for by name does not cost the others their results."""
     kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
-    monkeypatch.setattr("equifed.cli.carry.REGISTRY", kinds)
+    monkeypatch.setattr("equifed.cli.runs.REGISTRY", kinds)
 
     def refuse(self, task):
         raise methods.hyper.ConfigError("three groups are too many")
@@ -308,9 +308,9 @@ def test_a_methods_own_hyper_parameters(place, invoke, tiny):
 
 
 def test_compare_leaves_out_endless_tests_of_personal_models(place, invoke, tiny, monkeypatch):
-    monkeypatch.setattr("equifed.cli.carry.PERSONAL_TESTS", 100)
+    monkeypatch.setattr("equifed.cli.runs.PERSONAL_TESTS", 100)
     some = {name: REGISTRY[name] for name in ("fedavg", "local")}
-    monkeypatch.setattr("equifed.cli.carry.REGISTRY", some)
+    monkeypatch.setattr("equifed.cli.runs.REGISTRY", some)
     outcome = invoke("compare", tiny, *SMALL, "--json")
     assert data(outcome)["left_out"] == ["local"]
     assert "local is left out: every evaluation would test 4 models on 60 rows each" in outcome.stderr

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from report.federated import troubled, untroubled
 
-from equifed.cli.carry import tell
 from equifed.cli.options import Output
+from equifed.cli.runs import tell
 from equifed.store import Store
 
 

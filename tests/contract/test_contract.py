@@ -17,7 +17,7 @@ import equifed as ef
 from equifed import methods, tree
 from equifed.federation import Federation, Rows, Sets
 from equifed.protocol import Method
-from equifed.simulator import Simulation, make_job, reference, steps
+from equifed.simulator import Simulation, make_job, reference, stepper
 
 from .sketches import SKETCHES
 
@@ -152,9 +152,9 @@ def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Feder
 def test_traced_and_compiled_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "TRACE_FROM", 10**9)
+    monkeypatch.setattr(stepper, "TRACE_FROM", 10**9)
     eager = run(method, uneven)
-    monkeypatch.setattr(steps, "TRACE_FROM", 1)
+    monkeypatch.setattr(stepper, "TRACE_FROM", 1)
     assert_same(eager, run(method, uneven))
 
 
@@ -212,7 +212,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
         rows=Rows(np.concatenate([x, far]), np.r_[y, np.ones(200, y.dtype)], np.r_[s, np.zeros(200, s.dtype)]),
         train=dataclasses.replace(spread, stop=spread.stop - 200),
     )
-    monkeypatch.setattr(steps, "grid_up", lambda n: n + 37)
+    monkeypatch.setattr(stepper, "grid_up", lambda n: n + 37)
     assert_same(plain, run(method, poisoned, local=ef.Local(epochs=2, batch_size=None, learning_rate=0.1)))
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from equifed import data
-from equifed.data import acs, bank, mnist
+from equifed.data.sets import acs, bank, mnist
 from equifed.errors import ConfigError, DataError
 
 ALL = [(name, preset) for name, dataset in data.DATASETS.items() for preset in dataset.presets]

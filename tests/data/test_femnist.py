@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import equifed as ef
-from equifed.data.femnist import read_femnist
+from equifed.data.sets.femnist import read_femnist
 
 RNG = np.random.default_rng(0)
 ROWS = {f"f{k:04d}_{k:02d}": (RNG.random((n, 784)).round(4), RNG.integers(0, 62, n)) for k, n in enumerate([5, 3, 7])}

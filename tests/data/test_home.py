@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from equifed import data
-from equifed.data import home as home_module
-from equifed.data.german import FILES as GERMAN_FILES
-from equifed.data.home import File, Url, Wheel, fetch_files, where, write_atomically
+from equifed.data import download as home_module
+from equifed.data.download import File, Url, Wheel, fetch_files, where, write_atomically
+from equifed.data.sets.german import FILES as GERMAN_FILES
 from equifed.errors import DataError
 
 CONTENT = b"a,b\n1,2\n"

@@ -17,7 +17,7 @@ import torch
 import equifed as ef
 from equifed import tree
 from equifed.codec import CODECS
-from equifed.experiments import e2fl
+from equifed.experiments.e2fl import settings as e2fl
 from equifed.methods import E2FL
 from equifed.protocol import Task
 from equifed.simulator import Simulation, Step

@@ -14,7 +14,7 @@ import pytest
 from sklearn.model_selection import train_test_split
 
 import equifed as ef
-from equifed.experiments import fair_fate
+from equifed.experiments.fair_fate import settings as fair_fate
 from equifed.methods import FairFate
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import equifed as ef
 from equifed import metrics
-from equifed.experiments import fedfair
+from equifed.experiments.fedfair import settings as fedfair
 from equifed.methods import FedAvg, SeparateTraining
 
 QUIET = lambda title, sim: lambda step: None  # noqa: E731

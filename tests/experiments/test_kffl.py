@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import equifed as ef
-from equifed.experiments import kffl
+from equifed.experiments.kffl import settings as kffl
 from experiments.command import run
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import equifed as ef
-from equifed.experiments import sffl
+from equifed.experiments.sffl import settings as sffl
 from experiments.command import run
 
 NAN = float("nan")

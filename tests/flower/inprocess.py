@@ -21,9 +21,9 @@ from flwr.supercore.task_identity import TaskIdentity
 import equifed as ef
 from equifed.config import parse_config
 from equifed.data import Schema
+from equifed.flower.agreement import Setting
 from equifed.flower.client import app_of
 from equifed.flower.server import serve
-from equifed.flower.setting import Setting
 from equifed.protocol import Method
 
 SERVER = 1

@@ -22,9 +22,9 @@ import pytest
 from equifed.config import build, load_config
 from equifed.data import Schema
 from equifed.errors import RunError
-from equifed.flower.deploy import Local, free_ports
-from equifed.flower.folder import Folder, create
-from equifed.flower.processes import Processes
+from equifed.flower.deployment.folder import Folder, create
+from equifed.flower.deployment.processes import Processes
+from equifed.flower.deployment.programs import Local, free_ports
 from equifed.store import RunFolder
 from flower.test_inprocess import assert_measured_the_same
 

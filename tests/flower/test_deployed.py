@@ -9,8 +9,8 @@ import pytest
 
 import equifed as ef
 from equifed.config import build, load_config
-from equifed.flower.deploy import Local
-from equifed.flower.folder import APP, create
+from equifed.flower.deployment.folder import APP, create
+from equifed.flower.deployment.programs import Local
 from equifed.store import RunFolder
 from flower.test_deploy import left_behind, log, rounds, status, wait_for
 from flower.test_inprocess import assert_measured_the_same

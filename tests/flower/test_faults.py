@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import equifed as ef
 from equifed import methods
 from equifed.errors import ConfigError, RunError
+from equifed.flower.agreement import Setting
 from equifed.flower.client import app_of
 from equifed.flower.server import standardisation
-from equifed.flower.setting import Setting
 from equifed.store import RunFolder, Store
 from flower.inprocess import GROUPS, Nodes, answer, be_the_server, federate, nodes, setting, simulate, write_files
 

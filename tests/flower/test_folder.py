@@ -19,10 +19,10 @@ from equifed.cli.app import app
 from equifed.config import load_config, load_federations
 from equifed.data import Schema
 from equifed.errors import ConfigError
-from equifed.flower import folder as making
-from equifed.flower import installed
-from equifed.flower.deploy import free_ports
-from equifed.flower.folder import Folder, create, node_config
+from equifed.flower.deployment import folder as making
+from equifed.flower.deployment import installed
+from equifed.flower.deployment.folder import Folder, create, node_config
+from equifed.flower.deployment.programs import free_ports
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from equifed.errors import RunError
-from equifed.flower import processes
-from equifed.flower.processes import Processes
+from equifed.flower.deployment import processes
+from equifed.flower.deployment.processes import Processes
 
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 100\" & echo up; sleep 100"
 """Deaf to SIGTERM, with a grandchild in another session."""
@@ -108,7 +108,7 @@ def test_the_tail_is_of_the_last_start_and_without_colours(tmp_path):
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from equifed.flower import processes
+from equifed.flower.deployment import processes
 processes.GRACE = 0.3
 with processes.ending_on_signals(), processes.Processes(Path(sys.argv[1])) as programs:
     programs.start("stubborn", ["sh", "-c", sys.argv[2]], {}, Path(sys.argv[1]))

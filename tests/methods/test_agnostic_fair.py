@@ -7,9 +7,9 @@ import pytest
 from scipy.optimize import linprog
 
 import equifed as ef
+from equifed import randomness
 from equifed.federation import Federation
 from equifed.methods import AgnosticFair
-from equifed.simulator import plan
 
 from .test_fedfair import rows, sigmoid, weights
 
@@ -28,7 +28,7 @@ def test_rounds_against_numpy(uneven: Federation, tau: float) -> None:
     result = ef.simulate(method, uneven, model=ef.models.Logistic(), rounds=3, seeds=[6], initial_parameters=start)
     x, y, s = pooled(uneven)
     sbar = s.mean()
-    z = plan.generator(6, "draw:references", 0).normal(size=(7, 4)).astype(np.float32)
+    z = randomness.generator(6, "draw:references", 0).normal(size=(7, 4)).astype(np.float32)
     points = x.mean(0) + x.std(0) * z
     k = np.exp(-((x[:, None] - points) ** 2).sum(-1) / (2 * 2.0**2))
     design = np.c_[np.ones(len(y)), x]

@@ -14,7 +14,8 @@ from torch.func import grad, vmap
 import equifed as ef
 from equifed import tree
 from equifed.federation import Federation
-from equifed.methods import E2FL, FRL, supermask
+from equifed.methods import E2FL, FRL
+from equifed.methods import _supermask as supermask
 from equifed.methods.e2fl import entropy_slope, infer, rank_clusters
 from equifed.protocol import Data, Task
 from equifed.simulator import Simulation, make_job

@@ -12,11 +12,11 @@ from torch import nn
 import equifed as ef
 from equifed import metrics
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.methods import FairFate, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.methods.reweighing import cell_counts, cell_weights
 from equifed.methods.validation import RATIOS, fairness
 from equifed.protocol import Data, Task
+from equifed.training import Local
 from methods.plain import sigmoid
 
 D = 3
@@ -227,14 +227,14 @@ def test_reweighing_makes_group_and_label_independent() -> None:
 
 @pytest.mark.parametrize("method", [FedAvgLR(), FedAvgGR(), FedAvgGR(scope="round")], ids=repr)
 def test_one_round_of_reweighing_against_numpy(method: FedAvgLR | FedAvgGR, uneven: Federation) -> None:
-    from equifed.simulator import plan
+    from equifed import randomness
 
     result = ef.simulate(
         method, uneven, model=ef.models.Logistic(), rounds=1, clients_per_round=5, seeds=[2],
         local=Local(epochs=2, batch_size=None, learning_rate=0.4),
     )  # fmt: skip
-    everybody = plan.client_order(uneven.ids)
-    cohort = plan.cohort(2, 1, everybody, 5)
+    everybody = randomness.client_order(uneven.ids)
+    cohort = randomness.cohort(2, 1, everybody, 5)
 
     def cells(clients: np.ndarray) -> np.ndarray:
         counts = np.zeros((2, 2))

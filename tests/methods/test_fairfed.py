@@ -13,11 +13,11 @@ from torch import nn
 import equifed as ef
 from equifed import metrics
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.methods import FairFed, FedMinMax, fairbatch
 from equifed.methods.fairfed import FAIRNESS, difference
 from equifed.methods.fedminmax import project
 from equifed.protocol import Data, Task
+from equifed.training import Local
 from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)
@@ -97,12 +97,12 @@ def test_weights_of_clients_persist_when_they_are_away(uneven: Federation) -> No
     is over the round's clients."""
     method = FairFed(beta=0.7)
     result = ef.simulate(method, uneven, model=MODEL, rounds=12, clients_per_round=4, local=STEP, seeds=[4])
-    from equifed.simulator import plan
+    from equifed import randomness
 
     n = uneven.train.sizes.astype(float)
     omega, w, last, ratio = n / n.sum(), np.zeros(5), set[int](), 1.0
     for t in range(1, 13):
-        cohort = plan.cohort(4, t, plan.client_order(uneven.ids), 4).tolist()
+        cohort = randomness.cohort(4, t, randomness.client_order(uneven.ids), 4).tolist()
         gaps = np.array([delta(w, uneven, cohort, k, "equal_opportunity_difference") for k in cohort])
         some = n[cohort] > 0
         before = np.array([omega[k] * (ratio if k in last else 1) for k in cohort])

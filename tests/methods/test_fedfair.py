@@ -9,10 +9,11 @@ import pytest
 from scipy.optimize import NonlinearConstraint, minimize
 
 import equifed as ef
+from equifed import randomness
 from equifed.federation import Federation
 from equifed.methods import LCO, FedFair, SeparateTraining
-from equifed.methods.constrained import DECAY_EVERY, TOLERANCE
-from equifed.simulator import Simulation, make_job, plan
+from equifed.methods._constrained import DECAY_EVERY, TOLERANCE
+from equifed.simulator import Simulation, make_job
 from methods.plain import sigmoid
 
 EPSILON, ALPHA, BETA, GAMMA = 0.02, 0.3, 0.7, 0.01
@@ -74,8 +75,8 @@ def test_fedfair_against_numpy(uneven: Federation, dropout: float, protected_cla
     w, la, lb = np.zeros(5), 0.0, 0.0
     log = result.log.set_index("round")
     for t in range(1, 6):
-        cohort = plan.cohort(3, t, plan.client_order(uneven.ids), 8)
-        here = plan.present(3, t, [plan.key(uneven.ids[k]) for k in cohort], dropout)
+        cohort = randomness.cohort(3, t, randomness.client_order(uneven.ids), 8)
+        here = randomness.present(3, t, [randomness.key(uneven.ids[k]) for k in cohort], dropout)
         terms = [client_terms(w, held(uneven, k), protected_class) for k in cohort[here]]
         m = sum(each[0] for each in terms)
         gaps = [each[2][0] for each in terms if each[2][0] is not None]
@@ -342,8 +343,8 @@ def test_without_a_gap_the_multipliers_residual_stays(kind: type[FedFair]) -> No
     x, y, s = rows(rng, 60)
     fed = ef.Federation.from_arrays([(x, y, s), (x, y, np.zeros_like(s))], test=rows(rng, 9))
     log = run(kind(epsilon=0.0, tolerance=0.0, step_size=0.5), fed, 12, clients_per_round=1).log["dual_residual"]
-    order = plan.client_order(fed.ids)
-    silent = np.array([plan.cohort(3, t, order, 1)[0] == 1 for t in range(1, 13)])  # sampled who lacks a group
+    order = randomness.client_order(fed.ids)
+    silent = np.array([randomness.cohort(3, t, order, 1)[0] == 1 for t in range(1, 13)])  # sampled who lacks a group
     assert silent[3:].any()
     before = np.concatenate([[np.inf], log[:-1]])
     np.testing.assert_array_equal(log[silent], before[silent])

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 import equifed as ef
-from equifed import tree
+from equifed import randomness, tree
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FedProx, LocalKernel
-from equifed.methods.kernels import dependence, exact_dependence, frequencies, outputs
+from equifed.methods._kernels import dependence, exact_dependence, frequencies, outputs
 from equifed.protocol import Data, Task
-from equifed.simulator import plan
+from equifed.training import Local
 from methods.plain import sigmoid
 
 D = 3
@@ -243,7 +242,7 @@ def slope_of_psi(w: np.ndarray, at: np.ndarray, fed: Federation, seed: int, roun
     rows = np.concatenate([fed.train[k] for k in range(fed.num_clients)])
     x, s = fed.rows.x[rows].astype(float), fed.rows.s[rows][:, None].astype(float)
     task = Task(nn.Linear(4, 1), "classification", 2, 2, fed.num_clients, 1, Local(), binary=True)
-    draws = plan.draws(seed, round, KFFL().round[0].draws, task)
+    draws = randomness.draws(seed, round, KFFL().round[0].draws, task)
 
     def psi(w: np.ndarray) -> float:
         zs = features(s, draws["phi_s"].astype(float), 1)

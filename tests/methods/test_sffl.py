@@ -16,12 +16,12 @@ import equifed as ef
 from equifed import metrics
 from equifed.errors import EquifedWarning
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.methods import SFFL, FedEM
 from equifed.methods.fairfed import FAIRNESS
 from equifed.methods.sffl import gap, self_aware
 from equifed.protocol import Data, Task
 from equifed.simulator import Simulation, make_job
+from equifed.training import Local
 from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)
@@ -133,11 +133,11 @@ def test_self_aware_weights_against_the_paper() -> None:
 def test_absent_clients_keep_their_weight(uneven: Federation) -> None:
     run = simulation(SFFL(fairness_step=2.0), uneven, clients_per_round=3, rounds=4)
     before = run.engine.start().server.ratio[0]
-    from equifed.simulator import plan
+    from equifed import randomness
 
     for step in run.rounds():
         after = step.state.server.ratio[0].clone()
-        here = plan.cohort(0, step.round, plan.client_order(uneven.ids), 3)
+        here = randomness.cohort(0, step.round, randomness.client_order(uneven.ids), 3)
         away = np.setdiff1d(np.arange(uneven.num_clients), here)
         assert torch.equal(after[away], before[away])
         before = after

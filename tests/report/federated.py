@@ -13,7 +13,7 @@ from flwr.app import Array, Message
 import equifed as ef
 from equifed import methods
 from equifed.data import Schema
-from equifed.flower.setting import Setting
+from equifed.flower.agreement import Setting
 
 SIZES = {"north": 1500, "south": 900, "west": 120, "east": 600, "rim": 50}
 PLAIN: dict[str, Any] = {"validation-file": None, "client-groups": None}

@@ -18,10 +18,10 @@ from scipy import stats
 import equifed as ef
 from equifed.methods import REGISTRY, citation
 from equifed.report import summary_table, verdict, write_report
-from equifed.report.data import records
+from equifed.report.comparison import Comparison, arms
 from equifed.report.groups import marginals, parts
+from equifed.report.numbers import records
 from equifed.report.stats import holm, mean_interval, paired, wilson
-from equifed.report.table import Comparison, arms
 from report.runs import HOSTILE, federation, hostile_result, rows, run
 
 

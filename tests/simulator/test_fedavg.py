@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import equifed as ef
+from equifed import randomness
 from equifed.federation import Federation
-from equifed.simulator import plan
 from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.reference import Reference
 
@@ -77,12 +77,12 @@ def test_two_rounds_of_sampled_clients_and_mini_batches(uneven: Federation, engi
     )
     w = np.zeros(5)
     for number in (1, 2):
-        sampled = plan.cohort(11, number, plan.client_order(uneven.ids), 4)
-        stay = plan.present(11, number, [plan.key(uneven.ids[k]) for k in sampled], 0.3)
+        sampled = randomness.cohort(11, number, randomness.client_order(uneven.ids), 4)
+        stay = randomness.present(11, number, [randomness.key(uneven.ids[k]) for k in sampled], 0.3)
         models, sizes = [w], [0]
         for k in sampled[stay]:
             x, y = held(uneven, k)
-            batches = plan.Batches(11, number, plan.key(uneven.ids[k]), "train", len(y), local)
+            batches = randomness.Batches(11, number, randomness.key(uneven.ids[k]), "train", len(y), local)
             own = w
             for _ in range(2):
                 order = batches.epoch()
@@ -118,7 +118,7 @@ def test_optimisers_are_torch_s(uneven: Federation, engine: str, local: ef.Local
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     result = ef.simulate(ef.methods.FedAvg(), alone, model=net, rounds=1, local=local, seeds=[0], engine=engine)  # type: ignore[arg-type]
     optimizer = make(net.parameters())  # type: ignore[operator]
-    batches = plan.Batches(0, 1, plan.key("only"), "train", len(y), local)
+    batches = randomness.Batches(0, 1, randomness.key("only"), "train", len(y), local)
     for _ in range(3):
         order = batches.epoch()
         for begin in range(0, len(y), 8):

@@ -15,13 +15,13 @@ from fairlearn import metrics as fairlearn
 from torch import nn
 
 import equifed as ef
-from equifed import tree
+from equifed import randomness, tree
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods.fedavg import FedAvg, Server, apply_mean_update, weighted_update
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulator import lanes, make_job, plan, steps
-from equifed.simulator.steps import grid_up, portions, segments
+from equifed.simulator import lanes, make_job, stepper
+from equifed.simulator.stepper import grid_up, portions, segments
 from equifed.tree import Tree
 
 QUICK = {"model": ef.models.Logistic(), "rounds": 3, "local": ef.Local(batch_size=8, learning_rate=0.2)}
@@ -164,7 +164,7 @@ def test_one_federation_per_seed_equals_each_alone() -> None:
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 def test_compiled_steps_equal_the_reference(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "TRACE_FROM", 1)
+    monkeypatch.setattr(stepper, "TRACE_FROM", 1)
     settings = {**QUICK, "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.05, momentum=0.5)}
     compiled = ef.simulate(ef.methods.FedProx(mu=0.3), uneven, compile=True, seeds=[0, 1], **settings)  # type: ignore[arg-type]
     assert not compiled.notes
@@ -178,7 +178,7 @@ def test_a_broken_compiler_is_said_and_costs_nothing(uneven: Federation, monkeyp
     def fail(*_: object) -> None:
         raise OSError("no such compiler")
 
-    monkeypatch.setattr(steps, "TRACE_FROM", 1)
+    monkeypatch.setattr(stepper, "TRACE_FROM", 1)
     monkeypatch.setattr("torch._inductor.compile", fail)
     result = ef.simulate(FedAvg(), uneven, compile=True, **QUICK)  # type: ignore[arg-type]
     assert result.notes == ["Compiling the training step failed (OSError); it runs uncompiled, and slower."]
@@ -293,16 +293,18 @@ def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
 
 
 def test_plan_is_reproducible_and_differs_by_purpose() -> None:
-    assert plan.generator(1, "a", 2).random() == plan.generator(1, "a", 2).random()
-    values = {plan.generator(*key).random() for key in [(1, "a", 2), (2, "a", 2), (1, "b", 2), (1, "a", 3), (1, "a")]}
+    assert randomness.generator(1, "a", 2).random() == randomness.generator(1, "a", 2).random()
+    values = {
+        randomness.generator(*key).random() for key in [(1, "a", 2), (2, "a", 2), (1, "b", 2), (1, "a", 3), (1, "a")]
+    }
     assert len(values) == 5
     # a fixed number: a change here would silently change every published run
-    assert plan.key("silo-a") == 3419672453751797311
+    assert randomness.key("silo-a") == 3419672453751797311
 
 
 def test_cohorts_are_uniform_without_replacement() -> None:
-    order = plan.client_order([str(i) for i in range(12)])
-    drawn = np.array([plan.cohort(0, number, order, 3) for number in range(4000)])
+    order = randomness.client_order([str(i) for i in range(12)])
+    drawn = np.array([randomness.cohort(0, number, order, 3) for number in range(4000)])
     assert all(len(set(row)) == 3 for row in drawn)
     share = np.bincount(drawn.ravel(), minlength=12) / 4000
     np.testing.assert_allclose(share, 3 / 12, atol=0.03)

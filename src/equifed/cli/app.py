@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from equifed.cli.console import command, print_json, say, show
 from equifed.cli.flower import flower_app
 from equifed.cli.options import FailIf, Output, Settings, expand
-from equifed.cli.talk import command, print_json, say, show
 from equifed.experiments import EXPERIMENTS
 
 EXITS = (
@@ -80,8 +80,8 @@ def run(
     A sweep when the file has a [sweep] section. The run is saved in a folder of its own, with a checkpoint after every
     round; `equifed resume` takes it up where it stopped.
     """
-    from equifed.cli.carry import new_run
     from equifed.cli.checks import parse_checks
+    from equifed.cli.runs import new_run
     from equifed.config import load_config
 
     new_run(load_config(file, set or ()), output, parse_checks(fail_if), watch)
@@ -111,8 +111,8 @@ def compare(
 
     All methods get the same clients, splits and initial models. Every method is a run of its own.
     """
-    from equifed.cli.carry import compare as carry_out_comparison
     from equifed.cli.checks import parse_checks
+    from equifed.cli.runs import compare as carry_out_comparison
 
     carry_out_comparison(data, methods, settings, report, output, parse_checks(fail_if))
 
@@ -137,7 +137,7 @@ def sweep(
 
     A setting is dominated when another has both better accuracy and better fairness.
     """
-    from equifed.cli.carry import new_run
+    from equifed.cli.runs import new_run
     from equifed.config import parse_config
     from equifed.errors import ConfigError
 
@@ -172,8 +172,8 @@ def resume(reference: RunName, fail_if: FailIf = None, watch: Closely = False, *
 
     The result is bit by bit that of a run which was never stopped. Checks are not part of a run: give them again.
     """
-    from equifed.cli.carry import resumed
     from equifed.cli.checks import parse_checks
+    from equifed.cli.runs import resumed
 
     resumed(reference, output, parse_checks(fail_if), watch)
 
@@ -212,8 +212,8 @@ def show_run(
     output: Output,
 ) -> None:
     """Show a run: its state, metrics, groups, messages and settings."""
-    from equifed.cli.carry import fail
     from equifed.cli.checks import parse_checks
+    from equifed.cli.runs import fail
     from equifed.cli.showing import show_folder
     from equifed.store import Store
 
@@ -252,8 +252,8 @@ def report(
 
     --json and --csv print its numbers for other programs, --figures draws its charts for a paper.
     """
-    from equifed.cli.pages import Wanted
-    from equifed.cli.pages import report as write_about
+    from equifed.cli.report import Wanted
+    from equifed.cli.report import report as write_about
 
     write_about(references, Wanted(file, title, disparity, baseline, csv, figures, formats), output)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
-from equifed.methods.constrained import TOLERANCE
+from equifed.methods._constrained import TOLERANCE
+from equifed.results.result import metrics_frame
 from equifed.simulator import Result
 from equifed.simulator.evaluate import Scored
 from equifed.simulator.job import Job
-from equifed.simulator.result import metrics_frame
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -13,19 +13,19 @@ from typing import Any, Self
 import typer
 from rich.status import Status
 
-from equifed.cli.carry import tell
+from equifed.cli.console import err, near, say
 from equifed.cli.options import Output
-from equifed.cli.pages import documented
-from equifed.cli.talk import err, near, say
+from equifed.cli.report import documented
+from equifed.cli.runs import tell
 from equifed.config import Config
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
-from equifed.flower import folder as making
-from equifed.flower.deploy import Local, Submitted, listens
-from equifed.flower.folder import Folder
-from equifed.flower.installed import require_flower
-from equifed.flower.processes import ending_on_signals
-from equifed.flower.setting import Setting
+from equifed.flower.agreement import Setting
+from equifed.flower.deployment import folder as making
+from equifed.flower.deployment.folder import Folder
+from equifed.flower.deployment.installed import require_flower
+from equifed.flower.deployment.processes import ending_on_signals
+from equifed.flower.deployment.programs import Local, Submitted, listens
 from equifed.simulator.engine import Rejection
 from equifed.store import RunFolder, Store
 

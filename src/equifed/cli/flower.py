@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli.talk import command, near, say, show
+from equifed.cli.console import command, near, say, show
 
 flower_app = typer.Typer(
     help="Train on a real federation with Flower: a silo per machine, over TLS. Needs the extra `flower`.",

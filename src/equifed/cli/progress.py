@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from equifed.cli.console import err, say
 from equifed.cli.tables import COLUMNS, plain_table, short
-from equifed.cli.talk import err, say
+from equifed.results.result import metrics_frame
 from equifed.simulator import Step, Training
-from equifed.simulator.result import metrics_frame
 
 LINES = 20
 """Plain lines per run."""

@@ -1,4 +1,4 @@
-"""`equifed reproduce`: a paper's table or figure, ours beside the published one. What is shown is in `papers`."""
+"""`equifed reproduce`: a paper's table or figure, ours beside the published one. Each experiment shows itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import typer
 
+from equifed.cli.console import err, near, say
 from equifed.cli.progress import Watch
-from equifed.cli.talk import err, near, say
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments import EXPERIMENTS
 from equifed.simulator import Result, Simulation, Step
@@ -46,7 +46,7 @@ class Wanted:
 def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
     if name not in EXPERIMENTS:
         raise ConfigError(unknown_name("experiment", name, EXPERIMENTS))
-    paper = import_module(f"equifed.cli.papers.{name.split('/')[0].replace('-', '_')}")
+    paper = import_module(f"equifed.experiments.{name.split('/')[0].replace('-', '_')}.show")
     options: Sequence[str] = paper.OPTIONS[name]
     for field in fields(Wanted):
         if getattr(wanted, field.name) not in (None, False) and field.name not in (*options, "quick", "pages"):

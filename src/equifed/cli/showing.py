@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from equifed.cli.checks import AnyCheck
+from equifed.cli.console import name_of, near, print_json, say, show
 from equifed.cli.options import Output
 from equifed.cli.tables import frame_table, groups_table, metrics_table, pareto_table, record, silos_table, warnings_of
-from equifed.cli.talk import name_of, near, print_json, say, show
 from equifed.errors import RunError
 from equifed.report.silos import other_notes
 from equifed.store import RunFolder
@@ -42,7 +42,7 @@ def show_folder(folder: RunFolder, output: Output, checks: Sequence[AnyCheck]) -
         return failed
     show(f"{_line(folder, config)}, finished in {about['seconds']:.1f} s\n")
     if result.swept:
-        from equifed.cli.carry import pareto_of
+        from equifed.cli.runs import pareto_of
 
         show(pareto_table(pareto_of(result)))
     else:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from equifed.data.download import Fetched, File, fetch_files
 from equifed.data.encoding import Encoding, Scaling, Schema, Sensitive, Task
-from equifed.data.home import Fetched, File, fetch_files
 from equifed.errors import ConfigError, DataError, unknown_name
 
 

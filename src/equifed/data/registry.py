@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from equifed.data.acs import ACS_EMPLOYMENT, ACS_HEALTH_INSURANCE, ACS_INCOME
-from equifed.data.adult import ADULT
-from equifed.data.bank import BANK, BANK_ADDITIONAL
-from equifed.data.communities import COMMUNITIES
-from equifed.data.compas import COMPAS
-from equifed.data.drug import DRUG
-from equifed.data.dutch import DUTCH
+from equifed.data.download import where
 from equifed.data.encoding import Encoded
-from equifed.data.german import GERMAN
-from equifed.data.home import where
-from equifed.data.law import LAW
-from equifed.data.mnist import MNIST
 from equifed.data.preset import Bunch, Dataset, Preset
+from equifed.data.sets.acs import ACS_EMPLOYMENT, ACS_HEALTH_INSURANCE, ACS_INCOME
+from equifed.data.sets.adult import ADULT
+from equifed.data.sets.bank import BANK, BANK_ADDITIONAL
+from equifed.data.sets.communities import COMMUNITIES
+from equifed.data.sets.compas import COMPAS
+from equifed.data.sets.drug import DRUG
+from equifed.data.sets.dutch import DUTCH
+from equifed.data.sets.german import GERMAN
+from equifed.data.sets.law import LAW
+from equifed.data.sets.mnist import MNIST
 from equifed.errors import ConfigError, unknown_name
 
 DATASETS: dict[str, Dataset] = {

@@ -46,7 +46,7 @@ def rotate_images(images: NDArray[np.float32], degrees: float) -> NDArray[np.flo
 def rotate_cached(images: NDArray[np.float32], degrees: float, folder: Path) -> NDArray[np.float32]:
     """`rotate_images`, kept in a file of this folder, named after the images and the angle: reading takes a twentieth
     of turning. Where the folder cannot be written nothing is kept."""
-    from equifed.data.home import write_atomically  # here: a bare GPU machine turns images without pandas
+    from equifed.data.download import write_atomically  # here: a bare GPU machine turns images without pandas
 
     if degrees % 360 == 0:
         return images.copy()

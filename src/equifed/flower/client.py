@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 
 from equifed import tree
 from equifed.errors import ConfigError, DataError, RowError, unknown_name
+from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.evaluation import withheld
 from equifed.flower.memory import Memory, exchange_number
 from equifed.flower.records import (
@@ -35,7 +36,6 @@ from equifed.flower.records import (
     read_about,
     unpack,
 )
-from equifed.flower.setting import Scaling, Setting, action, codecs, exchanges
 from equifed.protocol import Phase, Record
 from equifed.simulator.engine import Stage, check_reply
 from equifed.simulator.evaluate import Evaluator

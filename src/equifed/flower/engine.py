@@ -11,11 +11,11 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.flower import evaluation
+from equifed.flower.agreement import Scaling, action, codecs, exchanges
 from equifed.flower.evaluation import Withheld, together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
-from equifed.flower.setting import Scaling, action, codecs, exchanges
 from equifed.protocol import LIMITS, ROWS, Phase, Record
 from equifed.simulator.engine import (
     Exchange,

@@ -15,11 +15,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from equifed.errors import ConfigError, RunError
+from equifed.federation.tables import shift_and_factor
+from equifed.flower.agreement import Scaling, Setting
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
 from equifed.flower.records import BadMessage, check_run
-from equifed.flower.setting import Scaling, Setting
-from equifed.loading import shift_and_factor
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, State
 from equifed.simulator.job import Job

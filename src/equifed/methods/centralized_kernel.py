@@ -14,12 +14,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equifed.local import mean_loss
+from equifed.methods._kernels import exact_dependence, outputs
 from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.methods.kernels import exact_dependence, outputs
 from equifed.methods.local_kernel import with_attribute
 from equifed.protocol import Data, LocalTraining, Phase
+from equifed.training import mean_loss
 from equifed.tree import Tree
 
 

@@ -24,7 +24,8 @@ from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError, check_number
-from equifed.methods import frl, supermask
+from equifed.methods import _supermask as supermask
+from equifed.methods import frl
 from equifed.methods.hyper import hyper
 from equifed.methods.ifca import Client, keep_known_group, lowest_loss, unchanged
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods import fairbatch
+from equifed.methods._kernels import dependence, feature_draws, outputs
 from equifed.methods.hyper import hyper
-from equifed.methods.kernels import dependence, feature_draws, outputs
 from equifed.methods.reweighing import cell_counts, cell_weights
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.constrained import Constrained, by_pair
+from equifed.methods._constrained import Constrained, by_pair
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree

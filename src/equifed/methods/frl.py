@@ -4,7 +4,7 @@ client k:  theta^s[R_g] = sort(theta^s);  train the scores on mean loss, by edge
 server:    R_g = VOTE{R_k} = argsort(sum_k positions of R_k)
 
 Only rankings travel, ceil(log2 n) bits per edge of a layer with n edges; weights are drawn from the shared seed and
-never change (see supermask). Everything is done layer by layer.
+never change (see _supermask.py). Everything is done layer by layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods import supermask
+from equifed.methods import _supermask as supermask
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree

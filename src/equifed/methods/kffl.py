@@ -24,10 +24,10 @@ from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
-from equifed.local import mean_loss
+from equifed.methods._kernels import feature_draws, outputs, own_rows, phi
 from equifed.methods.hyper import hyper
-from equifed.methods.kernels import feature_draws, outputs, own_rows, phi
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.training import mean_loss
 from equifed.tree import Tree
 
 

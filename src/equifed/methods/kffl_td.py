@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.kernels import feature_draws, output_size
+from equifed.methods._kernels import feature_draws, output_size
 from equifed.methods.kffl import KFFL
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree

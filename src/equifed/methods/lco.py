@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.constrained import COUNTS, Constrained, counted
+from equifed.methods._constrained import COUNTS, Constrained, counted
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree

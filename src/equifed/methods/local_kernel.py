@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equifed.local import mean_loss
+from equifed.methods._kernels import dependence, feature_draws, outputs
 from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.methods.kernels import dependence, feature_draws, outputs
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start
+from equifed.training import mean_loss
 from equifed.tree import Tree
 
 

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page from one result, a comparison or a sweep."""
 
+from equifed.report.comparison import summary_table
 from equifed.report.page import write_report
-from equifed.report.table import summary_table
 from equifed.report.verdict import Verdict, verdict
 
 __all__ = ["Verdict", "summary_table", "verdict", "write_report"]

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
-from equifed.report import words
-from equifed.report.data import page_data
-from equifed.report.table import Comparison
+from equifed.report import wording
+from equifed.report.comparison import Comparison
+from equifed.report.numbers import page_data
 
 FORMATS = ("svg", "png", "pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c6d31", "#444444", "#b2182b")
@@ -136,7 +136,7 @@ def _colour(i: int) -> str:
 
 def _name(text: str) -> str:
     """Fit for a legend: one short line without control characters; a leading _ would hide it."""
-    shown = "".join(c if c.isprintable() else " " for c in words.plain(text, 36))
+    shown = "".join(c if c.isprintable() else " " for c in wording.plain(text, 36))
     return f" {shown}" if shown.startswith("_") else shown
 
 

@@ -19,16 +19,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from equifed.errors import ConfigError
-from equifed.report import words
-from equifed.report.data import page_data, summary_data
+from equifed.report import wording
+from equifed.report.comparison import Arm, Comparison, is_pooled
 from equifed.report.groups import parts
+from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import TOLD, Silos
 from equifed.report.stats import ENOUGH_SEEDS
-from equifed.report.table import Arm, Comparison, is_pooled
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 
 if TYPE_CHECKING:
-    from equifed.simulator.result import Result
+    from equifed.results.result import Result
 
 WORST_CLIENTS = 5
 """Clients named per arm."""
@@ -74,15 +74,15 @@ def render(about: Comparison, title: str | None = None) -> str:
         .get_template("page.html.j2")
         .render(
             title=title or _title(results),
-            heading=words.heading,
+            heading=wording.heading,
             verdict=verdict,
             cards=_cards(data, verdict, found),
             data=data,
             seeds=found[0].seeds if len({arm.seeds for arm in found}) == 1 else None,
-            number=words.number,
-            size=words.size,
-            signed=words.signed,
-            p_value=words.p_value,
+            number=wording.number,
+            size=wording.size,
+            signed=wording.signed,
+            p_value=wording.p_value,
             group_tables=_group_tables(data, found),
             silos=_silos(results),
             worst_clients=_worst_clients(about),
@@ -110,8 +110,8 @@ def summary_html(result: Result) -> str:
         title=_title([result]),
         verdict=verdict_of(about),
         data=summary_data(about),
-        number=words.number,
-        size=words.size,
+        number=wording.number,
+        size=wording.size,
         rounds=result.info["rounds"],
     )
 
@@ -151,7 +151,7 @@ def _plotly() -> Markup:
 def _title(results: Sequence[Result]) -> str:
     methods = list(dict.fromkeys(str(result.info["method"]) for result in results))
     data = list(dict.fromkeys(str(result.info["data"]) for result in results if result.info.get("data")))
-    return words.listing(methods) + (f" on {words.listing(data)}" if data else "")
+    return wording.listing(methods) + (f" on {wording.listing(data)}" if data else "")
 
 
 # -- tables that are written as text -----------------------------------------------------------------------------------

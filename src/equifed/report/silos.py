@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equifed.report import words
-from equifed.simulator.result import ranges
+from equifed.report import wording
+from equifed.results.result import ranges
 
 if TYPE_CHECKING:
-    from equifed.simulator.result import Result
+    from equifed.results.result import Result
 
 TOLD = "told"
 """A group's test rows whose labels and predictions are told: a metric of groups, where silos withhold some."""
@@ -40,7 +40,7 @@ class Trouble:
         before = "before round 1" if self.rounds[0] == 0 else ""
         later = [number for number in self.rounds if number]
         during = f"round{'s' * (len(later) > 1)} {ranges(later)}" if later else ""
-        return f"{' and '.join(filter(None, (before, during)))}: {words.plain(self.reason, 200)}"
+        return f"{' and '.join(filter(None, (before, during)))}: {wording.plain(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,21 @@ class Silo:
         """When it did not answer, and why."""
         if self.rows is None:
             reasons = dict.fromkeys(filter(None, [*(trouble.reason for trouble in self.missed), self.unmeasured]))
-            return _several([f"never joined: {words.plain(reason, 200)}" for reason in reasons])
-        last = [f"the last evaluation: {words.plain(self.unmeasured, 200)}"] if self.unmeasured else []
+            return _several([f"never joined: {wording.plain(reason, 200)}" for reason in reasons])
+        last = [f"the last evaluation: {wording.plain(self.unmeasured, 200)}"] if self.unmeasured else []
         return _several([*map(str, self.missed), *last])
 
     @property
     def refusals(self) -> str:
-        return _several([f"{words.plain(trouble.phase)} in {trouble}" for trouble in self.refused])
+        return _several([f"{wording.plain(trouble.phase)} in {trouble}" for trouble in self.refused])
 
     @property
     def withholds(self) -> str:
         said = []
         if self.counts:
-            said.append(f"how right its predictions are for {words.listing(list(self.counts))}")
+            said.append(f"how right its predictions are for {wording.listing(list(self.counts))}")
         if self.predicted:
-            said.append(f"what they are for {words.listing(list(self.predicted))}")
+            said.append(f"what they are for {wording.listing(list(self.predicted))}")
         return "; ".join(said)
 
     def facts(self) -> dict[str, Any]:

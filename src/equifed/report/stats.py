@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
-    from equifed.report.table import Arm
+    from equifed.report.comparison import Arm
 
 ENOUGH_SEEDS = 3
 """Fewer give no interval worth showing."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.report import words
+from equifed.report import wording
+from equifed.report.comparison import Arm, Comparison, moments
 from equifed.report.silos import Silos, other_notes
 from equifed.report.stats import ENOUGH_SEEDS, Paired, against, mean_interval
-from equifed.report.table import Arm, Comparison, moments
 
 if TYPE_CHECKING:
-    from equifed.simulator.result import Result
+    from equifed.results.result import Result
 
 SMALL_GROUP = 50
 """Test rows below which a group's rates are mostly noise."""
@@ -49,7 +49,7 @@ def verdict_of(about: Comparison) -> Verdict:
 
 def ranked(found: list[Arm], metric: str, task: str) -> list[Arm]:
     """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    scored = [(words.badness(metric, moments(arm.values(metric))[0], task), arm) for arm in found]
+    scored = [(wording.badness(metric, moments(arm.values(metric))[0], task), arm) for arm in found]
     usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
     return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
 
@@ -68,9 +68,9 @@ def unclear(order: list[Arm], metric: str) -> list[Arm]:
 
 def _value(arm: Arm, metric: str) -> str:
     """`mean ± std [low, high]`."""
-    text = words.spread(*moments(arm.values(metric)), arm.seeds)
+    text = wording.spread(*moments(arm.values(metric)), arm.seeds)
     bounds = mean_interval(arm.values(metric))
-    return text if bounds is None else f"{text} [{words.number(bounds[0])}, {words.number(bounds[1])}]"
+    return text if bounds is None else f"{text} [{wording.number(bounds[0])}, {wording.number(bounds[1])}]"
 
 
 def _over(found: list[Arm]) -> str:
@@ -85,13 +85,13 @@ def _over(found: list[Arm]) -> str:
 def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
     wanted = [quality, *([disparity] if disparity else [])]
     withheld = [metric for metric in wanted if arm.withholds(metric)]
-    reached = "" if quality in withheld else f" reached {words.title(quality)} {_value(arm, quality)}"
+    reached = "" if quality in withheld else f" reached {wording.title(quality)} {_value(arm, quality)}"
     if disparity and disparity not in withheld:
-        reached += f"{' with' if reached else ' has'} {words.a(words.title(disparity))} of {_value(arm, disparity)}"
-    said = f"{words.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
+        reached += f"{' with' if reached else ' has'} {wording.a(wording.title(disparity))} of {_value(arm, disparity)}"
+    said = f"{wording.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
     if withheld:
-        what = words.listing([words.title(metric) for metric in withheld])
-        whose = "Its" if said else f"Of {words.plain(arm.label)},"
+        what = wording.listing([wording.title(metric) for metric in withheld])
+        whose = "Its" if said else f"Of {wording.plain(arm.label)},"
         said += (
             f"{' ' * bool(said)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
             "counts that are too small to be told."
@@ -103,17 +103,17 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
     by_quality = ranked(found, quality, task)
     if not by_quality:
         return None, [
-            f"None of these predictors is usable: in each, {words.title(quality)} is "
+            f"None of these predictors is usable: in each, {wording.title(quality)} is "
             f"{'withheld by the silos, ' if any(arm.withholds(quality) for arm in found) else ''}undefined or some "
             "group gets (almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
-    quality_word = f"{'lowest' if quality == 'rmse' else 'highest'} mean {words.title(quality)}"
+    quality_word = f"{'lowest' if quality == 'rmse' else 'highest'} mean {wording.title(quality)}"
     over = _over(found)
     by_gap = ranked([best, *unclear(by_quality, quality)], disparity, task) if disparity else []
     pick = by_gap[0] if by_gap else best
     fairest = ranked(found, disparity, task)[:1] if disparity else []
-    name, gap = words.plain(pick.label), words.title(disparity) if disparity else ""
+    name, gap = wording.plain(pick.label), wording.title(disparity) if disparity else ""
     if pick is best and disparity and fairest and fairest[0] is pick:
         first = (
             f"Take {name}: it has both the {quality_word}, {_value(pick, quality)}, and the fairest mean {gap}, "
@@ -121,19 +121,19 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
         )
     elif pick is best:
         first = f"Take {name}: it has the {quality_word}, {_value(pick, quality)}"
-        first += f", with {words.a(gap)} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
+        first += f", with {wording.a(gap)} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
     else:
         first = (
             f"Take {name}: it has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "
-            f"{words.title(quality)} cannot be told apart from the best: {_value(pick, quality)}, against "
-            f"{_value(best, quality)} of {words.plain(best.label)} ({over})."
+            f"{wording.title(quality)} cannot be told apart from the best: {_value(pick, quality)}, against "
+            f"{_value(best, quality)} of {wording.plain(best.label)} ({over})."
         )
     second = ""
     if fairest and fairest[0] is not pick and disparity:
         low = fairest[0]
         second = (
-            f"The fairest mean {gap} of all is that of {words.plain(low.label)}, {_value(low, disparity)}, "
-            f"at {words.title(quality)} {_value(low, quality)}."
+            f"The fairest mean {gap} of all is that of {wording.plain(low.label)}, {_value(low, disparity)}, "
+            f"at {wording.title(quality)} {_value(low, quality)}."
         )
     return pick, [sentence for sentence in (first, second) if sentence]
 
@@ -162,14 +162,14 @@ def _degenerate(found: list[Arm]) -> list[str]:
             continue
         flagged = arm.groups[(arm.groups["metric"] == "degenerate") & (arm.groups["value"] > 0)]
         groups = list(dict.fromkeys(flagged["name"]))
-        where = f"group {words.listing(groups)}, " if groups else ""
-        said.append(f"{words.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
+        where = f"group {wording.listing(groups)}, " if groups else ""
+        said.append(f"{wording.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
     if not said:
         return []
     left_out = "" if len(found) == 1 else " Left out of the verdict."
     return [
-        f"Degenerate: {words.listing(said, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get the "
-        f"same prediction; such a predictor can look fair and be useless.{left_out}"
+        f"Degenerate: {wording.listing(said, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
+        f"the same prediction; such a predictor can look fair and be useless.{left_out}"
     ]
 
 
@@ -179,8 +179,8 @@ def _references(found: list[Arm]) -> list[str]:
         return []
     left_out = "" if len(found) == 1 else ", and is left out of the verdict"
     return [
-        f"Reference: {words.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the data "
-        f"would give{left_out}."
+        f"Reference: {wording.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the "
+        f"data would give{left_out}."
     ]
 
 
@@ -200,8 +200,8 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
         close = unclear(order, metric) if metric else []
         if close and metric:
             said.append(
-                f"{words.heading(metric)}: {words.plain(order[0].label)} has the best mean, but cannot be told apart "
-                f"from {words.listing([arm.label for arm in close])} "
+                f"{wording.heading(metric)}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
+                f"apart from {wording.listing([arm.label for arm in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= ENOUGH_SEEDS:
@@ -221,7 +221,7 @@ def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[st
         ]
         if missing and metric:
             said.append(
-                f"{words.heading(metric)} is undefined in some or all seeds of {words.listing(missing)}; "
+                f"{wording.heading(metric)} is undefined in some or all seeds of {wording.listing(missing)}; "
                 "means are over the seeds where it is defined."
             )
     return said
@@ -229,7 +229,7 @@ def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[st
 
 def _withheld(found: list[Arm]) -> list[str]:
     return [
-        f"{words.plain(arm.label)}: {words.listing(arm.silos.withholding)} "
+        f"{wording.plain(arm.label)}: {wording.listing(arm.silos.withholding)} "
         f"withhold{'s' * (len(arm.silos.withholding) == 1)} counts of test rows that are too small to be told. "
         f"{arm.silos.basis()}"
         for arm in found
@@ -243,11 +243,11 @@ def _small_groups(found: list[Arm]) -> list[str]:
         counts = arm.groups[arm.groups["metric"] == "count"].dropna()
         for name, value in counts.groupby("name", sort=False)["value"].min().items():
             smallest[str(name)] = min(value, smallest.get(str(name), np.inf))
-    few = [f"{words.plain(name)} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]
+    few = [f"{wording.plain(name)} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]
     if not few:
         return []
     return [
-        f"Fewer than {SMALL_GROUP} test rows in group {words.listing(few)}: these groups' rates, and every disparity "
+        f"Fewer than {SMALL_GROUP} test rows in group {wording.listing(few)}: these groups' rates, and every disparity "
         "that rests on them, are mostly noise."
     ]
 
@@ -286,7 +286,7 @@ def _incidents(results: Sequence[Result]) -> list[str]:
     notes: dict[str, list[str]] = {}
     for result in results:
         method = str(result.info["method"])
-        name = words.plain(method)
+        name = wording.plain(method)
         if len(result.log):
             lost = ~result.log["applied"].astype(bool)
             if lost.any():
@@ -297,19 +297,20 @@ def _incidents(results: Sequence[Result]) -> list[str]:
         silos = Silos.of(result)
         missing = [silo for silo in silos.each if silo.absence] if silos else []
         if missing:
-            absent = words.listing([f"{words.plain(silo.name)} ({silo.absence})" for silo in missing], longest=300)
+            absent = wording.listing([f"{wording.plain(silo.name)} ({silo.absence})" for silo in missing], longest=300)
             said.append(f"{name}: some silos did not answer: {absent}.")
         refused = result.rejections[result.rejections["answered"].astype(bool)]
         if len(refused):
             who = refused["client"].astype(str).value_counts()
             said.append(
                 f"{name}: {len(refused)} rejected repl{'y' if len(refused) == 1 else 'ies'}, from client "
-                f"{words.listing([str(client) for client in who.index])} "
-                f"(first reason: {words.plain(str(refused['reason'].iloc[0]), 200)})."
+                f"{wording.listing([str(client) for client in who.index])} "
+                f"(first reason: {wording.plain(str(refused['reason'].iloc[0]), 200)})."
             )
         for note in other_notes(result):
             if not _REMARK.search(note):
                 notes.setdefault(note, []).append(method)
     return said + [
-        f"{words.listing(list(dict.fromkeys(methods)))}: {words.plain(note, 400)}" for note, methods in notes.items()
+        f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(note, 400)}"
+        for note, methods in notes.items()
     ]

@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 from equifed.errors import ConfigError
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.protocol import Method
+from equifed.results.result import Collector, Result
 from equifed.simulator.engine import Engine, State
 from equifed.simulator.evaluate import Evaluator, Measure
 from equifed.simulator.job import Job, make_job
 from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.loop import Step, rounds
 from equifed.simulator.reference import Reference
-from equifed.simulator.result import Collector, Result
 from equifed.simulator.tables import make_tables
+from equifed.training import Local
 
 __all__ = ["Collector", "Result", "Simulation", "Step", "Training", "make_job", "simulate", "sweep"]
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from equifed import tree
+from equifed import randomness, tree
 from equifed.federation import Sets
 from equifed.protocol import Method
-from equifed.simulator import plan
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
@@ -159,13 +158,13 @@ class Evaluator:
         """A number in 0..1 for each row of the run's data, the same in every round and for every model."""
         if run not in self._draws:
             seed, fed = self.job.runs[run].seed, self.job.runs[run].federation
-            made = plan.generator(seed, "adjust").random(len(fed.rows.y))
+            made = randomness.generator(seed, "adjust").random(len(fed.rows.y))
             # those of the server's and of a client's own rows are its own, whatever rows there are elsewhere
-            made[fed.validation] = plan.generator(seed, "adjust-validation").random(len(fed.validation))
+            made[fed.validation] = randomness.generator(seed, "adjust-validation").random(len(fed.validation))
             if fed.client_test is not None:
                 for k in self.job.everyone()[run]:
                     own = fed.client_test[k]
-                    made[own] = plan.generator(seed, "adjust", self.job.client_keys[k]).random(len(own))
+                    made[own] = randomness.generator(seed, "adjust", self.job.client_keys[k]).random(len(own))
             self._draws[run] = torch.from_numpy(made).to(self.job.device)
         return self._draws[run]
 

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed import models, tree
+from equifed import models, randomness, tree
 from equifed.errors import ConfigError, check_number
 from equifed.federation import Federation
-from equifed.local import Local
 from equifed.methods.hyper import check, check_value
 from equifed.protocol import Method, Task
-from equifed.simulator import plan
 from equifed.task import check_module
+from equifed.training import Local
 from equifed.tree import Tree
 
 
@@ -81,11 +80,11 @@ class Job:
     @cached_property
     def client_keys(self) -> list[int]:
         """The random key of each client; all runs have the same clients."""
-        return [plan.key(name) for name in self.runs[0].federation.ids]
+        return [randomness.key(name) for name in self.runs[0].federation.ids]
 
     @cached_property
     def _order(self) -> np.ndarray:
-        return plan.client_order(self.runs[0].federation.ids)
+        return randomness.client_order(self.runs[0].federation.ids)
 
     def everyone(self) -> np.ndarray:
         """All clients of every run [R, N]: the cohort of setup and final phases."""
@@ -93,13 +92,13 @@ class Job:
 
     def cohorts(self, round: int) -> np.ndarray:
         """The clients sampled in this round, for every run [R, K]."""
-        return np.stack([plan.cohort(run.seed, round, self._order, self.clients_per_round) for run in self.runs])
+        return np.stack([randomness.cohort(run.seed, round, self._order, self.clients_per_round) for run in self.runs])
 
     def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
         """Which of them do not drop out [R, K]."""
         return np.stack(
             [
-                plan.present(run.seed, round, [self.client_keys[k] for k in cohort], self.dropout)
+                randomness.present(run.seed, round, [self.client_keys[k] for k in cohort], self.dropout)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -331,7 +330,7 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
 
 
 def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, Tensor]:
-    rng = plan.initial(seed, index)
+    rng = randomness.initial(seed, index)
     if isinstance(model, models.Model):
         return model.initialise(module, rng)
     if not isinstance(model, nn.Module):

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from equifed import tree
+from equifed import randomness, tree
 from equifed.errors import RunError
 from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Start
-from equifed.simulator import plan
 from equifed.simulator.engine import (
     Exchange,
     Message,
@@ -41,7 +40,7 @@ from equifed.simulator.engine import (
     validation_data,
 )
 from equifed.simulator.job import Job
-from equifed.simulator.steps import Stepper, Training, portions
+from equifed.simulator.stepper import Stepper, Training, portions
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
@@ -242,7 +241,9 @@ class LanesEngine:
         job, run = self.job, self._index(lanes.run)
         draws: dict[str, Tensor] = {}
         if phase.draws:
-            made = [plan.draws(each.seed, round, phase.draws, job.task) for each in job.runs[: lanes.run.max() + 1]]
+            made = [
+                randomness.draws(each.seed, round, phase.draws, job.task) for each in job.runs[: lanes.run.max() + 1]
+            ]
             draws = {
                 name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
                 for name in phase.draws
@@ -360,7 +361,7 @@ class LanesEngine:
             return vmap(one)(carry, fixed, *batch, mask, rows)
 
         sources = [
-            plan.Batches(job.runs[r].seed, round, job.client_keys[k], phase.name, int(n), local)
+            randomness.Batches(job.runs[r].seed, round, job.client_keys[k], phase.name, int(n), local)
             for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
         ]
 

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equifed import tree
+from equifed import randomness, tree
 from equifed.errors import EquifedError, RunError
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulator import plan
 from equifed.simulator.engine import (
     Exchange,
     Message,
@@ -100,7 +99,7 @@ class Reference:
         uniforms: tuple[Tensor, ...] = ()
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
-            source = plan.Batches(seed, round, job.client_keys[client], phase.name, n, local)
+            source = randomness.Batches(seed, round, job.client_keys[client], phase.name, n, local)
             batches = tuple(
                 torch.from_numpy(rows).to(job.device)
                 for _ in range(local.epochs)
@@ -117,7 +116,7 @@ class Reference:
             job.task,
             draws={
                 name: torch.from_numpy(values).to(job.device)
-                for name, values in plan.draws(seed, round, phase.draws, job.task).items()
+                for name, values in randomness.draws(seed, round, phase.draws, job.task).items()
             },
             client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
             batches=batches,

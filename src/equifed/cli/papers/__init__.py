@@ -1,1 +1,0 @@
-"""How `equifed reproduce` shows each paper's experiments: a module per paper."""

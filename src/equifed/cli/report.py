@@ -1,0 +1,106 @@
+"""`equifed report`: the page, the same numbers for other programs, and figures for a paper."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from equifed.cli.console import near, print_json, say, show
+from equifed.cli.options import Output, split_names
+from equifed.errors import ConfigError
+from equifed.simulator import Result
+from equifed.store import RunFolder, Store
+from equifed.store.files import writable_folder
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to write about the runs."""
+
+    page: Path
+    title: str | None
+    disparity: str | None
+    baseline: str | None
+    csv: bool
+    figures: Path | None
+    formats: str
+
+
+def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
+    from equifed.report.comparison import Comparison
+    from equifed.report.figures import check_formats, write_figures
+    from equifed.report.numbers import records
+    from equifed.report.page import write_page
+    from equifed.report.verdict import verdict_of
+
+    if wanted.csv and output.json:
+        raise ConfigError("--csv and --json both want stdout. Give one of them.")
+    check_page(wanted.page, "--output")
+    formats = split_names(wanted.formats, "--formats")
+    if wanted.figures is not None:
+        check_formats(formats)
+        writable_folder(wanted.figures, "Name another folder with --figures.")
+    folders = [Store(output.runs).find(reference) for reference in references]
+    about = Comparison.of(
+        [documented(folder, folder.result()) for folder in folders], wanted.disparity, wanted.baseline
+    )
+    page = write_page(about, wanted.page, wanted.title)
+    drawn = write_figures(about, wanted.figures, formats) if wanted.figures is not None else []
+    if output.json:
+        print_json(
+            {
+                "report": str(page),
+                "figures": [str(path) for path in drawn],
+                "runs": [folder.id for folder in folders],
+                "verdict": asdict(verdict_of(about)),
+                "disparity": about.disparity,
+                "baseline": about.baseline.label,
+                "metrics": records(about).to_dict("records"),
+                "messages": [
+                    {"method": result.info["method"], "exchanges": result.messages.to_dict("records")}
+                    for result in about.results
+                ],
+                "federations": [
+                    {"method": arm.label, **arm.silos.facts()} for arm in about.arms if arm.silos is not None
+                ],
+            }
+        )
+    elif wanted.csv:
+        sys.stdout.write(records(about).to_csv(index=False))  # as it is: not wrapped, nothing escaped
+        say(f"Report: {near(page)}")
+    else:
+        show(near(page), *(near(path) for path in drawn))
+
+
+def documented(folder: RunFolder, result: Result) -> Result:
+    """The result with what its folder knows beside it: configuration, versions, data, time."""
+    about: dict[str, Any] = {
+        name: json.loads((folder.path / f"{name}.json").read_text()) for name in ("data", "environment", "status")
+    }
+    run = {"id": folder.id, "started": _time(about["status"]["created"]), "finished": _time(about["status"]["changed"])}
+    whose = "server's rows" if "federation" in result.info else "rows"
+    data = {f"fingerprint of the {whose}": about["data"]["fingerprint"], "files of the silos": about["data"]["files"]}
+    more = {
+        "run": run,
+        "provenance": {**result.info.get("provenance", {}), **{name: each for name, each in data.items() if each}},
+        "versions": about["environment"],
+        "config": (folder.path / "config.toml").read_text(encoding="utf-8"),
+    }
+    return replace(result, info={**result.info, **more})
+
+
+def _time(stamp: str) -> str:
+    return datetime.fromisoformat(stamp).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def check_page(page: Path, option: str) -> Path:
+    """The page, if a file can be written there."""
+    if page.is_dir():
+        raise ConfigError(f"{option} {page} is a folder. Name a file in it, e.g. {page / 'report.html'}.")
+    writable_folder(page.parent, f"Name another file with {option}.")
+    return page

@@ -1,0 +1,442 @@
+"""American Community Survey, PUMS 2018 (one year): income, employment and health insurance by state.
+
+The three tasks are those of folktables (Ding et al., 2021), with its columns, rows and labels; numbers are
+the codes of the Census Bureau's data dictionary. What does not apply to a person (the employment of a child)
+is 0, as folktables has it; where that happens 0 means nothing else, save in PINCP: no income.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from equifed.data.download import File, OpenUrl, download
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+from equifed.errors import DataError
+
+FOLDER = "https://www2.census.gov/programs-surveys/acs/data/pums/2018/1-Year"
+CITATION = (
+    "US Census Bureau (2019). American Community Survey, Public Use Microdata Sample 2018, 1-Year. "
+    "Tasks: Ding, F., Hardt, M., Miller, J. and Schmidt, L. (2021). Retiring Adult: New Datasets for Fair "
+    "Machine Learning. NeurIPS."
+)
+LICENSE = "public domain (US government work)"
+
+INCOME = ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P")
+EMPLOYMENT = (
+    *(
+        "AGEP",
+        "SCHL",
+        "MAR",
+        "RELP",
+        "DIS",
+        "ESP",
+        "CIT",
+        "MIG",
+        "MIL",
+        "ANC",
+        "NATIVITY",
+        "DEAR",
+        "DEYE",
+        "DREM",
+    ),
+    *("SEX", "RAC1P"),
+)
+INSURANCE = (
+    *(
+        "AGEP",
+        "SCHL",
+        "MAR",
+        "SEX",
+        "DIS",
+        "ESP",
+        "CIT",
+        "MIG",
+        "MIL",
+        "ANC",
+        "NATIVITY",
+        "DEAR",
+        "DEYE",
+        "DREM",
+    ),
+    *("RACAIAN", "RACASN", "RACBLK", "RACNH", "RACPI", "RACSOR", "RACWHT", "PINCP", "ESR", "ST", "FER"),
+)
+PERSON = (
+    *(
+        "ADJINC",
+        "AGEP",
+        "ANC",
+        "CIT",
+        "COW",
+        "DEAR",
+        "DEYE",
+        "DIS",
+        "DREM",
+        "ESP",
+        "ESR",
+        "FER",
+        "GCL",
+        "HICOV",
+    ),
+    *("HINS1", "HINS2", "HINS3", "HINS4", "HISP", "JWMNP", "JWTR", "MAR", "MIG", "MIL", "NATIVITY", "OCCP"),
+    *(
+        "PINCP",
+        "POBP",
+        "POVPIP",
+        "POWPUMA",
+        "PRIVCOV",
+        "PUBCOV",
+        "PUMA",
+        "PWGTP",
+        "RAC1P",
+        "RACAIAN",
+        "RACASN",
+    ),
+    *(
+        "RACBLK",
+        "RACNH",
+        "RACPI",
+        "RACSOR",
+        "RACWHT",
+        "RELP",
+        "SCHL",
+        "SERIALNO",
+        "SEX",
+        "SPORDER",
+        "ST",
+        "WKHP",
+    ),
+)
+SMALL_STATES = ("DE", "HI", "ID", "ME", "MT", "ND", "NE", "NH", "NM", "RI", "SD", "VT", "WV", "WY")
+STATES = (
+    *(
+        "AK",
+        "AL",
+        "AR",
+        "AZ",
+        "CO",
+        "CT",
+        "DE",
+        "GA",
+        "HI",
+        "IA",
+        "ID",
+        "IL",
+        "IN",
+        "KS",
+        "KY",
+        "LA",
+        "MA",
+        "MD",
+    ),
+    *(
+        "ME",
+        "MI",
+        "MN",
+        "MO",
+        "MS",
+        "MT",
+        "NC",
+        "ND",
+        "NE",
+        "NH",
+        "NJ",
+        "NM",
+        "NV",
+        "OH",
+        "OK",
+        "OR",
+        "PA",
+        "RI",
+    ),
+    *("SC", "SD", "TN", "UT", "VA", "VT", "WA", "WI", "WV", "WY"),
+)
+SEX = (Sensitive(column="SEX"),)
+GROUPS = ("Female", "Male")
+
+
+def person_records(state: str, opener: OpenUrl, columns: Sequence[str] = PERSON) -> pd.DataFrame:
+    """One state's person file from the Census Bureau: the columns asked for, and the state."""
+    content = download(f"{FOLDER}/csv_p{state.lower()}.zip", opener)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = [name for name in archive.namelist() if re.fullmatch(r"psam_p\d\d\.csv", name)]
+        if len(members) != 1:
+            raise DataError(f"The archive of {state} holds {len(members)} person files, not one.")
+        with archive.open(members[0]) as stream:
+            frame = pd.read_csv(stream, usecols=list(columns), dtype={"SERIALNO": str})
+    return frame[list(columns)].assign(STATE=state)
+
+
+def income_task(people: pd.DataFrame) -> pd.DataFrame:
+    """folktables' ACSIncome: adults who worked and earned; the label is an income above 50,000 dollars."""
+    kept = people[(people["AGEP"] > 16) & (people["PINCP"] > 100) & (people["WKHP"] > 0) & (people["PWGTP"] >= 1)]
+    task = kept[list(INCOME)].astype("int16").assign(Y=(kept["PINCP"] > 50_000).astype("int8"))
+    return task.assign(STATE=kept["STATE"]).reset_index(drop=True)
+
+
+def build_income(opener: OpenUrl, states: Sequence[str] = STATES) -> bytes:
+    """The income task of these states, from the Census Bureau's files, as one Parquet file."""
+    columns = (*INCOME, "PINCP", "PWGTP")
+    parts = [income_task(person_records(state, opener, columns)) for state in states]
+    return _parquet(pd.concat(parts, ignore_index=True))
+
+
+def build_people(opener: OpenUrl, states: Sequence[str] = SMALL_STATES) -> bytes:
+    """All person records of these states, from the Census Bureau's files, as one Parquet file."""
+    return _parquet(pd.concat([person_records(state, opener) for state in states], ignore_index=True))
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    stream = io.BytesIO()
+    frame.to_parquet(stream, index=False)
+    return stream.getvalue()
+
+
+INCOME_FILE = File(
+    folder="acs",
+    name="acs_income_2018_46states.parquet",
+    sha256="f5a279056d178bb85d41636e738d888cc2f3d4f98051626488bbda8d3febd211",
+    build=build_income,
+)
+PEOPLE_FILE = File(
+    folder="acs",
+    name="acs_pums_2018_14states.parquet",
+    sha256="6c110371182e6682d4ba69a552b433b8dac9ec5873c5e62b65f6c79eae733264",
+    build=build_people,
+)
+
+
+def read_income(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    frame = pd.read_parquet(io.BytesIO(contents[INCOME_FILE.name]))
+    frame["income"] = _words(frame.pop("Y") == 1, ">50K", "<=50K")
+    return _with_words(frame)
+
+
+def read_people(
+    contents: Mapping[str, bytes],
+    *,
+    features: Sequence[str],
+    code: str,
+    value: int,
+    label: str,
+    yes: str,
+    no: str,
+) -> pd.DataFrame:
+    """One task on the person records: its columns, 0 where one does not apply, and its label in words."""
+    columns = dict.fromkeys([*features, code, "STATE"])
+    frame = pd.read_parquet(io.BytesIO(contents[PEOPLE_FILE.name]), columns=list(columns))
+    answer = _words(frame[code] == value, yes, no)
+    frame = frame[[*features, "STATE"]].fillna(dict.fromkeys(features, 0))
+    frame[label] = answer
+    return _with_words(frame)
+
+
+def _with_words(frame: pd.DataFrame) -> pd.DataFrame:
+    frame["SEX"] = _words(frame["SEX"] == 1, "Male", "Female")
+    frame["STATE"] = pd.Categorical(frame["STATE"].astype(str))
+    return frame
+
+
+def _words(is_yes: pd.Series[bool], yes: str, no: str) -> pd.Categorical[str]:
+    return pd.Categorical.from_codes(is_yes.to_numpy().astype("int8"), pd.Index([no, yes]))
+
+
+def _without_sex(features: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in features if name != "SEX")
+
+
+ACS_INCOME = Dataset(
+    name="acs_income",
+    title="ACS income 2018 (folktables)",
+    files=(INCOME_FILE,),
+    read=read_income,
+    presets=presets(
+        Preset(
+            name="default",
+            description="46 states, one-hot codes except place of birth and occupation, sex not an input.",
+            rows=1_121_894,
+            inputs=43,
+            groups=GROUPS,
+            label="income",
+            positive=">50K",
+            privileged="Male",
+            features=("AGEP", "COW", "SCHL", "MAR", "RELP", "WKHP", "RAC1P"),
+            categorical=("COW", "MAR", "RELP", "RAC1P"),
+            sensitive=SEX,
+            num_partitions=46,
+            clients_per_round=46,
+            natural="STATE",
+        ),
+        Preset(
+            name="sffl",
+            description="46 states, folktables' columns as numbers, sex not an input; one state per client, "
+            "about 2,400 training and 1,600 test rows each.",
+            rows=1_121_894,
+            inputs=9,
+            groups=GROUPS,
+            label="income",
+            positive=">50K",
+            privileged="Male",
+            features=_without_sex(INCOME),
+            sensitive=SEX,
+            split=(1.0, 0.0, 0.0),
+            client_test=0.4,
+            num_partitions=20,
+            clients_per_round=20,
+            natural="STATE",
+        ),
+        Preset(
+            name="kffl",
+            description="Pennsylvania, the largest state here (the paper has California: 195,665 rows), "
+            "one-hot codes, sex not an input.",
+            rows=68_308,
+            inputs=799,
+            groups=GROUPS,
+            label="income",
+            positive=">50K",
+            privileged="Male",
+            features=_without_sex(INCOME),
+            categorical=("COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "RAC1P"),
+            sensitive=SEX,
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+            where=(("STATE", ("PA",)),),
+        ),
+    ),
+    description="1,121,894 working adults of 46 US states (all but CA, FL, NY, TX), in the survey's codes.",
+    citation=CITATION,
+    license=LICENSE,
+)
+
+ACS_EMPLOYMENT = Dataset(
+    name="acs_employment",
+    title="ACS employment 2018 (folktables)",
+    files=(PEOPLE_FILE,),
+    read=functools.partial(
+        read_people,
+        features=EMPLOYMENT,
+        code="ESR",
+        value=1,
+        label="employed",
+        yes="employed",
+        no="not employed",
+    ),
+    presets=presets(
+        Preset(
+            name="default",
+            description="14 small states, one-hot codes, sex not an input.",
+            rows=173_916,
+            inputs=97,
+            groups=GROUPS,
+            label="employed",
+            positive="employed",
+            privileged="Male",
+            features=_without_sex(EMPLOYMENT),
+            categorical=tuple(name for name in _without_sex(EMPLOYMENT) if name != "AGEP"),
+            sensitive=SEX,
+            num_partitions=14,
+            clients_per_round=14,
+            natural="STATE",
+        ),
+        Preset(
+            name="sffl",
+            description="14 small states (the paper has 20), folktables' columns as numbers, "
+            "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
+            rows=173_916,
+            inputs=15,
+            groups=GROUPS,
+            label="employed",
+            positive="employed",
+            privileged="Male",
+            features=_without_sex(EMPLOYMENT),
+            sensitive=SEX,
+            split=(1.0, 0.0, 0.0),
+            client_test=0.4,
+            num_partitions=14,
+            clients_per_round=14,
+            natural="STATE",
+        ),
+    ),
+    description="173,916 people of 14 small US states; the label is being employed, civilian, at work.",
+    citation=CITATION,
+    license=LICENSE,
+)
+
+ACS_HEALTH_INSURANCE = Dataset(
+    name="acs_health_insurance",
+    title="ACS health insurance 2018 (folktables)",
+    files=(PEOPLE_FILE,),
+    read=functools.partial(
+        read_people,
+        features=INSURANCE,
+        code="HINS2",
+        value=1,
+        label="insurance",
+        yes="bought directly",
+        no="not",
+    ),
+    presets=presets(
+        Preset(
+            name="default",
+            description="14 small states, one-hot codes, sex not an input.",
+            rows=173_916,
+            inputs=109,
+            groups=GROUPS,
+            label="insurance",
+            positive="bought directly",
+            privileged="Male",
+            features=_without_sex(INSURANCE),
+            categorical=tuple(name for name in _without_sex(INSURANCE) if name not in ("AGEP", "PINCP")),
+            sensitive=SEX,
+            num_partitions=14,
+            clients_per_round=14,
+            natural="STATE",
+        ),
+        Preset(
+            name="sffl",
+            description="14 small states (the paper has 20), folktables' columns as numbers, "
+            "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
+            rows=173_916,
+            inputs=24,
+            groups=GROUPS,
+            label="insurance",
+            positive="bought directly",
+            privileged="Male",
+            features=_without_sex(INSURANCE),
+            sensitive=SEX,
+            split=(1.0, 0.0, 0.0),
+            client_test=0.4,
+            num_partitions=14,
+            clients_per_round=14,
+            natural="STATE",
+        ),
+    ),
+    description="173,916 people of 14 small US states; the label is health insurance bought from an insurer.",
+    citation=CITATION,
+    license=LICENSE,
+)
+
+
+def fetch_acs_income(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """ACS income by state; see `describe("acs_income")` for the presets."""
+    return ACS_INCOME.fetch(preset, home)
+
+
+def fetch_acs_employment(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """ACS employment by state; see `describe("acs_employment")` for the presets."""
+    return ACS_EMPLOYMENT.fetch(preset, home)
+
+
+def fetch_acs_health_insurance(
+    *, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None
+) -> Bunch:
+    """ACS health insurance by state; see `describe("acs_health_insurance")` for the presets."""
+    return ACS_HEALTH_INSURANCE.fetch(preset, home)

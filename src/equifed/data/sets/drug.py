@@ -1,0 +1,147 @@
+"""Drug consumption, UCI data set 373: has a person ever used volatile substances?"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+NAME = "drug_consumption.data"
+FILES = (
+    File(
+        folder="drug",
+        name=NAME,
+        sha256="67cba56cd0bd43a4fd6d9bd34cfe6f614f65d88e63b5907e5a8d6fd4f7758232",
+        urls=(
+            Url("https://archive.ics.uci.edu/static/public/373/drug+consumption+quantified.zip", (NAME,)),
+            Url(f"https://archive.ics.uci.edu/ml/machine-learning-databases/00373/{NAME}"),
+        ),
+    ),
+)
+
+SCORES = ("neuroticism", "extraversion", "openness", "agreeableness", "conscientiousness")
+FEATURES = (
+    *("age", "gender", "education", "country", "ethnicity"),
+    *SCORES,
+    *("impulsiveness", "sensation_seeking"),
+)
+DRUGS = (
+    *(
+        "alcohol",
+        "amphetamines",
+        "amyl_nitrite",
+        "benzodiazepine",
+        "caffeine",
+        "cannabis",
+        "chocolate",
+        "cocaine",
+    ),
+    *("crack", "ecstasy", "heroin", "ketamine", "legal_highs", "lsd", "methadone", "mushrooms", "nicotine"),
+    *("semeron", "vsa"),  # semeron does not exist: it catches over-claimers; vsa: volatile substance abuse
+)
+# the file holds these categories as numbers with five decimals
+MEANING = {
+    "age": {
+        -0.95197: "18-24",
+        -0.07854: "25-34",
+        0.49788: "35-44",
+        1.09449: "45-54",
+        1.82213: "55-64",
+        2.59171: "65+",
+    },
+    "gender": {0.48246: "female", -0.48246: "male"},
+    "education": {
+        -2.43591: "left school before 16",
+        -1.73790: "left school at 16",
+        -1.43719: "left school at 17",
+        -1.22751: "left school at 18",
+        -0.61113: "some college, no certificate",
+        -0.05921: "professional certificate",
+        0.45468: "university degree",
+        1.16365: "master's degree",
+        1.98437: "doctorate",
+    },
+    "country": {
+        -0.09765: "Australia",
+        0.24923: "Canada",
+        -0.46841: "New Zealand",
+        -0.28519: "other",
+        0.21128: "Republic of Ireland",
+        0.96082: "UK",
+        -0.57009: "USA",
+    },
+    "ethnicity": {
+        -0.50212: "Asian",
+        -1.10702: "Black",
+        1.90725: "mixed Black/Asian",
+        0.12600: "mixed White/Asian",
+        -0.22166: "mixed White/Black",
+        0.11440: "other",
+        -0.31685: "White",
+    },
+}
+LABEL = "volatile_substances"
+WHITE = (Sensitive(column="ethnicity", groups={"White": "white"}, other="non-white"),)
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    """The quantified categories as words, and the label "ever used" out of the seven frequencies CL0..CL6."""
+    frame = pd.read_csv(io.BytesIO(contents[NAME]), names=["id", *FEATURES, *DRUGS], index_col="id")
+    for column, words in MEANING.items():
+        frame[column] = frame[column].map(words)
+    frame[LABEL] = (frame["vsa"] != "CL0").map({True: "used", False: "never used"})
+    return frame.reset_index(drop=True)
+
+
+DRUG = Dataset(
+    name="drug",
+    title="Drug consumption",
+    files=FILES,
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="One-hot categories and personality scores, ethnicity not an input.",
+            rows=1_885,
+            inputs=31,
+            groups=("non-white", "white"),
+            label=LABEL,
+            positive="never used",
+            privileged="white",
+            features=tuple(name for name in FEATURES if name != "ethnicity"),
+            sensitive=WHITE,
+            num_partitions=5,
+            clients_per_round=5,
+        ),
+        Preset(
+            name="fedfair",
+            description="All 12 columns, ethnicity among them; 1,600 rows in 10 clients.",
+            rows=1_885,
+            inputs=38,
+            groups=("non-white", "white"),
+            label=LABEL,
+            positive="never used",
+            privileged="white",
+            features=FEATURES,
+            sensitive=WHITE,
+            split=(1_600, 0, 285),
+            num_partitions=10,
+            clients_per_round=10,
+        ),
+    ),
+    description="1,885 people with personality scores and their use of 18 drugs.",
+    citation="Fehrman, E., Egan, V. and Mirkes, E. (2015). Drug Consumption (Quantified). UCI Machine "
+    "Learning Repository. doi:10.24432/C5TC7S",
+    license="CC BY 4.0",
+)
+
+
+def fetch_drug(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Drug consumption; see `describe("drug")` for the presets."""
+    return DRUG.fetch(preset, home)

@@ -1,0 +1,88 @@
+"""Dutch census of 2001: has a person a prestigious occupation?"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+SURVEY = "https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data"
+FILES = (
+    File(
+        folder="dutch",
+        name="dutch.csv",
+        sha256="c0e1df7e2ca07fa84aa99b5565c7b782a381e2fab377648a6d920174d04ce090",
+        urls=(Url(f"{SURVEY}/dutch.csv"),),
+    ),
+)
+
+FEATURES = (
+    "sex",
+    "age",  # in bands of five years, 4 to 15
+    *("household_position", "household_size", "prev_residence_place", "citizenship", "country_birth"),
+    *("edu_level", "economic_status", "cur_eco_activity", "marital_status"),  # census codes
+)
+LABEL = "occupation"
+CODES = tuple(name for name in FEATURES if name not in ("sex", "age"))
+SEX = (Sensitive(column="sex"),)
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    frame = pd.read_csv(io.BytesIO(contents["dutch.csv"]))
+    frame[LABEL] = frame[LABEL].map({1: "high level", 0: "low level"})
+    return frame
+
+
+DUTCH = Dataset(
+    name="dutch",
+    title="Dutch census 2001",
+    files=FILES,
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="Census codes one-hot, sex not an input.",
+            rows=60_420,
+            inputs=48,
+            groups=("female", "male"),
+            label=LABEL,
+            positive="high level",
+            privileged="male",
+            features=("age", *CODES),
+            sensitive=SEX,
+            categorical=CODES,
+        ),
+        Preset(
+            name="fair-fate",
+            description="11 columns, the census codes as numbers, scaled to 0..1; sex is an input.",
+            rows=60_420,
+            inputs=11,
+            groups=("female", "male"),
+            label=LABEL,
+            positive="high level",
+            privileged="male",
+            features=FEATURES,
+            sensitive=SEX,
+            encoding="ordinal",
+            scaling="minmax",
+            num_partitions=20,
+            clients_per_round=6,
+        ),
+    ),
+    description="60,420 people of the Dutch census of 2001 with 11 columns of census codes.",
+    citation="Statistics Netherlands and Minnesota Population Center (2001). Dutch Virtual Census, "
+    "via IPUMS. Extract: Le Quy, T. et al. (2022). A survey on datasets for fairness-aware machine learning. "
+    "doi:10.1002/widm.1452",
+    license="IPUMS terms of use; distributed for research",
+)
+
+
+def fetch_dutch(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Dutch census 2001; see `describe("dutch")` for the presets."""
+    return DUTCH.fetch(preset, home)

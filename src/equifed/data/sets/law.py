@@ -1,0 +1,113 @@
+"""Law school (LSAC bar passage study): does a student pass the bar at the first attempt?"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+
+import pandas as pd
+
+from equifed.data.download import File, Url, Wheel
+from equifed.data.encoding import Sensitive
+from equifed.data.preset import Bunch, Dataset, Preset, presets
+
+SURVEY = "https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data"
+FILES = (
+    File(
+        folder="law",
+        name="law_school_clean.csv",
+        sha256="23c1b173f3480beb7afc4957b107a9917dfc4a8dc9d87ea6034ec35222152452",
+        urls=(Url(f"{SURVEY}/law_school_clean.csv"),),
+        wheel=Wheel("virny==0.6.0", ("virny/datasets/data/law_school_clean.csv",)),
+    ),
+)
+
+FEATURES = (
+    "decile1b",  # decile of the grades in the first year
+    "decile3",  # in the third
+    "lsat",
+    "ugpa",  # undergraduate grade point average, up to 4
+    "zfygpa",  # standardised grades of the first year
+    "zgpa",  # and over all years
+    "fulltime",  # 1 full time, 2 part time
+    "fam_inc",  # family income, in fifths
+    "male",
+    "tier",  # of the law school
+    "race",
+)
+LABEL = "pass_bar"
+WITHOUT_RACE = tuple(name for name in FEATURES if name != "race")
+RACE = (Sensitive(column="race"),)
+GROUPS = ("Non-White", "White")
+
+
+def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
+    frame = pd.read_csv(io.BytesIO(contents["law_school_clean.csv"]))
+    frame[LABEL] = frame[LABEL].map({1: "passed", 0: "failed"})
+    return frame
+
+
+LAW = Dataset(
+    name="law",
+    title="Law school bar passage",
+    files=FILES,
+    read=read,
+    presets=presets(
+        Preset(
+            name="default",
+            description="Standardised inputs, race not an input.",
+            rows=20_798,
+            inputs=10,
+            groups=GROUPS,
+            label=LABEL,
+            positive="passed",
+            privileged="White",
+            features=WITHOUT_RACE,
+            sensitive=RACE,
+        ),
+        Preset(
+            name="fair-fate",
+            description="11 columns as they are, race as a code among them; nothing is scaled.",
+            rows=20_798,
+            inputs=11,
+            groups=GROUPS,
+            label=LABEL,
+            positive="passed",
+            privileged="White",
+            features=FEATURES,
+            sensitive=RACE,
+            encoding="ordinal",
+            scaling="none",
+            num_partitions=12,
+            clients_per_round=4,
+        ),
+        Preset(
+            name="kffl",
+            description="Regression: undergraduate GPA over 4, from the other columns without race "
+            "(the paper has 20,649 rows of another extract).",
+            rows=20_798,
+            inputs=11,
+            groups=GROUPS,
+            label="ugpa",
+            privileged="White",
+            features=(*(name for name in WITHOUT_RACE if name != "ugpa"), LABEL),
+            sensitive=RACE,
+            task="regression",
+            label_range=(0.0, 4.0),
+            split=(0.8, 0.0, 0.2),
+            num_partitions=4,
+            clients_per_round=4,
+        ),
+    ),
+    description="20,798 law students of 1991, with their grades, law school tier and bar examination.",
+    citation="Wightman, L. F. (1998). LSAC National Longitudinal Bar Passage Study. Law School Admission "
+    "Council. Extract: Le Quy, T. et al. (2022). A survey on datasets for fairness-aware machine learning. "
+    "doi:10.1002/widm.1452",
+    license="none stated; distributed for research",
+)
+
+
+def fetch_law(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
+    """Law school bar passage; see `describe("law")` for the presets."""
+    return LAW.fetch(preset, home)

@@ -1,0 +1,325 @@
+"""The SFFL paper's Table 1 and figures: accuracy and equal opportunity of every client, ACS data by state.
+
+SFFL: Self-aware fairness federated learning. Published figures: sffl_table1.csv, from the paper's Table 1 (whose last
+three rows per data set are all labelled alpha = 1000; by its figures they are 1, 10 and 1000).
+
+A client is a state, or a part of a large one where clients outnumber the states at hand. It wants 4,000 rows, with
+shares of the four (label, sex) cells drawn from a Dirichlet distribution; 60 % are for training, 40 % for its own test.
+Metrics are of each client on its own test rows, averaged over clients. Beside them stands the noise floor: the mean gap
+that sampling alone gives on those rows to a model with the same true positive rates but no gap.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equifed import partition, tree
+from equifed.errors import ConfigError, unknown_name
+from equifed.experiments.running import Watch, carry_out
+from equifed.federation import Federation
+from equifed.federation.tables import load
+from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
+from equifed.models import Logistic
+from equifed.protocol import Method
+from equifed.simulator import Result, Simulation, make_job
+from equifed.training import Local
+
+LOCAL = Local(epochs=2, batch_size=128, learning_rate=0.01)
+CLIENTS, ROUNDS, SEEDS = 20, 150, 5
+ALPHAS = (0.1, 0.5, 1.0, 10.0, 1000.0)
+DATASETS = {
+    "acs_income": "the 20 largest of 46 states (all but CA, FL, NY and TX), one client each",
+    "acs_employment": "14 small states, the largest of them split for 20 clients",
+    "acs_health_insurance": "14 small states, the largest of them split for 20 clients",
+}
+"""Name -> whose rows."""
+EOP = "equal_opportunity_difference"
+FREE = 1e9
+"""A weight_clip that never binds."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method, or several settings of one that share a computation."""
+
+    label: str
+    """As in the paper."""
+    method: Method
+    gradients: float = 1.0
+    """Rounds, as a multiple of the others': FCFL's are single gradients."""
+    settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Label of each setting, where there are several."""
+
+    @property
+    def over(self) -> dict[str, list[float]]:
+        names = {name for setting in self.settings.values() for name in setting}
+        return {name: [setting[name] for setting in self.settings.values()] for name in names}
+
+    @property
+    def labels(self) -> dict[str, Mapping[str, float]]:
+        return dict(self.settings) or {self.label: {}}
+
+
+def arms(components: int = 3) -> list[Arm]:
+    """The paper's methods; with weights held at n_k / n, SFFL is its ablation "Fair-EM only"."""
+    clips = {"Fair-EM only": 1.0, "SFFL": 5.0, "SFFL, no clip": FREE}
+    return [
+        Arm("FedAvg", FedAvg()),
+        Arm("FedEM", FedEM(components)),
+        Arm("FCFL", FCFL(step_size=0.3), gradients=8 / 3),
+        Arm("FairFed", FairFed(debias="reweighing")),
+        Arm("SFFL", SFFL(components), settings={label: {"weight_clip": clip} for label, clip in clips.items()}),
+    ]
+
+
+class Row(NamedTuple):
+    """One method on one partition: means over seeds (x 1, not percent); ..._std are over seeds."""
+
+    dataset: str
+    alpha: float
+    clients: int
+    components: int
+    method: str
+    accuracy: float
+    accuracy_std: float
+    accuracy_worst: float
+    """Of the worst client."""
+    accuracy_best: float
+    eop: float
+    """Mean over clients of |TPR gap|."""
+    eop_std: float
+    eop_worst: float
+    eop_best: float
+    floor: float
+    """The mean |TPR gap| that sampling alone gives a model with these true positive rates but no gap."""
+    global_accuracy: float
+    global_eop: float
+    """Of all clients' test rows together."""
+    published_accuracy: float
+    published_accuracy_std: float
+    published_eop: float
+    published_eop_std: float
+    seconds: float
+    """Wall time of the call, shared by the settings that ran in it."""
+
+
+def federations(dataset: str, alpha: float, seeds: Sequence[int], clients: int = CLIENTS) -> list[Federation]:
+    if dataset not in DATASETS:
+        raise ConfigError(unknown_name("data set of this experiment", dataset, DATASETS))
+    dealt = partition.DirichletPerClient(alpha=alpha, natural="STATE", num_partitions=clients)
+    return load(dataset, preset="sffl", partition=dealt, seeds=seeds)
+
+
+def simulation(
+    method: Method,
+    feds: Sequence[Federation],
+    rounds: int,
+    over: Mapping[str, Sequence[float]] | None = None,
+    eval_every: int | None = None,
+) -> Simulation:
+    job = make_job(
+        method, feds, model=Logistic(), rounds=rounds, clients_per_round=None, local=LOCAL, seeds=None,
+        initial_parameters=None, dropout=0.0, eval_every=eval_every or rounds, device="auto", compile=None, over=over,
+    )  # fmt: skip
+    return Simulation(job)
+
+
+def table(
+    dataset: str,
+    alphas: Sequence[float],
+    wanted: Sequence[Arm],
+    seeds: int,
+    rounds: int,
+    watch: Watch,
+    clients: int = CLIENTS,
+) -> Iterator[tuple[list[Row], Result]]:
+    """Every arm on every partition, all seeds and settings in one computation each."""
+    theirs = published()
+    for alpha in alphas:
+        feds = federations(dataset, alpha, range(seeds), clients)
+        for arm in wanted:
+            sim = simulation(arm.method, feds, round(rounds * arm.gradients), arm.over)
+            carry_out(sim, watch(f"{dataset} alpha {alpha:g} {arm.label}", sim))
+            result = sim.result()
+            many = getattr(arm.method, "components", 1)
+            made = []
+            for label, setting in arm.labels.items():
+                # the published figures are of 20 clients and 3 components
+                usual = clients == CLIENTS and many in (1, 3)
+                them = theirs.get((dataset, alpha, label), NONE) if usual else NONE
+                made.append(
+                    Row(
+                        dataset,
+                        alpha,
+                        clients,
+                        many,
+                        label,
+                        **measured(sim, result, setting),
+                        published_accuracy=them[0],
+                        published_accuracy_std=them[1],
+                        published_eop=them[2],
+                        published_eop_std=them[3],
+                        seconds=result.timings["seconds"],
+                    )
+                )
+            yield made, result
+
+
+NONE = (float("nan"),) * 4
+
+
+def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> dict[str, float]:
+    """What a Row says of one setting, means over its seeds."""
+    final = result.final()
+    for name, value in setting.items():
+        final = final[np.isclose(final[name], value)]
+    found: dict[str, float] = {}
+    for name, metric in (("accuracy", "accuracy"), ("eop", EOP)):
+        own = final[f"client_{metric}.mean"]
+        found |= {name: float(own.mean()), f"{name}_std": float(own.std())}
+        found |= {f"{name}_{which}": float(final[f"client_{metric}.{which}"].mean()) for which in ("worst", "best")}
+        found[f"global_{name}"] = float(final[metric].mean())
+    runs = [r for r, run in enumerate(sim.job.runs) if all(np.isclose(run.hyper[n], v) for n, v in setting.items())]
+    floors = [
+        noise_floor(scores["clients"].counts)
+        for number, r, scores in sim.collector.scores
+        if number == sim.job.rounds and r in runs
+    ]
+    return found | {"floor": float(np.mean(floors))}
+
+
+def noise_floor(counts: np.ndarray) -> float:
+    """Mean over clients of the |TPR gap| that is left when the sexes of their positive rows are dealt out at random.
+
+    counts are by client, sex, label and prediction. Of n_0 + n_1 positive rows T are predicted so; how many of those
+    fall to the first sex is hypergeometric.
+    """
+    from scipy.stats import hypergeom
+
+    gaps = []
+    positives, predicted = counts[:, :, 1].sum(-1).astype(int), counts[:, :, 1, 1].sum(1).astype(int)
+    for (n_0, n_1), found in zip(positives, predicted, strict=True):
+        if n_0 and n_1:
+            first = np.arange(max(0, found - n_1), min(n_0, found) + 1)
+            chance = hypergeom.pmf(first, n_0 + n_1, found, n_0)
+            gaps.append(chance @ np.abs(first / n_0 - (found - first) / n_1))
+    return float(np.mean(gaps))
+
+
+def chosen(rows: Sequence[Arm], labels: Sequence[str] | None) -> list[Arm]:
+    """Arms by their name in the table or in the registry."""
+    if labels is None:
+        return list(rows)
+    names = {arm.label: {name.lower() for name in (arm.label, arm.method.name, *arm.settings)} for arm in rows}
+    known = set().union(*names.values())
+    for label in labels:
+        if label.lower() not in known:
+            raise ConfigError(unknown_name("method of the table", label, known))
+    return [arm for arm in rows if names[arm.label] & {label.lower() for label in labels}]
+
+
+class Verdict(NamedTuple):
+    """The paper's claims on one partition."""
+
+    dataset: str
+    alpha: float
+    not_below: list[str]
+    """Baselines whose gap is not above SFFL's."""
+    accuracy_lost: float
+    """FedEM's accuracy less SFFL's."""
+
+
+BASELINES = ("FedAvg", "FedEM", "FCFL", "FairFed")
+
+
+def verdicts(rows: Sequence[Row], label: str = "SFFL") -> list[Verdict]:
+    """Whether SFFL has the smallest gap, and its accuracy against FedEM's, wherever both were run."""
+    made = []
+    for where in dict.fromkeys((row.dataset, row.alpha) for row in rows):
+        here = {row.method: row for row in rows if (row.dataset, row.alpha) == where}
+        if label in here and "FedEM" in here:
+            others = [name for name in BASELINES if name in here and here[name].eop <= here[label].eop]
+            made.append(Verdict(*where, others, here["FedEM"].accuracy - here[label].accuracy))
+    return made
+
+
+def published() -> dict[tuple[str, float, str], tuple[float, float, float, float]]:
+    """{(data set, alpha, method): accuracy, its std, EOP, its std}, as shares."""
+    text = files("equifed.experiments.sffl").joinpath("published.csv").read_text(encoding="utf-8")
+    made = {}
+    for row in csv.DictReader(text.splitlines()):
+        percent = [float(row[name]) / 100 for name in ("accuracy", "accuracy_std", "eop", "eop_std")]
+        made[row["dataset"], float(row["alpha"]), row["method"]] = (percent[0], percent[1], percent[2], percent[3])
+    return made
+
+
+# -- figures 2, 6 and 7 ------------------------------------------------------------------------------------------------
+
+
+def cells(dataset: str, alpha: float, clients: int = CLIENTS) -> dict[str, list[int]]:
+    """Figure 2: training rows of each client (seed 0) by cell: female -, female +, male -, male +."""
+    (fed,) = federations(dataset, alpha, [0], clients)
+    return dict(zip(fed.ids, fed.cells().reshape(fed.num_clients, -1).tolist(), strict=True))
+
+
+STEPS = [0.05, 0.1, 0.3, 0.5]
+"""Step sizes of the multipliers in figure 6."""
+
+
+def step_sizes(dataset: str, alpha: float, seeds: int, rounds: int, watch: Watch) -> Result:
+    """Figure 6: SFFL over the step size of its multipliers, measured along the rounds."""
+    feds = federations(dataset, alpha, range(seeds))
+    sim = simulation(SFFL(), feds, rounds, {"fairness_step": STEPS}, max(1, rounds // 30))
+    carry_out(sim, watch(f"{dataset} alpha {alpha:g} step sizes", sim))
+    return sim.result()
+
+
+class Weights(NamedTuple):
+    """One client's part in one component at one round."""
+
+    round: int
+    client: str
+    component: int
+    aggregation: float
+    """w_km."""
+    mixture: float
+    """pi_km."""
+
+
+def weights(dataset: str, alpha: float, rounds: int, watch: Watch) -> list[Weights]:
+    """Figure 7: aggregation weights beside mixture weights (seed 0), which only a simulation can see together."""
+    (fed,) = federations(dataset, alpha, [0])
+    sim = simulation(SFFL(), [fed], rounds)
+    tell = watch(f"{dataset} alpha {alpha:g} weights", sim)
+    made = []
+    for step in sim.rounds():
+        tell(step)
+        if step.round % max(1, rounds // 30) and step.round != 1:
+            continue
+        server, own = tree.take(step.state.server, 0), tree.take(step.state.clients, 0)
+        w = fed.train.sizes[:, None] * server.ratio.double().cpu().numpy()
+        w = w / w.sum(0)
+        pi: Any = own.pi.cpu().numpy()
+        for k, m in np.ndindex(w.shape):
+            made.append(Weights(step.round, fed.ids[k], m, float(w[k, m]), float(pi[k, m])))
+    return made
+
+
+def agreement(found: Sequence[Weights]) -> dict[int, float]:
+    """Correlation over clients of both weights, mean over components, by round."""
+    made = {}
+    for number in dict.fromkeys(each.round for each in found):
+        here = [each for each in found if each.round == number]
+        values = []
+        for m in {each.component for each in here}:
+            pairs = np.array([(each.aggregation, each.mixture) for each in here if each.component == m]).T
+            if (pairs.std(1) > 1e-12).all():
+                values.append(np.corrcoef(pairs)[0, 1])
+        made[number] = float(np.mean(values)) if values else float("nan")
+    return made

@@ -1,0 +1,137 @@
+"""What the server's and the clients' apps agree on, read from the configuration that both hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from equifed.config import Config, FlowerSection, job_of, load_config
+from equifed.data import Schema
+from equifed.errors import ConfigError
+from equifed.federation import Federation
+from equifed.federation.tables import from_one_place, no_rows, read_schema
+from equifed.protocol import Method, Phase
+from equifed.simulator.engine import STAGES, Stage, phases
+from equifed.simulator.job import Job
+
+Scaling = tuple[np.ndarray, np.ndarray]
+"""What is subtracted from the inputs [d], and what they are multiplied by [d]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A federation's configuration, checked for what only a real one asks."""
+
+    config: Config
+    schema: Schema
+
+    @classmethod
+    def load(cls, path: str | Path) -> Setting:
+        config = load_config(path)
+        refuse = _refusal(config)
+        if refuse:
+            raise ConfigError(f"{config.source}: {refuse}")
+        assert config.data.schema_ is not None
+        return cls(config, read_schema(config.folder / config.data.schema_))
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        return tuple(self.config.paths())
+
+    @property
+    def flower(self) -> FlowerSection:
+        return self.config.flower or FlowerSection.model_validate({})
+
+    @property
+    def min_replies(self) -> int:
+        cohort = self.config.run.clients_per_round
+        return self.flower.min_replies or min(2, cohort if isinstance(cohort, int) else len(self.silos))
+
+    @cached_property
+    def scaled(self) -> np.ndarray:
+        """Which inputs [d] are standardised."""
+        return no_rows(self.schema).scale_columns
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for apps that compute the same: everything but where files lie."""
+        sections = self.config.resolved()
+        sections["data"] = {
+            key: value for key, value in sections["data"].items() if key not in ("files", "schema", "validation-file")
+        }
+        told = {
+            **sections,
+            "silos": self.silos,
+            "schema": json.loads(self.schema.model_dump_json()),
+            "equifed": version("equifed"),
+        }
+        return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def view(self, silo: str | None = None, file: Path | None = None, validation: Path | None = None) -> Federation:
+        """The federation as one place sees it; see `from_one_place`."""
+        data = self.config.data
+        return from_one_place(
+            self.silos,
+            self.schema,
+            silo=silo,
+            file=file,
+            validation_file=validation,
+            client_groups=data.client_groups,
+            test=data.test,
+            seed=self.config.run.seed_list[0],
+            name=self.config.run.name or "federation",
+        )
+
+    def job(self, federation: Federation, scaling: Scaling | None) -> Job:
+        return job_of(self.config, [dataclasses.replace(federation, scaling=scaling)], one_place=True)
+
+
+def exchanges(method: Method) -> Iterator[tuple[Stage, int, Phase]]:
+    """All phases of a method with their stage and position."""
+    for stage in STAGES:
+        for position, phase in enumerate(phases(method, stage)):
+            yield stage, position, phase
+
+
+def codecs(method: Method) -> dict[str, str]:
+    """How the method's fields are written, whichever message they travel in."""
+    return {field: codec for _, _, phase in exchanges(method) for field, codec in phase.codecs.items()}
+
+
+def action(stage: Stage, phase: Phase) -> str:
+    """The part of the Flower message type after "train."; phases of different stages may have one name."""
+    return phase.name if stage == "round" else f"{stage}_{phase.name}"
+
+
+def _refusal(config: Config) -> str:
+    """Why a configuration cannot be carried out by a federation; empty when it can."""
+    data, method = config.data, config.method
+    if not data.files:
+        return "data.files: a federation needs its silos' names here, a table silo = 'file' with one entry for each."
+    if data.schema_ is None:
+        return "data.schema: a federation needs a schema file, because no silo sees the others' columns."
+    if data.validation:
+        return (
+            "data.validation: the server of a federation holds none of the silos' rows. Give it a file of its own, "
+            "validation-file = '...', or leave validation out."
+        )
+    if len(config.run.seed_list) > 1 or config.sweep:
+        return "a federation carries out one run: give one seed and no [sweep]."
+    if config.run.dropout:
+        return "run.dropout: the silos of a federation drop out by themselves. Remove it."
+    if method.pooled:
+        return f"{method.name} trains on the rows of all clients in one place, which a federation does not have."
+    cohort = config.run.clients_per_round
+    wanted = config.flower.min_replies if config.flower else None
+    most = cohort if isinstance(cohort, int) else len(config.paths())
+    if wanted is not None and wanted > most:
+        return f"flower.min-replies: {wanted} replies can never come from {most} clients per round."
+    return ""

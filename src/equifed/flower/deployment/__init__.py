@@ -1,0 +1,1 @@
+"""Running a federation's programs: its folder, credentials and processes."""

@@ -1,0 +1,165 @@
+"""Flower's programs: starting a run on a SuperLink, and a whole federation on this machine, over TLS, for a trial."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Self
+
+import tomli_w
+
+from equifed.errors import RunError
+from equifed.flower.deployment.credentials import LOOPBACK
+from equifed.flower.deployment.folder import NAME, Folder, connection, node_config
+from equifed.flower.deployment.installed import programs
+from equifed.flower.deployment.processes import GRACE, Processes
+from equifed.store.files import Lock
+
+HOST = LOOPBACK[0]
+READY = 60.0
+"""Seconds within which a program must have started, or a command be done."""
+PAUSE = 0.1
+RESTART = 'until "$@"; do sleep 5; done'
+"""A node that has crashed comes back; the SuperLink refuses it for up to a minute, while it takes the old for alive."""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What Flower's programs need: each other on the PATH, a home of their own, and nothing from the network."""
+    direct = ",".join((*LOOPBACK, *filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])))
+    return {
+        "PATH": os.pathsep.join([str(programs()), os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
+
+
+class Submitted(Processes):
+    """A run on a SuperLink: `flwr run`, which goes on telling what the server says until the run ends."""
+
+    def __init__(self, folder: Folder, home: Path | None = None, mark: str | None = None) -> None:
+        super().__init__(folder.logs, mark)
+        self.folder = folder
+        self.home = home or folder.home
+
+    def run(self, run_id: str) -> None:
+        """Start it under this id, or take it up where the folder of that id stands."""
+        validation = self.folder.validation()
+        values = {
+            "runs": str(self.folder.runs),
+            "run": run_id,
+            "validation": "" if validation is None else str(validation),
+        }
+        text = " ".join(f'{key}="{value}"' for key, value in values.items())
+        self._flwr(run_id, "run", self.folder.app, NAME, "--stream", "--run-config", text)
+
+    def _flwr(self, name: str, *words: str | Path) -> None:
+        self.start(name, [programs() / "flwr", *words], environment(self.home), self.folder.path)
+
+
+class Local(Submitted):
+    """SuperLink and SuperNodes of a federation on this machine, on free ports of the loopback interface.
+
+    TLS and node authentication as between machines. What the programs keep lies in the folder's `local/`: the
+    SuperLink's database with the registered keys, and for each node its own home (nodes that share one would read an
+    app while another is still unpacking it) and the silo's memory of its runs.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._own = folder.path / "local"
+        super().__init__(folder, self._own / "flwr", hashlib.sha256(str(self._own).encode()).hexdigest()[:16])
+        self._lock = Lock(self._own / "lock")
+        self.silos = folder.silos()
+        self.port, *ports = free_ports(1 + len(self.silos))
+        self._ports = dict(zip(self.silos, ports, strict=True))
+
+    def __enter__(self) -> Self:
+        self._own.mkdir(exist_ok=True)
+        if not self._lock.take():
+            raise RunError(f"The federation in {self.folder.path} is already running on this machine.")
+        self._end(GRACE)  # what a command has left behind that was killed itself
+        return super().__enter__()
+
+    def stop(self) -> None:
+        super().stop()
+        self._lock.release()
+
+    def start_all(self) -> None:
+        """All of it; the SuperLink begins without memory, in which nodes that were killed would live for a minute."""
+        for file in self.home.glob("superlink.db*"):
+            file.unlink()
+        self.start_superlink()
+        self.register()
+        for silo in self.silos:
+            self.start_silo(silo)
+
+    def start_superlink(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(tomli_w.dumps(connection(self.folder.path, self.port)))
+        of = self.folder.certificates
+        self.start(
+            "superlink",
+            [
+                *(programs() / "flower-superlink", "--host", HOST, "--port", str(self.port)),
+                *("--ssl-ca-certfile", of / "ca.crt", "--ssl-certfile", of / "server.crt"),
+                *("--ssl-keyfile", of / "server.key", "--enable-supernode-auth"),
+                *("--database", self.home / "superlink.db", "--disable-runtime-dependency-installation"),
+            ],
+            environment(self.home),
+            self.folder.path,
+        )
+        end = time.monotonic() + READY
+        while not listens(HOST, self.port):
+            if self.ended("superlink") is not None or time.monotonic() > end:
+                raise RunError(f"The SuperLink did not start.\n{self.tail('superlink')}")
+            time.sleep(PAUSE)
+
+    def register(self) -> None:
+        """Make the silos' public keys known to the SuperLink, which keeps them; those that it has are skipped."""
+        for silo in self.silos:
+            name = f"register-{silo}"
+            self._flwr(name, "supernode", "register", self.folder.public_key(silo), NAME)
+            if self.wait(name, READY) and "already in use" not in self.tail(name):
+                raise RunError(f"The key of {silo} could not be registered.\n{self.tail(name)}")
+
+    def start_silo(self, silo: str) -> None:
+        own = self._own / "nodes" / silo
+        own.mkdir(parents=True, exist_ok=True)
+        self.start(
+            silo,
+            [
+                *("sh", "-c", RESTART, "sh", programs() / "flower-supernode"),
+                *("--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self._ports[silo])),
+                *("--root-certificates", self.folder.certificates / "ca.crt"),
+                *("--auth-supernode-private-key", self.folder.key(silo)),
+                *("--node-config", node_config(silo, self.folder.data(silo), own / "state")),
+            ],
+            environment(own / "flwr"),
+            own,
+        )
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,395 @@
+"""The numbers of a report, taken from results once: the page, the verdict and the command line share them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from equifed.errors import ConfigError, unknown_name
+from equifed.metrics import client_equality
+from equifed.report.groups import marginals
+from equifed.report.silos import Silos, as_told
+from equifed.report.wording import is_disparity
+
+if TYPE_CHECKING:
+    from equifed.results.result import Result
+
+MAIN = {
+    "classification": (
+        "accuracy",
+        "demographic_parity_difference",
+        "equal_opportunity_difference",
+        "equalized_odds_difference",
+        "worst_group_accuracy",
+        "client_equality.worst10",
+    ),
+    "regression": (
+        "rmse",
+        "ks_distance",
+        "mean_difference",
+        "rmse_difference",
+        "worst_group_rmse",
+        "worst_clients_rmse",
+    ),
+}
+"""Columns of the comparison, where they were measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One line of a comparison: a method with one setting, over its seeds."""
+
+    label: str
+    """Unique in the report."""
+    method: str
+    """Its name in the registry."""
+    result: int
+    """Which of the results it comes from."""
+    hyper: dict[str, Any]
+    """All hyper-parameters, with the swept ones at this arm's values."""
+    split: str
+    """Where it was measured: test, or validation when there was no test."""
+    last: int
+    """The last evaluated round."""
+    final: pd.DataFrame
+    """Global metrics of the last round, a row per seed."""
+    rounds: pd.DataFrame
+    """Global metrics of all rounds: seed, round, metric, value."""
+    groups: pd.DataFrame
+    """Per group, last round: seed, name, metric, value."""
+    marginals: pd.DataFrame
+    """The same for one value of one sensitive column, where groups are intersections of several."""
+    clients: pd.DataFrame
+    """Per client, last round: seed, name, metric, value."""
+    observed: pd.DataFrame
+    """What the method logs about itself: seed, round, name, value."""
+    models: int
+    """How many models each test row was given to: the clients' own, where they have such; counts of rows are as many
+    times as large, though the rows are not more."""
+    data: str
+    """Equal for arms that saw the same data and partition; only those can be paired by seed."""
+    silos: Silos | None
+    """Of a real federation; None for a simulation."""
+
+    @property
+    def seeds(self) -> int:
+        return len(self.final)
+
+    @property
+    def pooled(self) -> bool:
+        """A reference that trains on all clients' rows in one place, which a federation cannot."""
+        return is_pooled(self.method)
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be taken, be the best, or dominate others."""
+        return not self.pooled and not self.degenerate.any()
+
+    @property
+    def degenerate(self) -> pd.Series:
+        """By seed: whether some group gets one constant prediction."""
+        if "degenerate" not in self.final:
+            return pd.Series(False, index=self.final.index)
+        return self.final["degenerate"] > 0
+
+    def values(self, metric: str) -> pd.Series:
+        """By seed; nan where undefined or not measured."""
+        if metric not in self.final:
+            return pd.Series(np.nan, index=self.final.index)
+        return self.final[metric]
+
+    def absent(self, metric: str, **of: Any) -> str:
+        """Why it has no such value: withheld, or undefined. Of certain groups, of a client, or of all: see `hides`."""
+        return "withheld" if self.silos is not None and self.silos.hides(metric, **of) else "undefined"
+
+    def withholds(self, metric: str) -> bool:
+        """Whether its value is not there because silos withhold what it needs."""
+        return not moments(self.values(metric))[2] and self.absent(metric) == "withheld"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What a report is about: results taken apart once, and what the reader asked for."""
+
+    results: Sequence[Result]
+    arms: list[Arm]
+    task: str
+    disparity: str | None
+    """The one that the verdict is about."""
+    baseline: Arm
+    """What the others are tested against."""
+
+    @classmethod
+    def of(cls, results: Sequence[Result], disparity: str | None = None, baseline: str | None = None) -> Comparison:
+        task = check_results(results)
+        found = arms(results)
+        return cls(results, found, task, chosen_disparity(found, task, disparity), chosen_baseline(found, baseline))
+
+    @property
+    def quality(self) -> str:
+        return "rmse" if self.task == "regression" else "accuracy"
+
+    @property
+    def metrics(self) -> list[str]:
+        """The columns of the comparison table that were measured."""
+        return main_metrics(self.arms, self.task, self.disparity)
+
+
+def is_pooled(method: str) -> bool:
+    from equifed.methods import kind_of
+
+    try:
+        return kind_of(method).pooled
+    except ConfigError:  # a result of somebody's own method
+        return False
+
+
+def check_results(results: Sequence[Result]) -> str:
+    """The task that all results share."""
+    if not results:
+        raise ConfigError("A report needs at least one result, got none.")
+    tasks = list(dict.fromkeys(str(result.info.get("task", "classification")) for result in results))
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"One report cannot compare {' and '.join(tasks)} results: they share no metric. Write one report for each."
+        )
+    return tasks[0]
+
+
+def arms(results: Sequence[Result]) -> list[Arm]:
+    """Every method and setting in the results, in their order."""
+    task = check_results(results)
+    found: list[Arm] = []
+    for i, result in enumerate(results):
+        found += _arms_of(i, result, task)
+    labels = _labels(found, results)
+    return [Arm(**{**vars(arm), "label": label}) for arm, label in zip(found, labels, strict=True)]
+
+
+def chosen_disparity(found: list[Arm], task: str, wanted: str | None = None) -> str | None:
+    """The disparity that the verdict is about: the wanted one, or the first main one that was measured."""
+    measured = measured_metrics(found)
+    if wanted is not None:
+        if wanted not in measured:
+            raise ConfigError(unknown_name("metric", wanted, measured))
+        return wanted
+    candidates = [name for name in (*MAIN[task], *measured) if is_disparity(name) and _knowable(name, found)]
+    return candidates[0] if candidates else None
+
+
+def chosen_baseline(found: list[Arm], wanted: str | None = None) -> Arm:
+    """What the others are tested against: the wanted one, by label or method; else FedAvg, else the first."""
+    for arm in found:
+        if wanted in (arm.label, arm.method):
+            return arm
+    if wanted is not None:
+        raise ConfigError(unknown_name("baseline", wanted, [arm.label for arm in found]))
+    return next((arm for arm in found if arm.method == "fedavg"), found[0])
+
+
+def measured_metrics(found: list[Arm]) -> list[str]:
+    """Names of the global metrics, in order of appearance."""
+    return list(dict.fromkeys(str(name) for arm in found for name in arm.final.columns))
+
+
+def main_metrics(found: list[Arm], task: str, disparity: str | None) -> list[str]:
+    """The comparison's metric columns: the main ones that were measured, and the chosen disparity."""
+    names = [name for name in MAIN[task] if _knowable(name, found)]
+    if disparity is not None and disparity not in names:
+        names.insert(1, disparity)
+    return names
+
+
+def _knowable(metric: str, found: list[Arm]) -> bool:
+    """Whether it was measured, and not only in federations in which no one has the predictions that it needs."""
+    nobody = metric == "ks_distance" and all(arm.silos is not None for arm in found)
+    return metric in measured_metrics(found) and not nobody
+
+
+def moments(values: pd.Series) -> tuple[float, float, int]:
+    """Mean, sample standard deviation and number of the defined values."""
+    known = values.dropna().to_numpy(dtype=np.float64)
+    if not len(known):
+        return np.nan, np.nan, 0
+    with np.errstate(invalid="ignore"):
+        return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else np.nan, len(known)
+
+
+def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:
+    """Method and setting x (column, mean | std | n): last round, over seeds; n counts the seeds where it is defined.
+
+    After the metrics come `kib_up` and `kib_down` (per client and round) and `seconds` (per run), with a mean only,
+    the number of `seeds`, and in how many of them the predictor is `degenerate`.
+    """
+    about = Comparison.of(results, disparity)
+    return summary_of(about.arms, results, about.metrics)
+
+
+def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) -> pd.DataFrame:
+    runs = [sum(arm.seeds for arm in found if arm.result == i) for i in range(len(results))]
+    rows = []
+    for arm in found:
+        result = results[arm.result]
+        row: dict[tuple[str, str], float] = {}
+        for name in metrics:
+            row[name, "mean"], row[name, "std"], row[name, "n"] = moments(arm.values(name))
+        each_round = result.messages[result.messages["stage"] == "round"]
+        row["kib_up", "mean"] = float(each_round["bytes_up"].sum()) / 1024
+        row["kib_down", "mean"] = float(each_round["bytes_down"].sum()) / 1024
+        row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs[arm.result], 1)
+        row["seeds", "n"] = arm.seeds
+        row["degenerate", "n"] = int(arm.degenerate.sum())
+        rows.append(row)
+    frame = pd.DataFrame(rows, index=pd.Index([arm.label for arm in found], name="method"))
+    frame.columns = pd.MultiIndex.from_tuples([*rows[0]], names=["column", "over seeds"])
+    return frame.astype({column: int for column in frame.columns if column[1] == "n"})
+
+
+# -- taking results apart ----------------------------------------------------------------------------------------------
+
+
+def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
+    frame = result.metrics
+    if frame.empty:
+        raise ConfigError(
+            f"The result of {result.info['method']} has no measurements, so there is nothing to report. "
+            "Give the federation test rows."
+        )
+    splits = set(frame.loc[frame["scope"] == "global", "split"].unique())
+    split = "test" if "test" in splits else "validation"
+    frame = frame[frame["split"] == split]
+    last = int(frame["round"].max())
+    scope = frame["scope"].astype(str)
+    whole = frame[scope == "global"]
+    ended = frame["round"] == last
+    parts = {kind: _named(frame[ended & scope.str.startswith(f"{kind}:")], kind) for kind in ("group", "client")}
+    silos = Silos.of(result)
+    swept = result.swept
+    keys = ["method", *swept]
+    info = result.info
+    made = []
+    for key, rows in whole.groupby(keys, observed=True, sort=False, dropna=False):
+        values = dict(zip(keys, key, strict=True))
+        mine = {kind: _matching(part, values) for kind, part in parts.items()}
+        mine["group"] = as_told(mine["group"], silos)
+        final = _wide(rows[rows["round"] == last], "metric")
+        if task == "regression" and len(mine["client"]):
+            final["worst_clients_rmse"] = _worst_clients(mine["client"], final.index)
+        method = str(values.pop("method"))
+        made.append(
+            Arm(
+                label=method + _settings(values),
+                method=method,
+                result=i,
+                hyper={**info.get("hyper_parameters", {}), **{k: _python(v) for k, v in values.items()}},
+                split=split,
+                last=last,
+                final=final,
+                rounds=rows[["seed", "round", "metric", "value"]],
+                groups=mine["group"],
+                marginals=marginals(mine["group"], list(dict.fromkeys(mine["group"]["name"]))),
+                clients=mine["client"],
+                observed=_observed(result, keys, key),
+                models=_models(mine["group"], info),
+                data=fingerprint(info),
+                silos=silos,
+            )
+        )
+    return made
+
+
+_ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
+"""Columns of every log; the others are what the method observes."""
+
+
+def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
+    rows = info.get("rows", {}).get("test", 0)
+    counted = groups[groups["metric"] == "count"].groupby("seed")["value"].sum()
+    return max(1, round(counted.mean() / rows)) if rows and len(counted) else 1
+
+
+def _observed(result: Result, keys: list[str], key: Any) -> pd.DataFrame:
+    log = result.log
+    names = [name for name in log.columns if name not in (*_ROUND, *result.swept)]
+    if not names:
+        return pd.DataFrame(columns=["seed", "round", "name", "value"])
+    rows = _alike(log, dict(zip(keys, key, strict=True)))
+    return log[rows].melt(["seed", "round"], names, "name", "value").astype({"value": float})
+
+
+def fingerprint(info: dict[str, Any]) -> str:
+    """Equal for results on the same data with the same partition."""
+    return json.dumps([info.get(key) for key in ("data", "clients", "groups", "classes", "cells", "rows")], default=str)
+
+
+def _named(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
+    return frame.assign(name=frame["scope"].astype(str).str.slice(len(kind) + 1))
+
+
+def _wide(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
+    """A row per seed, a column per name, undefined ones included."""
+    named = frame.assign(**{columns: frame[columns].astype(str)})
+    return named.pivot_table(index="seed", columns=columns, values="value", dropna=False, sort=False).rename_axis(
+        columns=None
+    )
+
+
+def _matching(frame: pd.DataFrame, values: dict[str, Any]) -> pd.DataFrame:
+    return frame.loc[_alike(frame, values), ["seed", "name", "metric", "value"]]
+
+
+def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:
+    """Rows that have these values."""
+    keep = np.ones(len(frame), dtype=bool)
+    for name, value in values.items():
+        column = frame[name]
+        keep &= (column.isna() if pd.isna(value) else column == value).to_numpy(dtype=bool)
+    return keep
+
+
+def _worst_clients(clients: pd.DataFrame, seeds: pd.Index) -> pd.Series:
+    """Mean RMSE of the tenth of the clients with the largest; by seed."""
+    errors = _wide(clients[clients["metric"] == "rmse"], "name")
+    return pd.Series(-client_equality(-errors.to_numpy())["worst10"], index=errors.index).reindex(seeds)
+
+
+def _python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _settings(values: dict[str, Any]) -> str:
+    if not values:
+        return ""
+    shown = (f"{k}={v:g}" if isinstance(v, float | np.floating) else f"{k}={v}" for k, v in values.items())
+    return f" ({', '.join(shown)})"
+
+
+def _labels(found: list[Arm], results: Sequence[Result]) -> list[str]:
+    """Unique labels: equal ones get what tells them apart (a hyper-parameter, the data, the rounds) or a number."""
+    labels = [arm.label for arm in found]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        same = [i for i, other in enumerate(labels) if other == label]
+        details = [_details(found[i], results[found[i].result].info) for i in same]
+        differing = [
+            name
+            for name in dict.fromkeys(name for each in details for name in each)
+            if len({str(each.get(name)) for each in details}) > 1
+        ]
+        for i, each in zip(same, details, strict=True):
+            labels[i] = label + _settings({name: each.get(name) for name in differing})
+    seen: dict[str, int] = {}
+    for i, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            labels[i] = f"{label} #{seen[label]}"
+    return labels
+
+
+def _details(arm: Arm, info: dict[str, Any]) -> dict[str, Any]:
+    names = ("data", "rounds", "clients_per_round", "dropout")
+    return {**arm.hyper, **{name: info[name] for name in names if name in info}}
