@@ -1,203 +1,31 @@
-"""The configuration of a run: one TOML file in kebab-case, checked before anything is computed.
-
-Sections [partition], [model], [local] and [method] are the dataclasses of the same name in Python, so their keys,
-defaults and descriptions are written once. What a file leaves out comes from the data set's preset; `resolved` spells
-everything out, and running the resolved file repeats the run exactly.
-"""
+"""Reading a configuration: every problem is gathered, with its key, before anything is computed."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from equifed import methods, models, partition
+from equifed.config.sections import FILE_KEYS, SECTIONS, Config, DataSection, FlowerSection, RunSection, kebab
 from equifed.data import get_dataset
-from equifed.errors import ConfigError, DataError, unknown_name
+from equifed.errors import ConfigError, unknown_name
 from equifed.protocol import Method
-from equifed.simulator import Simulation, make_job
 from equifed.training import Local
 
 if TYPE_CHECKING:
     from equifed.data import Preset
-    from equifed.federation import Federation
-    from equifed.simulator.job import Job
-
-__all__ = ["Config", "DataSection", "RunSection", "build", "job_of", "load_config", "load_federations", "parse_config"]
-
-SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
 
 S = TypeVar("S", bound=BaseModel)
-
-
-def kebab(name: str) -> str:
-    return name.strip("_").replace("_", "-")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, alias_generator=kebab, use_attribute_docstrings=True
-    )
-
-
-class RunSection(_Section):
-    """[run]: how long, how often, and on what machine."""
-
-    name: str = ""
-    """A name of your own; `equifed show` finds the run by it."""
-    rounds: int = Field(40, ge=1)
-    """Rounds of training."""
-    clients_per_round: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
-    """Clients sampled in every round, or "all". Left out: the preset's number."""
-    seeds: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    """A list of seeds, or how many (0, 1, ...). Each has its own split, partition and initial model."""
-    eval_every: int = Field(1, ge=1)
-    """Evaluate every so many rounds; the last round always is."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Chance that a sampled client does not answer."""
-    engine: Literal["lanes", "reference"] = "lanes"
-    """"lanes" (fast) or "reference" (one client at a time, to check against)."""
-    device: str = "auto"
-    """"auto", "cpu", "cuda" or "cuda:N"."""
-    compile: bool | Literal["auto"] = "auto"
-    """Compile the training step; "auto" decides by the length of the run."""
-    checkpoint_every: int = Field(1, ge=1)
-    """Write a checkpoint every so many rounds; a resumed run repeats the rounds after the last one."""
-
-    @property
-    def seed_list(self) -> list[int]:
-        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
-
-
-class DataSection(_Section):
-    """[data]: a data set by name, or one file per client."""
-
-    name: str | None = None
-    """A data set of `equifed data list`."""
-    preset: str | None = None
-    """One of its presets; left out: its first."""
-    files: list[str] | dict[str, str] | None = None
-    """One CSV or Parquet file per client: a list, or a table client = "file". Relative to this config file."""
-    schema_: str | None = None
-    """The schema file that all clients share (JSON)."""
-    label: str | None = None
-    """The label's column, when there is no schema."""
-    sensitive: str | list[str] | None = None
-    """The sensitive column or columns, when there is no schema."""
-    positive: str | int | float | None = None
-    """The label value that is class 1, when there is no schema."""
-    test: float = Field(0.2, ge=0, lt=1)
-    """Share of each file's rows that goes to the test set."""
-    validation: float = Field(0.0, ge=0, lt=1)
-    """Share that goes to the server's validation set."""
-    validation_file: str | None = None
-    """The server's own validation rows, a file like the clients'. Relative to this config file."""
-    client_groups: dict[str, str] | None = None
-    """The known group of every client, a table client = "group", for methods that need it."""
-
-    @property
-    def title(self) -> str:
-        return self.name or "files"
-
-
-class FlowerSection(_Section):
-    """[flower]: how patient and how careful a real federation is; a simulation has no use for it."""
-
-    min_replies: Annotated[int, Field(ge=1)] | None = None
-    """A round with fewer usable replies is not applied. Left out: 2, so that no silo's reply is a sum of its own."""
-    deadline: float = Field(300.0, gt=0)
-    """Seconds that the clients have to answer in a phase."""
-    join_deadline: float = Field(300.0, gt=0)
-    """Seconds that the server waits for the clients before the first round."""
-    min_count: int = Field(10, ge=0)
-    """Clients withhold counts of their test rows below this number; a silo's own setting may be higher. 0: nothing."""
-
-
-_FILE_KEYS = (
-    "files",
-    "schema_",
-    "label",
-    "sensitive",
-    "positive",
-    "test",
-    "validation",
-    "validation_file",
-    "client_groups",
-)
-
-
-@dataclass(frozen=True)
-class Config:
-    """A checked configuration with every default filled in."""
-
-    run: RunSection
-    data: DataSection
-    partition: partition.Partitioner | None
-    """None where every file is a client."""
-    model: models.Model
-    local: Local
-    method: Method
-    sweep: Mapping[str, Sequence[float]]
-    """Hyper-parameter -> values; one run for each combination, all in one computation."""
-    flower: FlowerSection | None = None
-    """None where the file has no such section."""
-    source: str = "configuration"
-    """Where it came from, for messages."""
-    folder: Path = Path()
-    """What relative paths in it are relative to."""
-
-    def resolved(self, folder: Path | None = None) -> dict[str, Any]:
-        """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
-        run = _spelt(self.run.model_dump())
-        data = _spelt(self.data.model_dump())
-        if self.data.name is not None:
-            data = {key: data[key] for key in ("name", "preset")}
-        elif folder is not None:
-            data |= self._moved(folder)
-        sections: dict[str, Any] = {"run": run | {"seeds": self.run.seed_list}, "data": data}
-        if self.partition is not None:
-            sections["partition"] = _described(self.partition, partition.REGISTRY)
-        sections["model"] = _described(self.model, models.REGISTRY)
-        local = {("local_epochs" if key == "epochs" else key): value for key, value in _fields(self.local).items()}
-        sections["local"] = _spelt({**local, "batch_size": self.local.batch_size or "all"})
-        sections["method"] = {"name": self.method.name} | _spelt(_fields(self.method))
-        if self.sweep:
-            sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
-        if self.flower is not None:
-            sections["flower"] = _spelt(self.flower.model_dump())
-        return sections
-
-    def fingerprint(self, folder: Path | None = None) -> str:
-        """A hash of `resolved`: equal exactly when the runs are the same."""
-        text = json.dumps(self.resolved(folder), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def paths(self) -> dict[str, Path]:
-        """The clients' files by client name."""
-        files = self.data.files or {}
-        named = files if isinstance(files, dict) else {Path(file).stem: file for file in files}
-        return {name: self.folder / file for name, file in named.items()}
-
-    def _moved(self, folder: Path) -> dict[str, Any]:
-        moved: dict[str, Any] = {
-            "files": {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in self.paths().items()}
-        }
-        for key, file in (("schema", self.data.schema_), ("validation-file", self.data.validation_file)):
-            if file is not None:
-                moved[key] = os.path.relpath((self.folder / file).resolve(), folder.resolve())
-        return moved
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -249,113 +77,12 @@ def parse_config(
     return Config(run, data, held, model, local, method, sweep, flower, source, folder)
 
 
-def load_federations(config: Config) -> list[Federation]:
-    """One federation per seed: its own split and partition, the rows held once."""
-    try:
-        return _load_federations(config)
-    except UnicodeDecodeError:  # files with rows are read elsewhere
-        raise DataError(f"{config.source}: data.schema: {config.data.schema_} is not a text file in UTF-8.") from None
-    except (ConfigError, DataError) as error:
-        raise type(error)(f"{config.source}: {_place_of(config, error)}: {error}") from error
-
-
-def _load_federations(config: Config) -> list[Federation]:
-    import equifed
-
-    data, seeds = config.data, config.run.seed_list
-    if data.name is not None:
-        feds: list[Federation] = equifed.load(data.name, preset=data.preset, partition=config.partition, seeds=seeds)
-        return feds
-    options = {
-        "schema": None if data.schema_ is None else config.folder / data.schema_,
-        "label": data.label,
-        "sensitive": data.sensitive,
-        "positive": data.positive,
-        "name": data.title,
-        "test": data.test,
-        "validation": data.validation,
-        "validation_file": None if data.validation_file is None else config.folder / data.validation_file,
-        "client_groups": data.client_groups,
-    }
-    made = [equifed.Federation.from_files(config.paths(), seed=seed, **options) for seed in seeds]
-    first = made[0]
-    same = all(np.array_equal(fed.rows.x, first.rows.x) for fed in made)
-    return [dataclasses.replace(fed, rows=first.rows) for fed in made] if same else made
-
-
-def _place_of(config: Config, error: Exception) -> str:
-    """The section, and where it can be told the key, that an error of loading speaks of."""
-    text = str(error)
-    if isinstance(error, DataError) or config.partition is None:
-        given = {kebab(key): value for key, value in config.data.model_dump().items() if value is not None}
-        named = [key for key, value in given.items() if any(_quoted(each, text) for each in _parts(value))]
-        return ".".join(["data", *named[:1]])
-    options = _fields(config.partition)
-    named = [key for key in options if f"{key}=" in text]
-    named += [key for key, value in options.items() if any(_quoted(each, text) for each in _parts(value))]
-    named += _spoken(options, text)
-    numbers = {key: value for key, value in options.items() if type(value) is int}
-    named += [key for key, value in numbers.items() if re.search(rf"\b{value}\b", text)]
-    return ".".join(["partition", *map(kebab, named[:1])])
-
-
-def _parts(value: Any) -> list[Any]:
-    return [*value.values()] if isinstance(value, dict) else [*value] if isinstance(value, list | tuple) else [value]
-
-
-def _quoted(value: Any, text: str) -> bool:
-    return (
-        isinstance(value, str) and bool(value) and (repr(value) in text or ("." in value and Path(value).name in text))
-    )
-
-
-def _spoken(keys: Iterable[str], text: str) -> list[str]:
-    """The keys that a message speaks of, the longest first."""
-    found = [key for key in keys if re.search(rf"\b{key.replace('_', '[ _-]')}\b", text)]
-    return sorted(found, key=len, reverse=True)
-
-
-def build(config: Config, federations: Sequence[Federation] | None = None) -> Simulation:
-    """The simulation that a configuration describes; `federations` where they are loaded already."""
-    feds = load_federations(config) if federations is None else federations
-    return Simulation(job_of(config, feds), config.run.engine)
-
-
-_FOR_THE_DATA = ("clients_per_round", "eval_every", "dropout", "device")
-"""Keys of [run] that only the data, or the machine, can refuse."""
-
-
-def job_of(config: Config, federations: Sequence[Federation], one_place: bool = False) -> Job:
-    """What `build` will compute, checked, without the work of setting it up. one_place: see `make_job`."""
-    run = config.run
-    try:
-        return make_job(
-            config.method,
-            list(federations),
-            model=config.model,
-            rounds=run.rounds,
-            clients_per_round=run.clients_per_round if isinstance(run.clients_per_round, int) else None,
-            local=config.local,
-            seeds=run.seed_list,
-            initial_parameters=None,
-            dropout=run.dropout,
-            eval_every=run.eval_every,
-            device=run.device,
-            compile=run.compile if isinstance(run.compile, bool) else None,
-            over=config.sweep or None,
-            one_place=one_place,
-        )
-    except ConfigError as error:
-        key = [f"run.{kebab(name)}: " for name in _spoken(_FOR_THE_DATA, str(error))[:1]]
-        raise ConfigError(f"{config.source}: {''.join(key)}{error}") from error
-
-
 # -- defaults from the data ------------------------------------------------------------------------------------------
 
 
 def _data_of(data: DataSection) -> Preset | None:
     """The preset of a named data set, after checking that the section's keys go together."""
-    given = [kebab(key) for key in _FILE_KEYS if key in data.model_fields_set]
+    given = [kebab(key) for key in FILE_KEYS if key in data.model_fields_set]
     if data.name is None:
         if not data.files:
             raise ConfigError("needs a name (see `equifed data list`) or files, one per client.")
@@ -517,6 +244,12 @@ class _Reader:
         return over
 
 
+def _spoken(keys: Iterable[str], text: str) -> list[str]:
+    """The keys that a message speaks of, the longest first."""
+    found = [key for key in keys if re.search(rf"\b{key.replace('_', '[ _-]')}\b", text)]
+    return sorted(found, key=len, reverse=True)
+
+
 def _check_swept(method: Method, name: str, values: Sequence[float]) -> None:
     for value in values:
         methods.check_value(type(method), name, value)
@@ -636,24 +369,3 @@ def _syntax(source: str, text: str, message: str) -> str:
     lines = text.splitlines()
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
     return f"{source}, line {number}, is not valid TOML: {message}" + (f"\n  {line}" if line else "")
-
-
-# -- writing ---------------------------------------------------------------------------------------------------------
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _spelt(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys in kebab-case; TOML has no null, so None is left out."""
-    return {
-        kebab(key): list(value) if isinstance(value, tuple) else value
-        for key, value in values.items()
-        if value is not None
-    }
-
-
-def _described(value: Any, registry: Mapping[str, type]) -> dict[str, Any]:
-    kind = next(name for name, known in registry.items() if known is type(value))
-    return {"kind": kind} | _spelt(_fields(value))

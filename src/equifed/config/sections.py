@@ -1,0 +1,196 @@
+"""What a configuration holds: its sections, and how they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from equifed import models, partition
+from equifed.protocol import Method
+from equifed.training import Local
+
+SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
+
+
+def kebab(name: str) -> str:
+    return name.strip("_").replace("_", "-")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=kebab, use_attribute_docstrings=True
+    )
+
+
+class RunSection(_Section):
+    """[run]: how long, how often, and on what machine."""
+
+    name: str = ""
+    """A name of your own; `equifed show` finds the run by it."""
+    rounds: int = Field(40, ge=1)
+    """Rounds of training."""
+    clients_per_round: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
+    """Clients sampled in every round, or "all". Left out: the preset's number."""
+    seeds: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    """A list of seeds, or how many (0, 1, ...). Each has its own split, partition and initial model."""
+    eval_every: int = Field(1, ge=1)
+    """Evaluate every so many rounds; the last round always is."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Chance that a sampled client does not answer."""
+    engine: Literal["lanes", "reference"] = "lanes"
+    """"lanes" (fast) or "reference" (one client at a time, to check against)."""
+    device: str = "auto"
+    """"auto", "cpu", "cuda" or "cuda:N"."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the training step; "auto" decides by the length of the run."""
+    checkpoint_every: int = Field(1, ge=1)
+    """Write a checkpoint every so many rounds; a resumed run repeats the rounds after the last one."""
+
+    @property
+    def seed_list(self) -> list[int]:
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+
+class DataSection(_Section):
+    """[data]: a data set by name, or one file per client."""
+
+    name: str | None = None
+    """A data set of `equifed data list`."""
+    preset: str | None = None
+    """One of its presets; left out: its first."""
+    files: list[str] | dict[str, str] | None = None
+    """One CSV or Parquet file per client: a list, or a table client = "file". Relative to this config file."""
+    schema_: str | None = None
+    """The schema file that all clients share (JSON)."""
+    label: str | None = None
+    """The label's column, when there is no schema."""
+    sensitive: str | list[str] | None = None
+    """The sensitive column or columns, when there is no schema."""
+    positive: str | int | float | None = None
+    """The label value that is class 1, when there is no schema."""
+    test: float = Field(0.2, ge=0, lt=1)
+    """Share of each file's rows that goes to the test set."""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share that goes to the server's validation set."""
+    validation_file: str | None = None
+    """The server's own validation rows, a file like the clients'. Relative to this config file."""
+    client_groups: dict[str, str] | None = None
+    """The known group of every client, a table client = "group", for methods that need it."""
+
+    @property
+    def title(self) -> str:
+        return self.name or "files"
+
+
+class FlowerSection(_Section):
+    """[flower]: how patient and how careful a real federation is; a simulation has no use for it."""
+
+    min_replies: Annotated[int, Field(ge=1)] | None = None
+    """A round with fewer usable replies is not applied. Left out: 2, so that no silo's reply is a sum of its own."""
+    deadline: float = Field(300.0, gt=0)
+    """Seconds that the clients have to answer in a phase."""
+    join_deadline: float = Field(300.0, gt=0)
+    """Seconds that the server waits for the clients before the first round."""
+    min_count: int = Field(10, ge=0)
+    """Clients withhold counts of their test rows below this number; a silo's own setting may be higher. 0: nothing."""
+
+
+FILE_KEYS = (
+    "files",
+    "schema_",
+    "label",
+    "sensitive",
+    "positive",
+    "test",
+    "validation",
+    "validation_file",
+    "client_groups",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration with every default filled in."""
+
+    run: RunSection
+    data: DataSection
+    partition: partition.Partitioner | None
+    """None where every file is a client."""
+    model: models.Model
+    local: Local
+    method: Method
+    sweep: Mapping[str, Sequence[float]]
+    """Hyper-parameter -> values; one run for each combination, all in one computation."""
+    flower: FlowerSection | None = None
+    """None where the file has no such section."""
+    source: str = "configuration"
+    """Where it came from, for messages."""
+    folder: Path = Path()
+    """What relative paths in it are relative to."""
+
+    def resolved(self, folder: Path | None = None) -> dict[str, Any]:
+        """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
+        run = _spelt(self.run.model_dump())
+        data = _spelt(self.data.model_dump())
+        if self.data.name is not None:
+            data = {key: data[key] for key in ("name", "preset")}
+        elif folder is not None:
+            data |= self._moved(folder)
+        sections: dict[str, Any] = {"run": run | {"seeds": self.run.seed_list}, "data": data}
+        if self.partition is not None:
+            sections["partition"] = _described(self.partition, partition.REGISTRY)
+        sections["model"] = _described(self.model, models.REGISTRY)
+        local = {("local_epochs" if key == "epochs" else key): value for key, value in fields_of(self.local).items()}
+        sections["local"] = _spelt({**local, "batch_size": self.local.batch_size or "all"})
+        sections["method"] = {"name": self.method.name} | _spelt(fields_of(self.method))
+        if self.sweep:
+            sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
+        if self.flower is not None:
+            sections["flower"] = _spelt(self.flower.model_dump())
+        return sections
+
+    def fingerprint(self, folder: Path | None = None) -> str:
+        """A hash of `resolved`: equal exactly when the runs are the same."""
+        text = json.dumps(self.resolved(folder), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def paths(self) -> dict[str, Path]:
+        """The clients' files by client name."""
+        files = self.data.files or {}
+        named = files if isinstance(files, dict) else {Path(file).stem: file for file in files}
+        return {name: self.folder / file for name, file in named.items()}
+
+    def _moved(self, folder: Path) -> dict[str, Any]:
+        moved: dict[str, Any] = {
+            "files": {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in self.paths().items()}
+        }
+        for key, file in (("schema", self.data.schema_), ("validation-file", self.data.validation_file)):
+            if file is not None:
+                moved[key] = os.path.relpath((self.folder / file).resolve(), folder.resolve())
+        return moved
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _spelt(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys in kebab-case; TOML has no null, so None is left out."""
+    return {
+        kebab(key): list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _described(value: Any, registry: Mapping[str, type]) -> dict[str, Any]:
+    kind = next(name for name, known in registry.items() if known is type(value))
+    return {"kind": kind} | _spelt(fields_of(value))
