@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from equifed.report import wording
-from equifed.results.result import ranges
+from equifed.results.collect import ranges
 
 if TYPE_CHECKING:
     from equifed.results.result import Result

@@ -2,106 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from equifed import metrics as M
-from equifed import randomness, tree
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
-from equifed.metrics.fronts import as_costs
-from equifed.protocol import Data, Method, Task
-from equifed.simulator.engine import Message, Rejection, State
-from equifed.simulator.evaluate import Scored
-from equifed.simulator.job import Job, Run
-from equifed.simulator.loop import RoundLog, Step
+from equifed.results import tradeoff
+from equifed.results.predict import Adapted, FinalState
+from equifed.results.tradeoff import Hypervolume
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from equifed.simulator.evaluate import Scored
+    from equifed.simulator.job import Job
+
 HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
-TOLERANCE = 1e-3
-"""What a constraint may lie beyond its bound without a word."""
 HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
-
-
-@dataclass(frozen=True, eq=False)
-class FinalState:
-    """What a run ended with."""
-
-    method: Method
-    """With the run's own hyper-parameters."""
-    task: Task
-    server: Any
-    """The server's state."""
-    clients: Any
-    """The clients' states, a leading axis over clients."""
-    ids: tuple[str, ...]
-    """The clients."""
-    seed: int
-    scaling: tuple[np.ndarray, np.ndarray] | None
-    """What is subtracted from features, and what they are multiplied by."""
-    shape: tuple[int, ...]
-    """Of one row."""
-
-    def features(self, x: Any) -> Tensor:
-        """Rows as the model sees them."""
-        rows = np.asarray(x, dtype=np.float32)
-        if rows.shape[1:] != tuple(self.shape):
-            wanted, got = list(self.shape), list(rows.shape)
-            raise DataError(f"x must be rows of the federation's features, shape {wanted} each; got shape {got}.")
-        scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
-        return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
-
-    def adapt(self, x: np.ndarray, y: np.ndarray, steps: int) -> Any:
-        """The state of a client with these rows that never trained."""
-        inputs, classes = self.features(x), self.task.num_classes
-        if classes and not (np.isin(y, np.arange(classes))).all():
-            raise DataError(f"Labels must be class codes 0 to {classes - 1}, got {np.unique(y)[:6].tolist()}.")
-        labels = torch.from_numpy(y.astype(np.int64 if classes else np.float32))
-        data = Data(inputs, labels, torch.zeros(len(y), dtype=torch.int64), torch.ones(len(y)), self.task)
-        with torch.no_grad():
-            return self.method.adapt(self.task, self.server, data, steps)
-
-    def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
-        method, task, features = self.method, self.task, self.features(x)
-        if client is None and method.personal:
-            raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
-        if client is not None and client not in self.ids:
-            raise ConfigError(unknown_name("client", client, self.ids))
-        own = tree.take(self.clients, 0 if client is None else self.ids.index(client))
-        with torch.no_grad():
-            prediction = method.predict(task, self.server, own, features)
-            if type(method).adjust is not Method.adjust:
-                if s is None:
-                    raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
-                codes = torch.from_numpy(_codes(s, groups, len(features)))
-                u = torch.from_numpy(randomness.generator(self.seed, "predict", draw).random(len(features)))
-                prediction = method.adjust(task, self.server, own, prediction, codes, u)
-        return prediction.numpy()
-
-
-def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:
-    """Group codes from codes or names."""
-    given = np.asarray(s)
-    if given.shape != (n,):
-        raise ConfigError(f"s must have a group for each of the {n} rows, got an array of shape {given.shape}.")
-    if given.dtype.kind in "iub":
-        wrong = [int(code) for code in np.unique(given) if not 0 <= code < len(groups)]
-        if wrong:
-            raise ConfigError(f"s holds the group code {wrong[0]}; the codes are 0 to {len(groups) - 1}.")
-        return given.astype(np.int64)
-    code = {name: i for i, name in enumerate(groups)}
-    for name in dict.fromkeys(map(str, given)):
-        if name not in code:
-            raise ConfigError(unknown_name("group", name, groups))
-    return np.array([code[str(name)] for name in given], dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -204,16 +125,7 @@ class Result:
         `accuracy`-like metrics count as better when higher, `rmse` and `loss` when lower; disparities named
         `..._ratio` when closer to 1, all others when closer to 0.
         """
-        import pandas as pd
-
-        keys, values = self._trade_offs(quality, disparity, split)
-        points = pd.DataFrame(keys, columns=["method", *self.swept])
-        means = _mean_over_seeds(values)
-        low, high = np.quantile(_resampled_means(values), [0.025, 0.975], axis=0)
-        for i, name in enumerate((quality, disparity)):
-            points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
-        points["dominated"] = M.dominated(as_costs(quality, disparity, means)) | np.isnan(means).any(1)
-        return points
+        return tradeoff.pareto(self.final(split), ["method", *self.swept], quality, disparity)
 
     def hypervolume(
         self,
@@ -229,34 +141,7 @@ class Result:
         and the disparity of FedAvg; None takes the worst of this sweep's own. The interval is of a bootstrap over the
         seeds, the same seeds for all settings.
         """
-        _, values = self._trade_offs(quality, disparity, split)
-        means = _mean_over_seeds(values)
-        if np.isnan(means).any(1).all():
-            return Hypervolume(np.nan, np.nan, np.nan, reference or (np.nan, np.nan))
-        if reference is None:
-            worst = np.nanargmax(as_costs(quality, disparity, means), axis=0)
-            reference = float(means[worst[0], 0]), float(means[worst[1], 1])
-        corner = as_costs(quality, disparity, reference)
-
-        def area(means: np.ndarray) -> float:
-            return M.hypervolume(as_costs(quality, disparity, means), corner)
-
-        resampled = _resampled_means(values)
-        areas = [area(each) for each in resampled] if len(resampled) > 1 else [np.nan]
-        low, high = np.quantile(areas, [0.025, 0.975])
-        return Hypervolume(area(means), float(low), float(high), reference)
-
-    def _trade_offs(self, quality: str, disparity: str, split: str) -> tuple[list[tuple[Any, ...]], np.ndarray]:
-        """Every setting, and both metrics of its seeds [settings, seeds, 2]."""
-        wide = self.final(split)
-        for name in (quality, disparity):
-            if name not in wide:
-                raise ConfigError(unknown_name("metric", name, wide.columns))
-        groups = [
-            (key, part.sort_values("seed")[[quality, disparity]].to_numpy())
-            for key, part in wide.groupby(["method", *self.swept], observed=True, sort=False)
-        ]
-        return [key for key, _ in groups], np.stack([part for _, part in groups])
+        return tradeoff.hypervolume(self.final(split), ["method", *self.swept], quality, disparity, reference)
 
     def adapt(self, rows: tuple[Any, Any], *, steps: int = 100) -> Adapted:
         """A client that took no part in training: from its rows (x, y) it gets a state of its own, such as mixture
@@ -295,215 +180,14 @@ class Result:
         return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
 
 
-@dataclass(frozen=True, eq=False)
-class Adapted:
-    """A new client in every run of a result."""
-
-    runs: dict[Any, FinalState]
-    states: dict[Any, Any]
-    """Its state by seed, or by (swept values..., seed)."""
-
-    @property
-    def state(self) -> dict[Any, dict[str, np.ndarray]]:
-        """The same as arrays: {seed: {"pi": ...}}."""
-        return {
-            key: {name: value.cpu().numpy() for name, value in tree.named(own).items()}
-            for key, own in self.states.items()
-        }
-
-    def predict(self, x: Any) -> dict[Any, np.ndarray]:
-        """Probabilities (or values) for the rows x, by seed."""
-        predicted = {}
-        with torch.no_grad():
-            for key, each in self.runs.items():
-                inputs = each.features(np.asarray(x))
-                predicted[key] = each.method.predict(each.task, each.server, self.states[key], inputs).cpu().numpy()
-        return predicted
-
-
-class Hypervolume(NamedTuple):
-    value: float
-    """The area that the front of the means dominates."""
-    low: float
-    """Lower end of its 95 % interval (nan for one seed)."""
-    high: float
-    """Upper end."""
-    reference: tuple[float, float]
-    """The (quality, disparity) up to which it is measured."""
-
-
-RESAMPLES = 1000
-
-
-def _mean_over_seeds(values: np.ndarray) -> np.ndarray:
-    """Means of the defined values [settings, seeds, 2] -> [settings, 2]; nan where none is."""
-    defined = ~np.isnan(values)
-    total = np.where(defined, values, 0).sum(-2)
-    return np.where(defined.any(-2), total / np.maximum(defined.sum(-2), 1), np.nan)
-
-
-def _resampled_means(values: np.ndarray) -> np.ndarray:
-    """Means over seeds drawn with replacement, the same draw for all settings [RESAMPLES, settings, 2]."""
-    seeds = values.shape[1]
-    if seeds < 2:
-        return np.full((1, len(values), 2), np.nan)
-    drawn = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
-    return np.stack([_mean_over_seeds(values[:, some]) for some in drawn])
-
-
-@dataclass
-class Collector:
-    """Gathers finished rounds; turned into a `Result` at any time."""
-
-    job: Job
-    scores: list[tuple[int, int, dict[str, Scored]]] = field(default_factory=list)
-    """(round, run, scores)."""
-    logs: list[RoundLog] = field(default_factory=list)
-    rejections: list[tuple[int, Rejection]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
-    def add(self, step: Step) -> None:
-        self.logs += step.logs
-        self.rejections += step.rejections
-        self.seconds.append(step.seconds)
-        for number, scores in step.scores.items():
-            self.scores += [(number, run, scored) for run, scored in enumerate(scores)]
-
-    def result(self, state: State, messages: Iterable[Message], notes: Sequence[str]) -> Result:
-        job = self.job
-        fed = job.runs[0].federation
-        swept = list(job.runs[0].hyper)
-        info = {
-            "method": job.method.name,
-            "hyper_parameters": dataclasses.asdict(job.method),
-            "swept": swept,
-            "data": fed.name,
-            "provenance": dict(fed.provenance),
-            "task": fed.kind,
-            "classes": list(fed.classes),
-            "groups": list(fed.groups),
-            "clients": list(fed.ids),
-            "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
-            "rows": {
-                "train": int(fed.train.sizes.sum()),
-                "validation": len(fed.validation),
-                "test": len(fed.test),
-            },
-            "rounds": job.rounds,
-            "clients_per_round": job.clients_per_round or fed.num_clients,
-            "dropout": job.dropout,
-            "local": dataclasses.asdict(job.task.local),
-            "model": str(job.task.module),
-            "seeds": list(dict.fromkeys(run.seed for run in job.runs)),
-            "device": str(job.device),
-        }
-        kept = State(*(tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), part) for part in state))
-        return Result(
-            metrics=metrics_frame(job, self.scores),
-            messages=_messages(messages),
-            log=_log(job, self.logs),
-            rejections=_rejections(job, self.rejections),
-            parameters=_parameters(job, kept),
-            info=info,
-            timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
-            notes=[*notes, *_remarks(job, self.logs, self.rejections)],
-            final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
-        )
-
-
-def _remarks(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[str]:
-    lost = [log for log in logs if not log.applied]
-    rejected = sum(log.rejected for log in logs)
-    remarks = []
-    fed = job.runs[0].federation
-    if not len(fed.test) and fed.client_test is None:
-        remarks.append("The federation has no test rows, so nothing was measured.")
-    if lost:
-        remarks.append(
-            f"{len(lost)} of {len(logs)} rounds had too few usable replies and left the model as it was "
-            f"(first: seed {job.runs[lost[0].run].seed}, round {lost[0].round})."
-        )
-    if rejected:
-        remarks.append(f"{rejected} replies were rejected; `rejections` names the clients, rounds and reasons.")
-    return [*remarks, *_absences(rejections), *_ending(job, logs)]
-
-
-def _absences(rejections: list[tuple[int, Rejection]]) -> list[str]:
-    """Which clients did not answer, and when."""
-    absent: dict[str, list[tuple[int, str]]] = {}
-    for number, each in rejections:
-        if not each.answered:
-            absent.setdefault(each.client, []).append((number, each.reason))
-    return [
-        f"{client} did not answer {_times([number for number, _ in when])} "
-        f"({'; '.join(dict.fromkeys(reason for _, reason in when))})."
-        for client, when in absent.items()
-    ]
-
-
-def _times(numbers: list[int]) -> str:
-    later = [number for number in numbers if number]
-    parts = ["before round 1"] * (0 in numbers)
-    parts += [f"in round{'s' * (len(later) > 1)} {ranges(later)}"] if later else []
-    return " and ".join(parts)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """3, 5 to 9."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
-
-
-def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
-    """Which runs stopped before the last round, and which ended without meeting their constraint."""
-    final = {log.run: log for log in logs}
-    many = len(job.runs)
-    stopped = [log.round for log in final.values() if log.stopped and log.round < job.rounds]
-    missed = [run for run, log in final.items() if log.observed.get("feasible") == 0]
-    near = [run for run, log in final.items() if log.observed.get("feasible") == 1 and _excess(log) > TOLERANCE]
-    remarks = []
-    if stopped:
-        rounds = f"round {stopped[0]}" if len(set(stopped)) == 1 else f"rounds {min(stopped)} to {max(stopped)}"
-        who = "The run" if many == 1 else f"{len(stopped)} of {many} runs"
-        remarks.append(f"{who} converged and stopped at {rounds} of {job.rounds}; `log` says when each.")
-    decay = " A smaller dual_decay brings it closer." if hasattr(job.method, "dual_decay") else ""
-    if missed:
-        by = f", by {_excess(final[missed[0]]):.3g} there" if "excess" in final[missed[0]].observed else ""
-        advice = decay if all(final[run].stopped for run in missed) else " More rounds may help."
-        remarks.append(f"The constraint is not met at the end of {_who(job, missed)}{by}; see `log`.{advice}")
-    if near:
-        who, beyond = _who(job, near), _excess(final[near[0]])
-        remarks.append(
-            f"{who[0].upper()}{who[1:]} ended with the constraint met only up to what the decay of its multipliers "
-            f"allows, {beyond:.3g} above the bound; `log` has it as `excess`.{decay}"
-        )
-    return remarks
-
-
-def _excess(log: RoundLog) -> float:
-    """How far beyond its bound the constraint is, where the method says."""
-    return log.observed.get("excess", 0.0)
-
-
-def _who(job: Job, runs: list[int]) -> str:
-    if len(job.runs) == 1:
-        return "the run"
-    where = ", ".join(f"{name} {value:g}" for name, value in job.runs[runs[0]].hyper.items())
-    first = f"seed {job.runs[runs[0]].seed}{f', {where}' if where else ''}"
-    return f"{len(runs)} of {len(job.runs)} runs (first: {first})"
-
-
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 
 def metrics_frame(job: Job, scores: list[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
     """The tidy frame of all evaluations."""
     import pandas as pd
+
+    from equifed.simulator.evaluate import Scored
 
     pieces: list[tuple[np.ndarray, np.ndarray, str, str, str, np.ndarray]] = []
     fed = job.runs[0].federation
@@ -650,60 +334,3 @@ def _tidy(job: Job, pieces: list[Any], pd: Any) -> pd.DataFrame:
     columns["metric"] = column([piece[4] for piece in pieces])
     columns["value"] = values
     return pd.DataFrame(columns)
-
-
-def _messages(messages: Iterable[Message]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(
-        [{**message._asdict(), "down": ", ".join(message.down), "up": ", ".join(message.up)} for message in messages],
-        columns=list(Message._fields),
-    )
-
-
-def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
-    import pandas as pd
-
-    rows = []
-    for log in logs:
-        run = job.runs[log.run]
-        entry: dict[str, Any] = {"method": job.method.name, **run.hyper, "seed": run.seed}
-        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped")}
-        entry["stopped"] = log.stopped
-        rows.append(entry | log.observed)
-    return pd.DataFrame(rows)
-
-
-def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
-    import pandas as pd
-
-    names = ["phase", "client", "reason", "answered"]
-    rows = [
-        [*job.runs[each.run].hyper.values(), job.runs[each.run].seed, number, *(getattr(each, name) for name in names)]
-        for number, each in rejections
-    ]
-    return pd.DataFrame(rows, columns=[*job.runs[0].hyper, "seed", "round", *names])
-
-
-def _key(run: Run) -> Any:
-    """The seed; (swept values..., seed) after a sweep."""
-    return (*run.hyper.values(), run.seed) if run.hyper else run.seed
-
-
-def _final_state(job: Job, state: State, r: int) -> FinalState:
-    fed, seed = job.runs[r].federation, job.runs[r].seed
-    server, clients = tree.take(state.server, r), tree.take(state.clients, r)
-    return FinalState(job.method_of(r), job.task, server, clients, tuple(fed.ids), seed, fed.scaling, tuple(fed.shape))
-
-
-def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
-    """The final model(s) of each run: the server's `theta`, or the clients' own with a leading axis."""
-    result: dict[Any, dict[str, np.ndarray]] = {}
-    for r, run in enumerate(job.runs):
-        server: Any = tree.take(state.server, r)
-        own: Any = tree.take(state.clients, r)
-        # what wraps a method keeps that one's states under `inner`
-        server, own = getattr(server, "inner", server), getattr(own, "inner", own)
-        theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
-        result[_key(run)] = {name: value.numpy() for name, value in tree.named(theta).items()}
-    return result

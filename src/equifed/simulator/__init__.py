@@ -8,7 +8,7 @@ from typing import Any, Literal
 from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.protocol import Method
-from equifed.results.result import Collector, Result
+from equifed.results import Collector, Result
 from equifed.simulator.engine import Engine, State
 from equifed.simulator.evaluate import Evaluator, Measure
 from equifed.simulator.job import Job, make_job

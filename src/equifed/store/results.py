@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file, save
 
+from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import HEADLINE, HEADLINE_REGRESSION, Result
 from equifed.store.files import plain, write_atomic, write_json
-
-MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
-REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 
 def save_result(folder: Path, result: Result) -> None:

@@ -1,0 +1,114 @@
+"""Predicting with what a run ended with, and adapting it to a client that took no part in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import randomness, tree
+from equifed.errors import ConfigError, DataError, unknown_name
+from equifed.protocol import Data, Method, Task
+
+
+@dataclass(frozen=True, eq=False)
+class FinalState:
+    """What a run ended with."""
+
+    method: Method
+    """With the run's own hyper-parameters."""
+    task: Task
+    server: Any
+    """The server's state."""
+    clients: Any
+    """The clients' states, a leading axis over clients."""
+    ids: tuple[str, ...]
+    """The clients."""
+    seed: int
+    scaling: tuple[np.ndarray, np.ndarray] | None
+    """What is subtracted from features, and what they are multiplied by."""
+    shape: tuple[int, ...]
+    """Of one row."""
+
+    def features(self, x: Any) -> Tensor:
+        """Rows as the model sees them."""
+        rows = np.asarray(x, dtype=np.float32)
+        if rows.shape[1:] != tuple(self.shape):
+            wanted, got = list(self.shape), list(rows.shape)
+            raise DataError(f"x must be rows of the federation's features, shape {wanted} each; got shape {got}.")
+        scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
+        return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
+
+    def adapt(self, x: np.ndarray, y: np.ndarray, steps: int) -> Any:
+        """The state of a client with these rows that never trained."""
+        inputs, classes = self.features(x), self.task.num_classes
+        if classes and not (np.isin(y, np.arange(classes))).all():
+            raise DataError(f"Labels must be class codes 0 to {classes - 1}, got {np.unique(y)[:6].tolist()}.")
+        labels = torch.from_numpy(y.astype(np.int64 if classes else np.float32))
+        data = Data(inputs, labels, torch.zeros(len(y), dtype=torch.int64), torch.ones(len(y)), self.task)
+        with torch.no_grad():
+            return self.method.adapt(self.task, self.server, data, steps)
+
+    def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
+        method, task, features = self.method, self.task, self.features(x)
+        if client is None and method.personal:
+            raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
+        if client is not None and client not in self.ids:
+            raise ConfigError(unknown_name("client", client, self.ids))
+        own = tree.take(self.clients, 0 if client is None else self.ids.index(client))
+        with torch.no_grad():
+            prediction = method.predict(task, self.server, own, features)
+            if type(method).adjust is not Method.adjust:
+                if s is None:
+                    raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
+                codes = torch.from_numpy(_codes(s, groups, len(features)))
+                u = torch.from_numpy(randomness.generator(self.seed, "predict", draw).random(len(features)))
+                prediction = method.adjust(task, self.server, own, prediction, codes, u)
+        return prediction.numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """A new client in every run of a result."""
+
+    runs: dict[Any, FinalState]
+    states: dict[Any, Any]
+    """Its state by seed, or by (swept values..., seed)."""
+
+    @property
+    def state(self) -> dict[Any, dict[str, np.ndarray]]:
+        """The same as arrays: {seed: {"pi": ...}}."""
+        return {
+            key: {name: value.cpu().numpy() for name, value in tree.named(own).items()}
+            for key, own in self.states.items()
+        }
+
+    def predict(self, x: Any) -> dict[Any, np.ndarray]:
+        """Probabilities (or values) for the rows x, by seed."""
+        predicted = {}
+        with torch.no_grad():
+            for key, each in self.runs.items():
+                inputs = each.features(np.asarray(x))
+                predicted[key] = each.method.predict(each.task, each.server, self.states[key], inputs).cpu().numpy()
+        return predicted
+
+
+def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:
+    """Group codes from codes or names."""
+    given = np.asarray(s)
+    if given.shape != (n,):
+        raise ConfigError(f"s must have a group for each of the {n} rows, got an array of shape {given.shape}.")
+    if given.dtype.kind in "iub":
+        wrong = [int(code) for code in np.unique(given) if not 0 <= code < len(groups)]
+        if wrong:
+            raise ConfigError(f"s holds the group code {wrong[0]}; the codes are 0 to {len(groups) - 1}.")
+        return given.astype(np.int64)
+    code = {name: i for i, name in enumerate(groups)}
+    for name in dict.fromkeys(map(str, given)):
+        if name not in code:
+            raise ConfigError(unknown_name("group", name, groups))
+    return np.array([code[str(name)] for name in given], dtype=np.int64)

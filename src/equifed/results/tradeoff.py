@@ -1,0 +1,99 @@
+"""The trade-off between quality and disparity over the settings of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from equifed import metrics as M
+from equifed.errors import ConfigError, unknown_name
+from equifed.metrics.fronts import as_costs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESAMPLES = 1000
+
+
+class Hypervolume(NamedTuple):
+    value: float
+    """The area that the front of the means dominates."""
+    low: float
+    """Lower end of its 95 % interval (nan for one seed)."""
+    high: float
+    """Upper end."""
+    reference: tuple[float, float]
+    """The (quality, disparity) up to which it is measured."""
+
+
+def pareto(final: pd.DataFrame, setting: Sequence[str], quality: str, disparity: str) -> pd.DataFrame:
+    """Means, their intervals, and which settings are dominated; `final` has a row per run, `setting` names the columns
+    that tell settings apart."""
+    import pandas as pd
+
+    keys, values = _by_setting(final, setting, quality, disparity)
+    points = pd.DataFrame(keys, columns=list(setting))
+    means = _mean_over_seeds(values)
+    low, high = np.quantile(_resampled_means(values), [0.025, 0.975], axis=0)
+    for i, name in enumerate((quality, disparity)):
+        points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
+    points["dominated"] = M.dominated(as_costs(quality, disparity, means)) | np.isnan(means).any(1)
+    return points
+
+
+def hypervolume(
+    final: pd.DataFrame,
+    setting: Sequence[str],
+    quality: str,
+    disparity: str,
+    reference: tuple[float, float] | None,
+) -> Hypervolume:
+    """The area that the settings' means dominate, up to the reference."""
+    _, values = _by_setting(final, setting, quality, disparity)
+    means = _mean_over_seeds(values)
+    if np.isnan(means).any(1).all():
+        return Hypervolume(np.nan, np.nan, np.nan, reference or (np.nan, np.nan))
+    if reference is None:
+        worst = np.nanargmax(as_costs(quality, disparity, means), axis=0)
+        reference = float(means[worst[0], 0]), float(means[worst[1], 1])
+    corner = as_costs(quality, disparity, reference)
+
+    def area(means: np.ndarray) -> float:
+        return M.hypervolume(as_costs(quality, disparity, means), corner)
+
+    resampled = _resampled_means(values)
+    areas = [area(sample) for sample in resampled] if len(resampled) > 1 else [np.nan]
+    low, high = np.quantile(areas, [0.025, 0.975])
+    return Hypervolume(area(means), float(low), float(high), reference)
+
+
+def _by_setting(
+    final: pd.DataFrame, setting: Sequence[str], quality: str, disparity: str
+) -> tuple[list[tuple[Any, ...]], np.ndarray]:
+    """Every setting, and both metrics of its seeds [settings, seeds, 2]."""
+    for name in (quality, disparity):
+        if name not in final:
+            raise ConfigError(unknown_name("metric", name, final.columns))
+    groups = [
+        (key, part.sort_values("seed")[[quality, disparity]].to_numpy())
+        for key, part in final.groupby(list(setting), observed=True, sort=False)
+    ]
+    return [key for key, _ in groups], np.stack([part for _, part in groups])
+
+
+def _mean_over_seeds(values: np.ndarray) -> np.ndarray:
+    """Means of the defined values [settings, seeds, 2] -> [settings, 2]; nan where none is."""
+    defined = ~np.isnan(values)
+    total = np.where(defined, values, 0).sum(-2)
+    return np.where(defined.any(-2), total / np.maximum(defined.sum(-2), 1), np.nan)
+
+
+def _resampled_means(values: np.ndarray) -> np.ndarray:
+    """Means over seeds drawn with replacement, the same draw for all settings [RESAMPLES, settings, 2]."""
+    seeds = values.shape[1]
+    if seeds < 2:
+        return np.full((1, len(values), 2), np.nan)
+    draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    return np.stack([_mean_over_seeds(values[:, draw]) for draw in draws])
