@@ -28,10 +28,22 @@ from torch import Tensor
 from equifed.codec import CodecName
 from equifed.errors import ConfigError
 from equifed.task import Task
-from equifed.training import Local, LocalTraining, Start
+from equifed.training import EmpiricalRisk, Local, LocalTraining, Start
 from equifed.tree import Tree
 
-__all__ = ["ClientWork", "Data", "Draw", "Local", "LocalTraining", "Method", "Phase", "Record", "Start", "Task"]
+__all__ = [
+    "ClientWork",
+    "Data",
+    "Draw",
+    "EmpiricalRisk",
+    "Local",
+    "LocalTraining",
+    "Method",
+    "Phase",
+    "Record",
+    "Start",
+    "Task",
+]
 
 Record = dict[str, Tree]
 """Named tensors or trees: what travels in one message."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 
 from equifed import tree
 from equifed.errors import ConfigError, check_number, unknown_name
@@ -113,10 +113,39 @@ def start_from_theta(down: Record, state: Tree, data: Data) -> Start:
     return Start(down["theta"])
 
 
-def mean_loss(parameters: Tree, context: Tree, batch: Data) -> Tensor:
-    """(1/B) sum_i loss_i: plain empirical risk."""
-    return batch.mean(batch.task.row_loss(parameters, batch.x, batch.y))
+@dataclass(frozen=True)
+class EmpiricalRisk:
+    """The loss that most local training descends, declared by its parts so that an engine can recognise it:
 
+        (1/B) sum_i w_i loss_i(theta)  +  (mu/2) ||theta - c||^2  +  <g, theta>
+
+    Calling it is its meaning. Which terms there are is fixed; numbers in them may be tensors, one per run of a sweep.
+    """
+
+    weights: str | None = None
+    """Name of w among the values per row; none: w = 1."""
+    mu: Tensor | float | None = None
+    """Weight of the proximal term; none: there is no such term."""
+    centre: str = "centre"
+    """Name of c in the context, a tree like theta, where there is a proximal term."""
+    linear: str | None = None
+    """Name of g in the context, a tree like theta; none: there is no such term."""
+    models: bool = False
+    """theta holds several models along a leading axis [M, ...], with w [n, M]; their losses are summed."""
+
+    def __call__(self, theta: Tree, context: Tree, batch: Data) -> Tensor:
+        losses = batch.task.row_loss
+        values = (vmap(losses, (0, None, None), 1) if self.models else losses)(theta, batch.x, batch.y)
+        if self.weights is not None:
+            values = batch.per_row[self.weights] * values
+        risk = batch.mean(values.sum(1) if self.models else values)
+        if self.mu is not None:
+            risk = risk + self.mu / 2 * tree.squared_norm(tree.sub(theta, context[self.centre]))
+        return risk if self.linear is None else risk + tree.dot(context[self.linear], theta)
+
+
+mean_loss = EmpiricalRisk()
+"""(1/B) sum_i loss_i."""
 
 Finish = Callable[[Tree, "Record", Tree, "Data", Tree], "tuple[Record, Tree]"]
 """(trained parameters, down, client state, data, context) -> (reply, client state)."""
@@ -133,7 +162,7 @@ class LocalTraining:
     finish: Finish
     """Makes the reply from the trained parameters."""
     loss: Callable[[Tree, Tree, Data], Tensor] = mean_loss
-    """(parameters, context, batch) -> scalar."""
+    """(parameters, context, batch) -> scalar: an `EmpiricalRisk`, or any other function."""
     prepare: Callable[[Record, Tree, Data], Start] = start_from_theta
     """(down, client state, data) -> where training starts."""
     resample: Callable[[Tree, Tree, Tensor, Data], tuple[Tree, Tensor]] | None = None

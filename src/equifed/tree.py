@@ -56,6 +56,11 @@ def squared_norm(tree: Tree) -> Tensor:
     return torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum()
 
 
+def dot(a: Tree, b: Tree) -> Tensor:
+    """The sum of products over all leaves."""
+    return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
+
+
 def weighted_sum(tree: Tree, weights: Tensor) -> Tree:
     """sum_k weights[k] * leaf[k] over the leading (client) axis of every leaf."""
     return map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), tree)

@@ -22,8 +22,9 @@ from equifed import tree
 from equifed.methods import fairbatch
 from equifed.methods._kernels import dependence, feature_draws, outputs
 from equifed.methods.hyper import hyper
-from equifed.methods.reweighing import cell_counts, cell_weights
+from equifed.methods.reweighing import cell_counts, cell_weights, weighted_loss
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.training import mean_loss
 from equifed.tree import Tree
 
 FAIRNESS = ("demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
@@ -99,7 +100,8 @@ class FairFed(Method):
     def round(self) -> tuple[Phase, ...]:
         measure = Phase("measure", ("theta",), ("counts",), measured, keep_counts, "sum")
         compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum")
-        train = LocalTraining(self.reply, self.loss, self.start, self.resample if self.debias == "fairbatch" else None)
+        loss: Any = {"reweighing": weighted_loss, "kernel": self.kernel_loss}.get(self.debias or "", mean_loss)
+        train = LocalTraining(self.reply, loss, self.start, self.resample if self.debias == "fairbatch" else None)
         draws = feature_draws(10) if self.debias == "kernel" else {}
         up = ("update", "weight", "weight_before")
         down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
@@ -131,14 +133,9 @@ class FairFed(Method):
             return Start(state.theta, context=fairbatch.begin(state.shares, data))
         return Start(state.theta)
 
-    def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
-        losses = batch.task.row_loss(parameters, batch.x, batch.y)
-        if self.debias == "reweighing":
-            return batch.mean(batch.per_row["weight"] * losses)
-        if self.debias == "kernel":
-            s, f = batch.per_row["sensitive"], outputs(parameters, batch)
-            return batch.mean(losses) + self.debias_weight * dependence(s, f, batch, batch.draws, 1.0)
-        return batch.mean(losses)
+    def kernel_loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
+        s, f = batch.per_row["sensitive"], outputs(parameters, batch)
+        return mean_loss(parameters, (), batch) + self.debias_weight * dependence(s, f, batch, batch.draws, 1.0)
 
     def resample(self, parameters: Tree, shares: Tree, uniforms: Tensor, data: Data) -> tuple[Tree, Tensor]:
         shares = fairbatch.move(shares, parameters, data, self.fairness, self.debias_step)

@@ -25,7 +25,7 @@ from equifed import tree
 from equifed.errors import EquifedWarning
 from equifed.methods.fedavg import Server, apply_mean_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
 
 
@@ -50,7 +50,7 @@ class FedEM(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(reply, weighted_losses, start)
+        train = LocalTraining(reply, EmpiricalRisk("q", models=True), start)
         return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
@@ -108,11 +108,6 @@ def start(down: Record, state: Client, data: Data) -> Start:
     # pi_km <- (1/n_k) sum_i q_mi; a client without rows keeps its own
     pi = torch.where(data.n > 0, data.mean(q), state.pi)
     return Start(down["theta"], context=pi, per_row={"q": q})
-
-
-def weighted_losses(theta: Tree, context: Tree, batch: Data) -> Tensor:
-    """sum_m (1/B) sum_i q_mi loss_i(theta_m): each component has its own parameters, so each its own gradient."""
-    return batch.mean((batch.per_row["q"] * component_losses(theta, batch)).sum(1))
 
 
 def reply(theta: Tree, down: Record, state: Client, data: Data, pi: Tensor) -> tuple[Record, Tree]:

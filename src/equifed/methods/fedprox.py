@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from equifed import tree
 from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start
-from equifed.training import mean_loss
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start
 from equifed.tree import Tree
 
 
@@ -31,13 +27,9 @@ class FedProx(FedAvg):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(weighted_update, loss=self.loss, prepare=keep_centre)
+        train = LocalTraining(weighted_update, EmpiricalRisk(mu=self.mu), keep_centre)
         return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, gather="sum"),)
-
-    def loss(self, parameters: Tree, centre: Tree, batch: Data) -> Tensor:
-        # mean loss + (mu/2) ||theta_k - theta||^2
-        return mean_loss(parameters, (), batch) + self.mu / 2 * tree.squared_norm(tree.sub(parameters, centre))
 
 
 def keep_centre(down: Record, state: Tree, data: Data) -> Start:
-    return Start(down["theta"], context=down["theta"])
+    return Start(down["theta"], context={"centre": down["theta"]})

@@ -26,8 +26,7 @@ from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
 from equifed.methods._kernels import feature_draws, outputs, own_rows, phi
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
-from equifed.training import mean_loss
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
 
 
@@ -83,7 +82,7 @@ class KFFL(Method):
 
     @property
     def train(self) -> Phase:
-        train = LocalTraining(weighted_step, self.proximal_loss, from_half)
+        train = LocalTraining(weighted_step, EmpiricalRisk(mu=1 / self.step_size), from_half)
         return Phase("train", ("half",), ("update", "rows"), train, apply_to_half, "sum")
 
     def check(self, task: Task) -> None:
@@ -151,20 +150,13 @@ class KFFL(Method):
         scale = self.step_size * self.fairness_weight * 2 / (server.n - 1).clamp_min(1) ** 2
         return server._replace(half=tree.add_scaled(server.theta, replies["gradient"], -scale))
 
-    # -- train ---------------------------------------------------------------------------------------------------------
-
-    def proximal_loss(self, parameters: Tree, centre: Tree, batch: Data) -> Tensor:
-        # mean loss + ||theta - theta_half||^2 / (2 alpha)
-        away = tree.squared_norm(tree.sub(parameters, centre))
-        return mean_loss(parameters, (), batch) + away / (2 * self.step_size)
-
     def observe(self, server: Any) -> dict[str, Tensor]:
         # psi = ||G||^2 / (n-1)^2
         return {"dependence": server.G.square().sum() / (server.n - 1).clamp_min(1) ** 2}
 
 
 def from_half(down: Record, state: Tree, data: Data) -> Start:
-    return Start(down["half"], context=down["half"])
+    return Start(down["half"], context={"centre": down["half"]})
 
 
 def weighted_step(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:

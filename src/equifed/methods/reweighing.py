@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree, leaves
 
 
@@ -44,9 +44,8 @@ def cell_weights(counts: Tensor) -> Tensor:
     return torch.where((expected > 0) & (observed > 0), expected / observed.clamp_min(1), torch.ones_like(counts))
 
 
-def weighted_loss(parameters: Tree, context: Tree, batch: Data) -> Tensor:
-    """(1/B) sum_i W_i loss_i."""
-    return batch.mean(batch.per_row["weight"] * batch.task.row_loss(parameters, batch.x, batch.y))
+weighted_loss = EmpiricalRisk(weights="weight")
+"""(1/B) sum_i W_i loss_i."""
 
 
 def own_weights(down: Record, state: Tree, data: Data) -> Start:
