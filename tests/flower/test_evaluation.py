@@ -16,8 +16,8 @@ from equifed.data import Schema
 from equifed.flower.client import app_of
 from equifed.flower.evaluation import read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
+from equifed.metrics.frame import Scored
 from equifed.protocol import Local, Task
-from equifed.simulator.evaluate import Scored
 from flower.inprocess import Nodes, federate, nodes, setting, simulate, table
 
 

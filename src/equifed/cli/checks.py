@@ -12,9 +12,8 @@ import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods._constrained import TOLERANCE
-from equifed.results.result import metrics_frame
+from equifed.metrics.frame import Scored, metrics_frame
 from equifed.simulator import Result
-from equifed.simulator.evaluate import Scored
 from equifed.simulator.job import Job
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -163,5 +162,5 @@ def known_metrics(job: Job) -> list[str]:
     scores = {"test": ones(1)}
     if fed.client_test is not None:
         scores["clients"] = ones(fed.num_clients)
-    frame = metrics_frame(job, [(1, 0, scores)])
+    frame = metrics_frame([(1, 0, scores)], fed, job.labels)
     return sorted(frame.loc[frame["scope"] == "global", "metric"].astype(str).unique())

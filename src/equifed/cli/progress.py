@@ -12,7 +12,7 @@ from rich.table import Table
 
 from equifed.cli.console import err, say
 from equifed.cli.tables import COLUMNS, plain_table, short
-from equifed.results.result import metrics_frame
+from equifed.metrics.frame import metrics_frame
 from equifed.simulator import Step, Training
 
 LINES = 20
@@ -83,7 +83,9 @@ class Watch:
     def _values(self, step: Step) -> pd.DataFrame:
         """The global test metrics: mean and std over the runs."""
         number, scores = max(step.scores.items())
-        frame = metrics_frame(self.job, [(number, run, scored) for run, scored in enumerate(scores)])
+        frame = metrics_frame(
+            [(number, run, scored) for run, scored in enumerate(scores)], self.job.runs[0].federation, self.job.labels
+        )
         frame = frame[(frame["scope"] == "global") & (frame["split"] == "test")]
         return frame.groupby("metric", observed=True)["value"].agg(["mean", "std"])
 

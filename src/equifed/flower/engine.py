@@ -16,6 +16,7 @@ from equifed.flower.evaluation import Withheld, together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
+from equifed.metrics.frame import Scored
 from equifed.protocol import LIMITS, ROWS, Phase, Record
 from equifed.simulator.engine import (
     Exchange,
@@ -30,7 +31,7 @@ from equifed.simulator.engine import (
     record_message,
     validation_data,
 )
-from equifed.simulator.evaluate import Evaluator, Scored
+from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job
 from equifed.simulator.reference import Reference, combine, finite
 from equifed.simulator.tables import Tables

@@ -17,8 +17,8 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from equifed.flower.records import EVALUATION, BadMessage, unpack
+from equifed.metrics.frame import Scored
 from equifed.protocol import Record, Task
-from equifed.simulator.evaluate import Scored
 
 WITHHELD = -1
 FIELDS = ("counts", "loss", "ks", "mean", "predicted")

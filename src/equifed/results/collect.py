@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from equifed import tree
+from equifed.metrics.frame import Scored, metrics_frame
 from equifed.results.predict import FinalState
-from equifed.results.result import Result, metrics_frame
+from equifed.results.result import Result
 
 if TYPE_CHECKING:
     from equifed.simulator.engine import Message, Rejection, State
-    from equifed.simulator.evaluate import Scored
     from equifed.simulator.job import Job, Run
     from equifed.simulator.loop import RoundLog, Step
 
@@ -74,7 +74,7 @@ class Collector:
         }
         kept = tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state)
         return Result(
-            metrics=metrics_frame(job, self.scores),
+            metrics=metrics_frame(self.scores, fed, job.labels),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),
@@ -183,8 +183,7 @@ def _messages(messages: Iterable[Message]) -> pd.DataFrame:
 def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
     rows = []
     for log in logs:
-        run = job.runs[log.run]
-        entry: dict[str, Any] = {"method": job.method.name, **run.hyper, "seed": run.seed}
+        entry = dict(job.labels[log.run])
         entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped")}
         entry["stopped"] = log.stopped
         rows.append(entry | log.observed)

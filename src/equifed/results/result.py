@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed import metrics as M
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.results import tradeoff
 from equifed.results.predict import Adapted, FinalState
@@ -17,9 +15,6 @@ from equifed.results.tradeoff import Hypervolume
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from equifed.simulator.evaluate import Scored
-    from equifed.simulator.job import Job
 
 HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
 HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
@@ -178,159 +173,3 @@ class Result:
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()
         return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
-
-
-# -- frames ------------------------------------------------------------------------------------------------------------
-
-
-def metrics_frame(job: Job, scores: list[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
-    """The tidy frame of all evaluations."""
-    import pandas as pd
-
-    from equifed.simulator.evaluate import Scored
-
-    pieces: list[tuple[np.ndarray, np.ndarray, str, str, str, np.ndarray]] = []
-    fed = job.runs[0].federation
-    for name in ("test", "validation", "clients"):
-        entries = [(number, run, scored[name]) for number, run, scored in scores if name in scored]
-        if not entries:
-            continue
-        number = np.array([entry[0] for entry in entries])
-        run = np.array([entry[1] for entry in entries])
-        stacked = Scored(*(np.stack([entry[2][i] for entry in entries]) for i in range(len(Scored._fields))))
-        table = _regression if fed.kind == "regression" else _classification
-        if name != "clients":
-            whole = Scored(*(values[:, 0] for values in stacked))
-            for scope, metric, values in table(whole, fed.groups):
-                pieces.append((number, run, name, scope, metric, values))
-            continue
-        per_client = {metric: values for scope, metric, values in table(stacked, ()) if scope == "global"}
-        for k, client in enumerate(fed.ids):
-            for metric in _PER_CLIENT:
-                if metric in per_client:
-                    pieces.append((number, run, "test", f"client:{client}", metric, per_client[metric][:, k]))
-        for metric in _CLIENT_RANGES:
-            if metric in per_client:
-                spread = M.client_range(per_client[metric], lower_is_better=metric != "accuracy")
-                for part, value in spread.items():
-                    pieces.append((number, run, "test", "global", f"client_{metric}.{part}", value))
-        if "accuracy" not in per_client:
-            continue
-        summaries = {"client_equality": M.client_equality(per_client["accuracy"])}
-        if fed.client_groups is not None:
-            summaries["group_equity"] = M.group_equity(per_client["accuracy"], fed.client_groups)
-        for what, summary in summaries.items():
-            for part, value in summary.items():
-                pieces.append((number, run, "test", "global", f"{what}.{part}", value))
-    return _tidy(job, pieces, pd)
-
-
-_PER_CLIENT = (
-    "rows",
-    "accuracy",
-    "rmse",
-    "loss",
-    "demographic_parity_difference",
-    "equal_opportunity_difference",
-    "equalized_odds_difference",
-    "ks_distance",
-)
-
-_CLIENT_RANGES = (
-    "accuracy",
-    "rmse",
-    "demographic_parity_difference",
-    "equal_opportunity_difference",
-    "equalized_odds_difference",
-    "ks_distance",
-)
-"""What has a mean, worst and best client among the global metrics."""
-
-
-def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.where(b > 0, a / np.maximum(b, 1), np.nan)
-
-
-def _classification(scored: Scored, groups: tuple[str, ...]) -> Iterable[tuple[str, str, np.ndarray]]:
-    """(scope, metric, values) from counts [..., G, C, C]; group scopes only when names are given."""
-    counts = scored.counts
-    chosen = np.zeros(counts.shape)  # whatever the label: for what predictions alone tell
-    chosen[..., 0, :] = scored.predicted
-    rows = counts.sum((-3, -2, -1))
-    yield "global", "rows", scored.predicted.sum((-2, -1))
-    yield "global", "accuracy", _divide(np.trace(counts, axis1=-2, axis2=-1).sum(-1), rows)
-    yield "global", "loss", _divide(scored.loss.sum((-2, -1)), rows)
-    parity = {name: gap for name, gap in M.disparities(chosen).items() if name.startswith("demographic_parity")}
-    for metric, values in (M.disparities(counts) | parity).items():
-        yield "global", metric, values
-    if counts.shape[-1] == 2:
-        pooled = M.rates(chosen.sum(-3, keepdims=True))
-        yield "global", "selection_rate", pooled["selection_rate"][..., 0]
-        # loss gap between groups on the positive class
-        yield "global", "dgeo", _gap(_divide(scored.loss[..., 1], counts[..., 1, :].sum(-1)))
-    known = M.rates(chosen)
-    rates = M.rates(counts) | {name: known[name] for name in ("count", "selection_rate") if name in known}
-    constant = M.degenerate(chosen)
-    yield "global", "worst_group_accuracy", _nan_min(rates["accuracy"])
-    yield "global", "degenerate", constant.any(-1).astype(float)
-    for g, group in enumerate(groups):
-        for metric, values in rates.items():
-            yield f"group:{group}", metric, values[..., g]
-        yield f"group:{group}", "loss", _divide(scored.loss[..., g, :].sum(-1), counts[..., g, :, :].sum((-2, -1)))
-        yield f"group:{group}", "degenerate", constant[..., g].astype(float)
-
-
-def _regression(scored: Scored, groups: tuple[str, ...]) -> Iterable[tuple[str, str, np.ndarray]]:
-    number = scored.counts.sum((-2, -1))
-    rows = number.sum(-1)
-    squared = scored.loss.sum(-1)
-    by_group = np.sqrt(_divide(squared, number))
-    yield "global", "rows", rows
-    yield "global", "rmse", np.sqrt(_divide(squared.sum(-1), rows))
-    yield "global", "loss", _divide(squared.sum(-1), rows)
-    yield "global", "ks_distance", scored.ks
-    yield "global", "mean_difference", _gap(scored.mean)
-    yield "global", "rmse_difference", _gap(by_group)
-    yield "global", "worst_group_rmse", -_nan_min(-by_group)
-    for g, group in enumerate(groups):
-        yield f"group:{group}", "count", number[..., g]
-        yield f"group:{group}", "rmse", by_group[..., g]
-        yield f"group:{group}", "mean_prediction", scored.mean[..., g]
-
-
-def _nan_min(values: np.ndarray) -> np.ndarray:
-    low = np.where(np.isnan(values), np.inf, values).min(-1)
-    return np.where(np.isnan(values).all(-1), np.nan, low)
-
-
-def _gap(values: np.ndarray) -> np.ndarray:
-    """Largest minus smallest defined value over the last axis; nan with fewer than two."""
-    defined = (~np.isnan(values)).sum(-1)
-    return np.where(defined >= 2, -_nan_min(-values) - _nan_min(values), np.nan)
-
-
-def _tidy(job: Job, pieces: list[Any], pd: Any) -> pd.DataFrame:
-    lengths = np.array([len(piece[0]) for piece in pieces], dtype=np.int64)
-
-    def column(values: list[str]) -> Any:
-        names = list(dict.fromkeys(values))
-        code = {name: i for i, name in enumerate(names)}
-        codes = np.repeat(np.array([code[value] for value in values], dtype=np.int64), lengths)
-        return pd.Categorical.from_codes(codes, categories=names)
-
-    number, run, values = (
-        np.concatenate([np.empty(0, kind), *(np.asarray(piece[i], dtype=kind) for piece in pieces)])
-        for i, kind in ((0, np.int64), (1, np.int64), (5, np.float64))
-    )
-    columns: dict[str, Any] = {
-        "method": pd.Categorical.from_codes(np.zeros(len(run), dtype=np.int8), categories=[job.method.name])
-    }
-    for name in job.runs[0].hyper:
-        columns[name] = np.array([each.hyper[name] for each in job.runs])[run]
-    columns["seed"] = np.array([each.seed for each in job.runs])[run]
-    columns["round"] = number
-    columns["split"] = column([piece[2] for piece in pieces])
-    columns["scope"] = column([piece[3] for piece in pieces])
-    columns["metric"] = column([piece[4] for piece in pieces])
-    columns["value"] = values
-    return pd.DataFrame(columns)

@@ -5,7 +5,7 @@ Disparities come from summed (group, label, prediction) counts, never from avera
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.federation import Sets
+from equifed.metrics.frame import Scored
 from equifed.protocol import Method
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
@@ -23,22 +24,6 @@ EVAL_BYTES = 256 * 2**20
 """Memory of the rows predicted at once."""
 FEW = 8
 """Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
-
-
-class Scored(NamedTuple):
-    """One split of one run at one round. The leading axis S is 1 for a global set, or the clients."""
-
-    counts: np.ndarray
-    """Rows by group, label and prediction [S, G, C, C]; for regression [S, G, 1, 1]."""
-    loss: np.ndarray
-    """Summed loss by group and label [S, G, C] (squared error for regression: [S, G, 1])."""
-    ks: np.ndarray
-    """Largest KS distance between two groups' predictions [S] (regression; nan otherwise)."""
-    mean: np.ndarray
-    """Mean prediction by group [S, G] (regression; nan otherwise)."""
-    predicted: np.ndarray
-    """Rows by group and prediction [S, G, C]: the counts' sums over labels, told also by clients that withhold those
-    (regression: rows by group [S, G, 1])."""
 
 
 class Measure(Protocol):

@@ -52,6 +52,11 @@ class Job:
     def rounds(self) -> int:
         return self.task.rounds
 
+    @property
+    def labels(self) -> list[dict[str, Any]]:
+        """What tells the runs apart in a table: method, swept hyper-parameters, seed."""
+        return [{"method": self.method.name, **run.hyper, "seed": run.seed} for run in self.runs]
+
     def row_bytes(self, models: int = 1) -> int:
         """Memory that one row takes in the forward pass of so many models, its features and all activations: what
         bounds how many are taken at once."""

@@ -17,8 +17,9 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import RunError
+from equifed.metrics.frame import Scored
 from equifed.simulator.engine import Engine, Rejection, Stage, State, phases
-from equifed.simulator.evaluate import Measure, Scored
+from equifed.simulator.evaluate import Measure
 from equifed.simulator.job import Job
 
 

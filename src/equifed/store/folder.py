@@ -31,9 +31,9 @@ from safetensors.numpy import load_file, save
 from equifed import tree
 from equifed.config import Config, load_config
 from equifed.errors import RunError
+from equifed.metrics.frame import Scored
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, Rejection, State
-from equifed.simulator.evaluate import Scored
 from equifed.simulator.loop import RoundLog
 from equifed.store.environment import data_record, environment
 from equifed.store.files import Lock, plain, sync, write_atomic, write_json

@@ -32,10 +32,10 @@ from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalTraining
 from equifed.methods.e2fl import BY_CLIENT, infer, rank_clusters, ranking_and_rows
 from equifed.methods.frl import Server as RankServer
 from equifed.methods.frl import start
+from equifed.metrics.frame import metrics_frame
 from equifed.models import LeNet
 from equifed.protocol import Data, Method, Phase, Record, Task
 from equifed.protocol import LocalTraining as Train
-from equifed.results.result import metrics_frame
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job
@@ -227,7 +227,7 @@ def _final_with_global_ranking(sim: Simulation, step: Step) -> Any:
     evaluator = Evaluator(job, make_tables(job))
     with torch.no_grad():
         scores = [(step.round, run, evaluator.score(step.state, run)) for run in range(len(job.runs))]
-    frame = metrics_frame(job, scores)
+    frame = metrics_frame(scores, job.runs[0].federation, job.labels)
     wide = frame[frame["scope"] == "global"].astype({"metric": str})
     return wide.pivot(index="seed", columns="metric", values="value")
 
