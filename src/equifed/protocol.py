@@ -43,6 +43,7 @@ __all__ = [
     "Record",
     "Start",
     "Task",
+    "Update",
 ]
 
 Record = dict[str, Tree]
@@ -165,6 +166,19 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Update:
+    """What a field of a reply that moves the model consists of: the update itself, times a weight or added to a model.
+
+    Its norm is what clipping bounds; see `equifed.channel`.
+    """
+
+    weight: str | None = None
+    """The field of the reply that the update is multiplied by, as the server divides by its sum; None: by nothing."""
+    around: str | None = None
+    """The field of `down` that was added to it: the client replies with a model of its own."""
+
+
+@dataclass(frozen=True)
 class Phase:
     """One exchange between the server and the clients."""
 
@@ -189,6 +203,8 @@ class Phase:
     """Fields of `up` that cannot be less or more than this, besides those in `LIMITS`."""
     initial: bool = False
     """The clients' work needs the model's initial parameters, `data.initial`."""
+    updates: Mapping[str, Update] = field(default_factory=dict)
+    """Fields of `up` that move the model; not rankings, counts and other statistics."""
 
 
 @dataclass(frozen=True)

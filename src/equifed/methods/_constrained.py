@@ -24,13 +24,17 @@ from torch.func import vjp, vmap
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Method, Record, Task
+from equifed.protocol import Data, Method, Record, Task, Update
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
 """The primal step shrinks tenfold after every so many rounds."""
 TOLERANCE = 1e-3
 """A constraint counts as met up to gamma lambda, where gamma leaves an active one for good, and this much more."""
+
+
+UPDATES = {"loss_gradient": Update(weight="rows"), "gap_gradient": Update()}
+"""What moves the model: the mean gradients of a client's loss and of its gaps."""
 
 
 class Terms(NamedTuple):

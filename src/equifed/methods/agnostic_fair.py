@@ -24,7 +24,7 @@ from torch.func import grad
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Draw, Method, Phase, Record, Task
+from equifed.protocol import Data, Draw, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
 
 
@@ -81,8 +81,11 @@ class AgnosticFair(Method):
         place = ("theta", "sbar", "mean", "std")
         weigh = Phase("weigh", place, ("rows", "loss", "kernel", "cov"), self.weigh, self.adversary, "sum", draws)
         down = (*place, "a", "uniform")
+        updates = {"gradient": Update(weight="rows")}
         learn = [
-            Phase(f"learn_{i + 1}", down, ("rows", "gradient"), self.gradient, self.learn, "sum", draws)
+            Phase(
+                f"learn_{i + 1}", down, ("rows", "gradient"), self.gradient, self.learn, "sum", draws, updates=updates
+            )
             for i in range(self.steps)
         ]
         return (weigh, *learn)

@@ -20,7 +20,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods.feddemon import decayed
-from equifed.methods.fedval import own_model
+from equifed.methods.fedval import OWN_MODEL, own_model
 from equifed.methods.hyper import hyper
 from equifed.methods.validation import RATIOS, fairness_values
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
@@ -71,7 +71,8 @@ class FairFate(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (Phase("train", ("theta",), ("theta", "rows"), LocalTraining(own_model), self.step),)
+        up = ("theta", "rows")
+        return (Phase("train", ("theta",), up, LocalTraining(own_model), self.step, updates=OWN_MODEL),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.leaves(parameters)[0].new_zeros(())

@@ -23,7 +23,7 @@ from equifed.methods import fairbatch
 from equifed.methods._kernels import dependence, feature_draws, outputs
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import cell_counts, cell_weights, weighted_loss
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, Update
 from equifed.training import mean_loss
 from equifed.tree import Tree
 
@@ -105,7 +105,7 @@ class FairFed(Method):
         draws = feature_draws(10) if self.debias == "kernel" else {}
         up = ("update", "weight", "weight_before")
         down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
-        fit = Phase("train", down, up, train, average, "sum", draws)
+        fit = Phase("train", down, up, train, average, "sum", draws, updates={"update": Update(weight="weight")})
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:

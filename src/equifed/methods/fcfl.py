@@ -28,7 +28,7 @@ from equifed import tree
 from equifed.methods.fairfed import FAIRNESS
 from equifed.methods.hyper import hyper
 from equifed.methods.sffl import gap
-from equifed.protocol import Data, Method, Phase, Record, Task
+from equifed.protocol import Data, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
 
 SHARPNESS, SMALLEST = 10.0, 1e-4
@@ -72,7 +72,8 @@ class FCFL(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         up = ("loss", "loss_gradient", "gap", "gap_gradient", "rows", "defined")
-        return (Phase("gradients", ("theta",), up, self.gradients, self.step),)
+        updates = {"loss_gradient": Update(), "gap_gradient": Update()}
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step, updates=updates),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.leaves(parameters)[0].new_zeros(())

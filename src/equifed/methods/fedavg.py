@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from equifed import tree
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
+
+BY_ROWS = {"update": Update(weight="rows")}
+"""What moves the model where clients reply n_k times their update, and n_k."""
 
 
 class Server(NamedTuple):
@@ -41,7 +44,7 @@ class FedAvg(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, gather="sum"),)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters)

@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import EquifedWarning
-from equifed.methods.fedavg import Server, apply_mean_update
+from equifed.methods.fedavg import BY_ROWS, Server, apply_mean_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -51,7 +51,7 @@ class FedEM(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(reply, EmpiricalRisk("q", models=True), start)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         warn_if_equal(self.name, parameters)

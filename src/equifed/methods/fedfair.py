@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import Constrained, by_pair
+from equifed.methods._constrained import UPDATES, Constrained, by_pair
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
@@ -55,7 +55,7 @@ class FedFair(Constrained):
     @property
     def round(self) -> tuple[Phase, ...]:
         up = ("loss_gradient", "rows", "gap", "gap_gradient", "holders")
-        return (Phase("gradients", ("theta",), up, self.gradients, self.step, gather="sum"),)
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step, "sum", updates=UPDATES),)
 
     @property
     def final(self) -> tuple[Phase, ...]:

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
@@ -56,7 +56,7 @@ class FedMinMax(FedAvg):
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(update_and_risks, weighted_loss, adversarial_weights)
         up = ("update", "rows", "losses", "counts")
-        return (Phase("train", ("theta", "mu", "rho"), up, train, self.step, "sum"),)
+        return (Phase("train", ("theta", "mu", "rho"), up, train, self.step, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
         zeros = leaves(parameters)[0].new_zeros(task.num_groups)

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.fedavg import weighted_update
+from equifed.methods.fedavg import BY_ROWS, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.tree import Tree
@@ -48,7 +48,7 @@ class FedMom(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update)
-        return (Phase("train", ("theta",), ("update", "rows"), train, self.step, gather="sum"),)
+        return (Phase("train", ("theta",), ("update", "rows"), train, self.step, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters, tree.zeros_like(parameters), tree.leaves(parameters)[0].new_zeros(()))

@@ -17,8 +17,11 @@ from equifed import tree
 from equifed.methods.fedavg import Server
 from equifed.methods.hyper import hyper
 from equifed.methods.validation import RATIOS, fairness
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
+
+OWN_MODEL = {"theta": Update(around="theta")}
+"""What moves the model where clients reply with their own."""
 
 
 def own_model(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -41,7 +44,8 @@ class FedVal(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (Phase("train", ("theta",), ("theta", "rows"), LocalTraining(own_model), self.average),)
+        up = ("theta", "rows")
+        return (Phase("train", ("theta",), up, LocalTraining(own_model), self.average, updates=OWN_MODEL),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters)

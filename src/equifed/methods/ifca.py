@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -60,6 +61,7 @@ class IFCA(Method):
                 train,
                 average,
                 limits={"group": (-1, self.num_groups - 1)},
+                updates=BY_ROWS,
             ),
         )
 

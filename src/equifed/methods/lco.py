@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import COUNTS, Constrained, counted
+from equifed.methods._constrained import COUNTS, UPDATES, Constrained, counted
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
@@ -59,7 +59,7 @@ class LCO(Constrained):
     @property
     def round(self) -> tuple[Phase, ...]:
         up = ("loss_gradient", "rows", "gap_gradient", *COUNTS, "residual")
-        return (Phase("gradients", ("theta",), up, self.gradients, self.step, gather="sum"),)
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step, "sum", updates=UPDATES),)
 
     @property
     def final(self) -> tuple[Phase, ...]:

@@ -18,7 +18,7 @@ import torch
 from equifed import tree
 from equifed.methods.fedavg import Server
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
 
 EPSILON = 1e-10
@@ -36,7 +36,8 @@ class QFFL(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (Phase("train", ("theta",), ("delta", "h"), LocalTraining(self.reply), step, "sum"),)
+        updates = {"delta": Update(weight="h")}  # Delta_k / h_k: the step of client k if it were alone
+        return (Phase("train", ("theta",), ("delta", "h"), LocalTraining(self.reply), step, "sum", updates=updates),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters)

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree, leaves
@@ -66,7 +66,7 @@ class FedAvgLR(FedAvg):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update, weighted_loss, own_weights)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, gather="sum"),)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class FedAvgGR(FedAvg):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update, weighted_loss, common_weights)
-        fit = Phase("train", ("theta", "counts"), ("update", "rows"), train, apply_mean_update, gather="sum")
+        fit = Phase("train", ("theta", "counts"), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS)
         return (fit,) if self.scope == "all" else (self.count, fit)
 
     @property

@@ -26,10 +26,10 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods.fairfed import FAIRNESS, one_hot
-from equifed.methods.fedavg import apply_mean_update
+from equifed.methods.fedavg import BY_ROWS, apply_mean_update
 from equifed.methods.fedem import FedEM, reply, start, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task, Update
 from equifed.tree import Tree
 
 LEAST = 1e-6
@@ -73,9 +73,9 @@ class SFFL(FedEM):
     def round(self) -> tuple[Phase, ...]:
         if self.aggregation == "size":
             train = LocalTraining(keep_both, self.loss, self.begin)
-            return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
+            return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
         train = LocalTraining(own_update, self.loss, self.begin)
-        return (Phase("train", ("theta",), ("update", "rows"), train, self.aggregate),)
+        return (Phase("train", ("theta",), ("update", "rows"), train, self.aggregate, updates={"update": Update()}),)
 
     def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
         warn_if_equal(self.name, parameters)

@@ -1,0 +1,151 @@
+"""The channel: everything between a client's reply and the server's step, the same in every engine.
+
+A reply goes through it where it is made, before anything leaves the client (`Channel.through`), and the replies that
+arrive are gathered by it (`Channel.gather`). Both are pure functions of tensors that can be vmapped. An empty channel
+hands out the method's own phases and adds replies up: it costs nothing and changes no bit.
+
+Clipping: a phase declares which fields of its reply move the model (`Phase.updates`). With C the largest norm,
+
+    u <- u min(1, C / ||u||_2),   u = field / weight,  or  field - what came down
+
+for each such field of each client, over all its entries together (also where it holds several models). What the server
+does with clipped updates is a mean weighted by the same weights, so no client can move it by more than C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.errors import ConfigError, check_number
+from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Record, Update
+from equifed.tree import Tree
+
+CLIPPED = "clipped"
+"""The field that a clipped reply has besides its own: 1 where an update was longer than C, else 0."""
+SLACK = 1e-3
+"""By how much, relatively, a clipped update may exceed the norm: rounding in 32 bits."""
+
+
+class Gathered(NamedTuple):
+    """The replies of an exchange as the server's step gets them, and what the channel saw."""
+
+    replies: Record
+    """Summed or stacked, with `present` (and `client`): see `ServerStep`."""
+    clipped: Tensor | None
+    """How many of them were clipped; None where nothing is."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The settings of the channel; its fields can be swept like hyper-parameters."""
+
+    clip: float | Tensor | None = None
+    """The largest L2 norm that an update of a client may have; longer ones are scaled down to it. None: any."""
+
+    def check(self, method: Method) -> None:
+        """Raise a ConfigError for what cannot be done to this method's replies."""
+        if self.clip is None:
+            return
+        if self.clip != float("inf"):
+            check_number("clip", self.clip, above=0)
+        phases = [phase for stage in (method.setup, method.round, method.final) for phase in stage]
+        if not any(phase.updates for phase in phases):
+            sent = sorted({field for phase in phases for field in phase.up})
+            raise ConfigError(
+                f"clip bounds the norm of the model updates that clients send, but {method.name} sends none: "
+                + (f"its clients send {', '.join(sent)}." if sent else "nothing leaves its clients.")
+                + " Leave clip out, or take a method whose phases declare updates, such as fedavg."
+            )
+        for phase in phases:
+            for field, (weight, around) in ((field, (u.weight, u.around)) for field, u in phase.updates.items()):
+                if {field, weight or field} - {*phase.up} or {around} - {None, *phase.down} or CLIPPED in phase.up:
+                    raise ConfigError(
+                        f"{method.name}, phase {phase.name!r}: the update {field!r} needs the field {weight or field!r}"
+                        f" in `up`{f' and {around!r} in `down`' if around else ''}, and {CLIPPED!r} is the channel's."
+                    )
+
+    def through(self, phase: Phase) -> Phase:
+        """The phase whose replies have gone through the channel."""
+        if self.clip is None or not phase.updates:
+            return phase
+
+        def send(down: Record, reply: Record) -> Record:
+            cut = torch.zeros((), dtype=torch.bool, device=tree.leaves(reply)[0].device)
+            for field, update in phase.updates.items():
+                clipped, long = self._clip(update, down, reply, field)
+                reply, cut = {**reply, field: clipped}, cut | long
+            return {**reply, CLIPPED: cut.to(torch.float32)}
+
+        return dataclasses.replace(
+            phase,
+            up=(*phase.up, CLIPPED),
+            client=_then(phase.client, send),
+            limits={**phase.limits, CLIPPED: (0, 1)},
+        )
+
+    def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:
+        """The server's view of `replies` [..., K, ...], all zeros where `present` [..., K] is 0."""
+        axis = present.dim() - 1
+        own = {field: value for field, value in replies.items() if field != CLIPPED}
+        clipped = replies[CLIPPED].sum(axis) if CLIPPED in replies else None
+        if phase.gather == "sum":
+            summed: Record = tree.map(lambda leaf: leaf.sum(axis), own)
+            return Gathered({**summed, "present": present.sum(axis)}, clipped)
+        return Gathered({**own, "present": present, "client": clients}, clipped)
+
+    def too_long(self, phase: Phase, down: Record, reply: Record) -> str:
+        """The first field of a reply that arrived whose update is longer than it may be; empty if none is."""
+        if self.clip is not None:
+            for field, update in phase.updates.items():
+                norm, limit = _norm(_difference(update, down, reply[field])), self._limit(update, reply)
+                if norm > limit * (1 + SLACK) + 1e-6 * _norm(reply[field]):
+                    return field
+        return ""
+
+    def _limit(self, update: Update, reply: Record) -> Tensor | float:
+        """The norm that the field may have as it is sent, times its weight."""
+        assert self.clip is not None
+        return self.clip if update.weight is None else self.clip * reply[update.weight].double()
+
+    def _clip(self, update: Update, down: Record, reply: Record, field: str) -> tuple[Tree, Tensor]:
+        """The field with its update clipped, and whether it had to be. One that is short enough keeps its bits."""
+        difference, limit = _difference(update, down, reply[field]), self._limit(update, reply)
+        norm = _norm(difference)
+        long = norm > limit
+        short = tree.map(lambda leaf: leaf * (limit / norm).to(leaf.dtype), difference)
+        if update.around is not None:
+            short = tree.add(down[update.around], short)
+        return tree.map(lambda new, old: torch.where(long, new, old), short, reply[field]), long
+
+
+def _then(work: ClientWork, send: Callable[[Record, Record], Record]) -> ClientWork:
+    """The work of a client with `send`, (down, reply) -> reply, at its end."""
+    if isinstance(work, LocalTraining):
+
+        def finish(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+            reply, state = work.finish(parameters, down, state, data, context)
+            return send(down, reply), state
+
+        return dataclasses.replace(work, finish=finish)
+
+    def client(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        reply, state = work(down, state, data)
+        return send(down, reply), state
+
+    return client
+
+
+def _difference(update: Update, down: Record, value: Tree) -> Tree:
+    return value if update.around is None else tree.sub(value, down[update.around])
+
+
+def _norm(value: Tree) -> Tensor:
+    """||value||_2 over all leaves, in 64 bits: no square of a 32-bit number overflows there."""
+    return torch.stack([leaf.double().square().sum() for leaf in tree.leaves(value)]).sum().sqrt()
