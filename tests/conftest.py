@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,31 @@ from equifed.data.download import fetch_files
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "EQUIFED_DATA" not in os.environ and BESIDE.is_dir():
     os.environ["EQUIFED_DATA"] = str(BESIDE)
+
+
+HEARING = """import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+"""A suite started in the background (`nohup make test &`) ignores these signals, and its children would too."""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """start(program, *arguments) runs Python code in a process with pipes for its output; none outlives its test."""
+    started = []
+
+    def popen(program: str, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HEARING + program, *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes))
+        return started[-1]
+
+    yield popen
+    for process in started:
+        with process:  # closes its pipes and waits for it
+            process.kill()
 
 
 @functools.cache

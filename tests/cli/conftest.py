@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from typer.testing import CliRunner
 from equifed.cli.app import app
 from equifed.data import DATASETS, Dataset, Preset, Sensitive
 
-EQUIFED = [sys.executable, "-c", "from equifed.cli import main; main()"]
+MAIN = "from equifed.cli import main; main()"
 
 
 @pytest.fixture
@@ -40,18 +38,11 @@ def invoke(place) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def spawn(place) -> Callable[..., subprocess.Popen[str]]:
-    def start(*args: str, **env: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*EQUIFED, *args],
-            cwd=place,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+def spawn(place, start) -> Callable[..., subprocess.Popen[str]]:
+    def equifed(*args: str, program: str = MAIN) -> subprocess.Popen[str]:
+        return start(program, *args, cwd=place)
 
-    return start
+    return equifed
 
 
 def _read(files: Any) -> pd.DataFrame:

@@ -33,9 +33,9 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs a system that shows who was left behind"),
 ]
 
-EQUIFED = [sys.executable, "-c", "from equifed.cli import main; main()", "flower"]
 SILOS = ["north", "south"]
-WAIT = 300.0
+LONG = 12
+WAIT = 600.0
 ACTIVATED = '"POST /v1/fleet/activate-node HTTP/1.1" 200'
 
 
@@ -46,14 +46,27 @@ def folder(tmp_path) -> Iterator[Folder]:
     assert left_behind(tmp_path) == []
 
 
-def make(path: Path, address: str = "127.0.0.1") -> Folder:
+@pytest.fixture
+def long(tmp_path) -> Iterator[Folder]:
+    """Rounds enough to be stopped in the middle, however late a busy machine lets the test notice that it began."""
+    yield make(tmp_path / "fed", rounds=LONG)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.fixture
+def command(start) -> Callable[..., subprocess.Popen[str]]:
+    """`equifed flower ...` in a process of its own, which is killed if the test leaves it running."""
+    return lambda *words: start("from equifed.cli import main; main()", "flower", *words)
+
+
+def make(path: Path, address: str = "127.0.0.1", rounds: int = 3) -> Folder:
     """With a method whose clients remember something."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"age": rng.integers(20, 90, 200), "sex": rng.choice(["f", "m"], 200)})
     rows["cured"] = np.where(rows["age"] + 20 * (rows["sex"] == "m") + rng.normal(0, 20, 200) > 60, "no", "yes")
     schema = Schema.infer(rows, label="cured", sensitive="sex", positive="yes")
     (port,) = free_ports(1)
-    made = create(path, silos=SILOS, method="lco", rounds=3, schema=schema, address=address, port=port)
+    made = create(path, silos=SILOS, method="lco", rounds=rounds, schema=schema, address=address, port=port)
     made.federation.write_text(made.federation.read_text().replace("min-count = 10", "min-count = 0"))
     for silo, own in zip(SILOS, (rows[:100], rows[100:]), strict=True):
         own.to_parquet(made.data(silo))
@@ -123,7 +136,8 @@ def test_a_silo_that_was_killed_comes_back_and_all_take_part(folder):
     assert left_behind(folder.path) == []
 
 
-def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(folder):
+def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(long):
+    folder = long
     with Local(folder) as federation:
         federation.start_all()
         federation.run("one")
@@ -132,7 +146,7 @@ def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(folder):
         wait_for(lambda: federation.ended("one") is not None)
         assert status(folder, "one") == "interrupted"
         done = RunFolder(folder.runs / "one").rounds_done()
-        assert 1 <= done < 3
+        assert 1 <= done < LONG
         federation.start_superlink()  # on the same port, with the keys that it knew
         federation.run("one")
         wait_for(lambda: federation.ended("one") is not None, lambda: federation.tail("one"))
@@ -158,7 +172,8 @@ def test_strangers_are_refused(folder, tmp_path):
         assert "Receiving:" not in log(folder, "south")
 
 
-def test_ctrl_c_stops_everything_and_resume_finishes_the_run(folder):
+def test_ctrl_c_stops_everything_and_resume_finishes_the_run(long, command):
+    folder = long
     process = command("demo", "--folder", str(folder.path))
     wait_for(lambda: list(folder.runs.glob("*/rounds.jsonl")), lambda: log(folder, "superlink"))
     assert len(left_behind(folder.path)) >= 6  # a server and two silos, each of several programs
@@ -180,7 +195,7 @@ def test_ctrl_c_stops_everything_and_resume_finishes_the_run(folder):
     assert "<html" in page.read_text()
 
 
-def test_what_a_killed_command_leaves_is_cleared_away_by_the_next(folder):
+def test_what_a_killed_command_leaves_is_cleared_away_by_the_next(folder, command):
     process = command("demo", "--folder", str(folder.path))
     wait_for(lambda: ACTIVATED in log(folder, "superlink"), lambda: log(folder, "superlink"))
     process.kill()
@@ -192,7 +207,7 @@ def test_what_a_killed_command_leaves_is_cleared_away_by_the_next(folder):
             pass
 
 
-def test_a_run_that_fails_says_why(folder):
+def test_a_run_that_fails_says_why(folder, command):
     (folder.app / "app.py").write_text("raise RuntimeError('no such luck')\nserver = client = None\n")
     process = command("demo", "--folder", str(folder.path))
     _, said = process.communicate(timeout=WAIT)
@@ -201,17 +216,17 @@ def test_a_run_that_fails_says_why(folder):
     assert "no such luck" in said
 
 
-def test_the_commands_of_the_readme_make_a_federation(folder):
+def test_the_commands_of_the_readme_make_a_federation(folder, command):
     """As somebody with several shells would type them."""
     with Processes(folder.logs) as shells:
-        type_the_readme(folder, shells)
+        type_the_readme(folder, shells, command)
 
 
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
 
 
 @pytest.mark.skipif(NGINX is None, reason="needs nginx")
-def test_behind_the_readmes_proxy_silos_see_the_nodes_api_only(tmp_path):
+def test_behind_the_readmes_proxy_silos_see_the_nodes_api_only(tmp_path, command):
     """127.0.0.2 plays the network's interface. The run is a whole one, through the proxy."""
     folder = make(tmp_path / "fed", address="127.0.0.2")
     (server,) = re.findall(r"```nginx\n(.*?)```", (folder.path / "README.md").read_text(), re.DOTALL)
@@ -221,7 +236,7 @@ def test_behind_the_readmes_proxy_silos_see_the_nodes_api_only(tmp_path):
     proxy = [str(NGINX), "-p", tmp_path, "-e", tmp_path / "errors.log", "-c", tmp_path / "nginx.conf"]
     with Processes(folder.logs) as shells:
         shells.start("proxy", proxy, {}, tmp_path)
-        type_the_readme(folder, shells)
+        type_the_readme(folder, shells, command)
         trusted = ssl.create_default_context(cafile=str(folder.certificates / "ca.crt"))
         _, port = folder.superlink()
         inside, outside = (status_of(f"https://{host}:{port}", trusted) for host in ("127.0.0.1", "127.0.0.2"))
@@ -250,7 +265,7 @@ def status_of(server: str, trusted: ssl.SSLContext) -> dict[str, int]:
     return found
 
 
-def type_the_readme(folder: Folder, shells: Processes) -> None:
+def type_the_readme(folder: Folder, shells: Processes, command: Callable[..., subprocess.Popen[str]]) -> None:
     """Server, keys and nodes in a shell each, and a run that finishes."""
     text = (folder.path / "README.md").read_text()
     for port in ("9094", "9095"):
@@ -276,13 +291,3 @@ def type_the_readme(folder: Folder, shells: Processes) -> None:
     assert process.returncode == 0, said
     assert "Round 3 of 3" in said
     assert "lco" in out
-
-
-def command(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*EQUIFED, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )

@@ -64,9 +64,10 @@ class Link:
     def gather(self, deadline: float, enough: int) -> None:
         """Wait until all silos have joined; when time is up, go on with those there are if they are enough."""
         end = time.monotonic() + deadline
-        while time.monotonic() < end:
+        while True:
             self.welcome(deadline)
-            if all(silo in self._nodes or silo in self.refused for silo in self.silos):
+            everyone = all(silo in self._nodes or silo in self.refused for silo in self.silos)
+            if everyone or time.monotonic() >= end:
                 break
             time.sleep(POLL)
         if len(self._nodes) < enough:

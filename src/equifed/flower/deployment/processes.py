@@ -26,6 +26,7 @@ MARK = "EQUIFED_PROCESSES"
 GRACE = 5.0
 """Seconds between asking a program to end and ending it."""
 PAUSE = 0.05
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 SHOWN = Path("/proc/self/environ").exists()
 """Whether the system shows the environment of processes."""
@@ -135,19 +136,26 @@ def _send(pid: int, what: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this program through its `with` statements, as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP end this program through its `with` statements, as Ctrl-C does.
+
+    The first signal counts: an impatient second one must not end the clean-up. What is ignored, as Ctrl-C is in the
+    background and SIGHUP under nohup, stays ignored.
+    """
+    numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    with _handlers({signal.SIGTERM: end, signal.SIGHUP: end}):
+    with _handlers(dict.fromkeys(numbers, end)):
         yield
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """An impatient second Ctrl-C must not leave half of the programs behind."""
-    with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+    with _handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
         yield
 
 
