@@ -29,7 +29,7 @@ def stop(signal, number):
 threading.Thread(target=stop, args=(int(sys.argv.pop(1)), int(sys.argv.pop(1))), daemon=True).start()
 main()
 """
-"""The command line with a thread that sends a signal in the midst of things, some time after a round is committed.
+"""The command line with a thread that sends a signal in the midst of things, soon after the line of a round is written.
 On a busy machine, a tester in another process might come too late."""
 
 
@@ -47,7 +47,7 @@ def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place,
     (entry,) = Store(place / "runs").entries()
     folder = RunFolder(place / "runs" / entry.id)
     killed = folder.rounds_done()
-    assert 15 <= killed < ROUNDS
+    assert 14 <= killed < ROUNDS  # 14 where it was killed between the line of round 15 and its checkpoint
     assert folder.status()["status"] == "interrupted"
 
     process = spawn(str(int(signal.SIGINT)), "30", "resume", "latest", program=STOPPED)
@@ -56,7 +56,7 @@ def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place,
     assert out == ""
     assert f"goes on after round {killed} of {ROUNDS}" in err
     stopped = folder.rounds_done()
-    assert 30 <= stopped < ROUNDS
+    assert 29 <= stopped < ROUNDS
     assert f"Interrupted after round {stopped} of {ROUNDS}. Continue with: equifed resume {folder.id}" in err
     assert "Traceback" not in err
     assert folder.status()["reason"] == "stopped by the user"
