@@ -23,7 +23,7 @@ import torch
 import equifed
 from equifed import partition, randomness, tree
 from equifed.experiments.e2fl import settings as e2fl
-from equifed.federation import Federation, Rows, Sets
+from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg
 from equifed.methods.e2fl import BY_CLIENT, rank_clusters
 from equifed.metrics.clients import client_equality, group_equity
@@ -81,10 +81,10 @@ def federation(path: Path, size: e2fl.Size, seed: int) -> Federation:
     tests = np.arange(first, first + len(counts) * len(test_y))
     return Federation(
         rows=Rows(np.concatenate(images), np.concatenate(labels), np.concatenate(codes)),
-        train=Sets.of(held),
+        train=RowSets.of(held),
         validation=tests[:0],
         test=tests[:0],
-        client_test=Sets(tests, groups * len(test_y), (groups + 1) * len(test_y)),
+        client_test=RowSets(tests, groups * len(test_y), (groups + 1) * len(test_y)),
         ids=deal.ids,
         classes=tuple(map(str, range(10))),
         groups=tuple(f"{360 / len(counts) * g:g} degrees" for g in range(len(counts))),

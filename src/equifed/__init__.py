@@ -17,8 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from equifed import data, methods, metrics, models, partition, postprocess, report
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
-    from equifed.federation import Federation
-    from equifed.federation.tables import load, load_femnist
+    from equifed.federation import Federation, load, load_femnist
     from equifed.results.result import Result
     from equifed.simulator import simulate, sweep
     from equifed.training import Local
@@ -28,8 +27,8 @@ _HOMES = {
     "Federation": "equifed.federation",
     "Local": "equifed.training",
     "Result": "equifed.results.result",
-    "load": "equifed.federation.tables",
-    "load_femnist": "equifed.federation.tables",
+    "load": "equifed.federation",
+    "load_femnist": "equifed.federation",
     "simulate": "equifed.simulator",
     "sweep": "equifed.simulator",
 }

@@ -15,7 +15,7 @@ import torch
 
 import equifed as ef
 from equifed import methods, tree
-from equifed.federation import Federation, Rows, Sets
+from equifed.federation import Federation, Rows, RowSets
 from equifed.protocol import Method
 from equifed.simulator import Simulation, make_job, reference, stepper
 
@@ -183,8 +183,8 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
     assert uneven.client_groups is not None
     shuffled = dataclasses.replace(
         uneven,
-        train=Sets.of([uneven.train[k] for k in order]),
-        client_test=Sets.of([uneven.client_test[k] for k in order]),
+        train=RowSets.of([uneven.train[k] for k in order]),
+        client_test=RowSets.of([uneven.client_test[k] for k in order]),
         ids=tuple(uneven.ids[k] for k in order),
         client_groups=uneven.client_groups[order],
     )
@@ -206,7 +206,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
     far = np.full((200, *x.shape[1:]), 50, dtype=np.float32)
     stranger = len(y) + np.arange(200)
     pieces = [np.r_[uneven.train[k], stranger] for k in range(uneven.num_clients)]  # after each client's rows
-    spread = Sets.of(pieces)
+    spread = RowSets.of(pieces)
     poisoned = dataclasses.replace(
         uneven,
         rows=Rows(np.concatenate([x, far]), np.r_[y, np.ones(200, y.dtype)], np.r_[s, np.zeros(200, s.dtype)]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import equifed as ef
-from equifed.federation import Federation, Sets
+from equifed.federation import Federation, RowSets
 from equifed.methods import IFCA, QFFL, FedAvg
 
 STEP = ef.Local(epochs=1, batch_size=None, learning_rate=0.4)
@@ -47,8 +47,8 @@ def only(fed: Federation, members: np.ndarray) -> Federation:
     assert fed.client_test is not None
     return dataclasses.replace(
         fed,
-        train=Sets.of([fed.train[k] for k in members]),
-        client_test=Sets.of([fed.client_test[k] for k in members]),
+        train=RowSets.of([fed.train[k] for k in members]),
+        client_test=RowSets.of([fed.client_test[k] for k in members]),
         ids=tuple(fed.ids[k] for k in members),
         client_groups=fed.client_groups[members],
     )

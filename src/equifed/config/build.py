@@ -35,18 +35,22 @@ def _load_federations(config: Config) -> list[Federation]:
     if data.name is not None:
         feds: list[Federation] = load(data.name, preset=data.preset, partition=config.partition, seeds=seeds)
         return feds
-    options = {
-        "schema": None if data.schema_ is None else config.folder / data.schema_,
-        "label": data.label,
-        "sensitive": data.sensitive,
-        "positive": data.positive,
-        "name": data.title,
-        "test": data.test,
-        "validation": data.validation,
-        "validation_file": None if data.validation_file is None else config.folder / data.validation_file,
-        "client_groups": data.client_groups,
-    }
-    made = [Federation.from_files(config.paths(), seed=seed, **options) for seed in seeds]
+    made = [
+        Federation.from_files(
+            config.paths(),
+            schema=None if data.schema_ is None else config.folder / data.schema_,
+            label=data.label,
+            sensitive=data.sensitive,
+            positive=data.positive,
+            test=data.test,
+            validation=data.validation,
+            validation_file=None if data.validation_file is None else config.folder / data.validation_file,
+            client_groups=data.client_groups,
+            seed=seed,
+            name=data.title,
+        )
+        for seed in seeds
+    ]
     first = made[0]
     same = all(np.array_equal(fed.rows.x, first.rows.x) for fed in made)
     return [dataclasses.replace(fed, rows=first.rows) for fed in made] if same else made

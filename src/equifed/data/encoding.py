@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, unknown_name
-from equifed.groups import as_numbers
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -560,3 +559,8 @@ def _first_message(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
+    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
+    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]

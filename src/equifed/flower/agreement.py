@@ -17,7 +17,8 @@ from equifed.config import Config, FlowerSection, job_of, load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError
 from equifed.federation import Federation
-from equifed.federation.tables import from_one_place, no_rows, read_schema
+from equifed.federation.silo import from_one_place
+from equifed.federation.tables import no_rows, read_schema
 from equifed.protocol import Method, Phase
 from equifed.simulator.engine import STAGES, Stage, phases
 from equifed.simulator.job import Job

@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from equifed.errors import ConfigError, RunError
-from equifed.federation.tables import shift_and_factor
+from equifed.federation.split import shift_and_factor
 from equifed.flower.agreement import Scaling, Setting
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from equifed import randomness, tree
-from equifed.federation import Sets
+from equifed.federation import RowSets
 from equifed.metrics.frame import Scored
 from equifed.protocol import Method
 from equifed.simulator.engine import State
@@ -109,7 +109,9 @@ class Evaluator:
             np.tensordot(times, predicted, 1)[None],
         )
 
-    def _own_tests(self, server: Any, clients: Any, sets: Sets, run: int) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+    def _own_tests(
+        self, server: Any, clients: Any, sets: RowSets, run: int
+    ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
         """(prediction, row, test set) of every test row, and which test set is whose. A model is applied once to test
         rows that clients share (one range of rows)."""
         one, model = (

@@ -26,8 +26,7 @@ from torch.func import vmap
 from equifed import partition, tree
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
-from equifed.federation import Federation, Sets
-from equifed.federation.tables import load
+from equifed.federation import Federation, RowSets, load
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalTraining
 from equifed.methods.e2fl import BY_CLIENT, infer, rank_clusters, ranking_and_rows
 from equifed.methods.frl import Server as RankServer
@@ -315,7 +314,7 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
         members = order[begin : begin + AT_ONCE]
         some = dataclasses.replace(
             fed,
-            train=Sets.of([fed.train[k] for k in members]),
+            train=RowSets.of([fed.train[k] for k in members]),
             client_test=None,
             ids=tuple(fed.ids[k] for k in members),
             client_groups=None,

@@ -20,7 +20,7 @@ from equifed import metrics as M
 from equifed.data import load_encoded
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
-from equifed.federation import Federation, Rows, Sets
+from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
 from equifed.protocol import Method
@@ -140,7 +140,7 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
         made.append(
             Federation(
                 rows=rows,
-                train=Sets.of(held),
+                train=RowSets.of(held),
                 validation=validation,
                 test=test,
                 client_test=None,

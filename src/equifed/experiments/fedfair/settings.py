@@ -21,8 +21,7 @@ from equifed import metrics as M
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
-from equifed.federation import Federation, Sets
-from equifed.federation.tables import load
+from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.models import Logistic
 from equifed.postprocess import CalibratedEqualizedOdds, EqualizedOdds
@@ -137,7 +136,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
         replace(
             fed,
             validation=fed.train.index,
-            client_test=Sets(
+            client_test=RowSets(
                 fed.test, np.zeros(fed.num_clients, np.int64), np.full(fed.num_clients, len(fed.test), np.int64)
             ),
         )

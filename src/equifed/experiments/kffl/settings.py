@@ -23,8 +23,7 @@ from equifed import partition
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
-from equifed.federation import Federation
-from equifed.federation.tables import load
+from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
 from equifed.protocol import Method

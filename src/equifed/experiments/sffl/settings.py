@@ -22,8 +22,7 @@ import numpy as np
 from equifed import partition, tree
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
-from equifed.federation import Federation
-from equifed.federation.tables import load
+from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.models import Logistic
 from equifed.protocol import Method

@@ -1,0 +1,235 @@
+"""Arrays of clients, the server and the test, checked and joined into one table of rows."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equifed.errors import DataError
+from equifed.task import Kind
+
+
+class Joined(NamedTuple):
+    """The rows of all parts in one table."""
+
+    x: np.ndarray
+    """Features, float32 [n, ...]."""
+    y: np.ndarray
+    """Class codes, int64 [n], or float32 values for regression."""
+    s: np.ndarray
+    """Group codes, int64 [n]."""
+    attribute: np.ndarray | None
+    """The sensitive attribute as numbers, float32 [n, d], where it was given or there are several columns of groups."""
+    classes: tuple[str, ...]
+    groups: tuple[str, ...]
+    ranges: list[np.ndarray]
+    """The positions of each part's rows."""
+
+
+def join(named: Sequence[tuple[str, Any]], task: Kind) -> Joined:
+    """The parts (x, y, s) or (x, y, s, a), each with the name that messages call it by, as one table."""
+    parts = [_check_part(label, part, task) for label, part in named]
+    labels = [label for label, _ in named]
+    _check_dimensions({label: np.ndim(_numpy(part[2])) for label, part in named if len(part[1])})
+    shapes = [part[0].shape[1:] for part in parts]
+    for label, shape in zip(labels, shapes, strict=True):
+        if shape != shapes[0]:
+            raise DataError(
+                f"All parts need the same features, but {labels[0]} has rows of shape {list(shapes[0])} "
+                f"and {label} of {list(shape)}."
+            )
+    classes: tuple[str, ...] = ()
+    if task == "classification":
+        classes, y = _coded("labels", labels, [part[1] for part in parts])
+    else:
+        y = np.concatenate([part[1] for part in parts])
+    groups, s = _coded("groups", labels, [part[2] for part in parts])
+    stops = np.cumsum([len(part[1]) for part in parts])
+    ranges = [np.arange(stop - len(part[1]), stop) for part, stop in zip(parts, stops, strict=True)]
+    return Joined(np.concatenate([part[0] for part in parts]), y, s, _attribute(named), classes, groups, ranges)
+
+
+def _plain(value: Any) -> str:
+    """A readable name for a class or group value: 1 rather than 1.0."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """The clients' names: those given, which must differ, or "0", "1", ..."""
+    names = tuple(str(i) for i in ids) if ids is not None else tuple(str(i) for i in range(count))
+    if len(names) != count:
+        raise DataError(f"{len(names)} client ids for {count} clients.")
+    if len(set(names)) != count:
+        double = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"Client ids must differ; {double!r} occurs more than once.")
+    return names
+
+
+def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if not isinstance(part, tuple | list) or len(part) not in (3, 4):
+        raise DataError(
+            f"{label}: expected a triple (x, y, s) of features, labels and groups, or (x, y, s, a) with the sensitive "
+            "attribute as numbers."
+        )
+    try:
+        x, y, s = (np.asarray(_numpy(value)) for value in part[:3])
+    except ValueError as error:
+        raise DataError(f"{label}: features, labels and groups must be arrays: {error}") from None
+    if x.ndim < 2:
+        raise DataError(f"{label}: features must have shape [rows, ...], got {list(x.shape)}.")
+    if s.ndim == 2 and len(s) == len(x):
+        missing = _missing(s).any(1)
+        if missing.any():
+            raise DataError(f"{label}: groups have a missing value at row {int(missing.argmax())}.")
+        s = np.array([" & ".join(_plain(v) for v in row) for row in s], dtype=object).astype(str)
+    for what, values in (("labels", y), ("groups", s)):
+        if values.ndim != 1 or len(values) != len(x):
+            raise DataError(f"{label}: {len(x)} rows of features but {what} of shape {list(values.shape)}.")
+        missing = _missing(values)
+        if missing.any():
+            raise DataError(f"{label}: {what} have a missing value at row {int(missing.argmax())}.")
+    if y.dtype == object and _value_kinds(y) == ["numbers"]:
+        y = np.array(y.tolist())
+    if x.dtype.kind not in "biuf":
+        raise DataError(
+            f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does)."
+        )
+    x = _as_float32(x)
+    bad = ~np.isfinite(x)
+    if bad.any():
+        row, *place = (int(i) for i in np.argwhere(bad)[0])
+        column = place[0] if len(place) == 1 else place
+        raise DataError(
+            f"{label}: feature {column} of row {row} is NaN or infinite, or too large for a 32-bit number. "
+            "Drop the row or impute it."
+        )
+    if task == "regression":
+        if y.dtype.kind not in "biuf":
+            raise DataError(f"{label}: labels of a regression must be finite numbers.")
+        y = _as_float32(y)
+        if not np.isfinite(y).all():
+            row = int(np.argmin(np.isfinite(y)))
+            raise DataError(
+                f"{label}: labels of a regression must be finite numbers of 32 bits; the one of row {row} is not."
+            )
+    elif y.dtype.kind == "f" and (y % 1 != 0).any():
+        row = int(np.argmax(y % 1 != 0))
+        raise DataError(
+            f"{label}: the label {y[row]:g} of row {row} is not the number of a class. "
+            "Did you mean task='regression'? Otherwise name the classes."
+        )
+    return x, y, s
+
+
+def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
+    """The sensitive attribute of all parts as numbers: as given, or from several columns of groups; else None."""
+    given = {len(part) == 4 for _, part in named}
+    if given == {True, False}:
+        without = next(label for label, part in named if len(part) == 3)
+        raise DataError(
+            f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none."
+        )
+    if given == {False}:
+        from equifed.data.encoding import as_numbers  # here: other arrays need no pandas
+
+        tables = [np.asarray(_numpy(part[2])) for _, part in named]
+        if all(table.ndim == 1 for table in tables):
+            return None
+        columns = zip(*(table.astype(str).T for table in tables if table.ndim == 2), strict=True)
+        codes = [np.unique(np.concatenate(column), return_inverse=True)[1] for column in columns]
+        return np.concatenate([as_numbers(code, int(code.max(initial=0)) + 1) for code in codes], axis=1)
+    parts = []
+    for label, part in named:
+        values = np.asarray(_numpy(part[3]))
+        if (
+            values.dtype.kind not in "biuf"
+            or values.ndim not in (1, 2)
+            or values.shape[1:] == (0,)
+            or len(values) != len(part[1])
+        ):
+            raise DataError(f"{label}: the attribute a must be numbers [{len(part[1])}] or [{len(part[1])}, d].")
+        values = _as_float32(values.reshape(len(values), -1) if values.ndim == 1 else values)
+        if not np.isfinite(values).all():
+            raise DataError(f"{label}: the attribute a has a missing or infinite value.")
+        parts.append(values)
+    if len({part.shape[1] for part in parts}) > 1:
+        raise DataError("All parts need an attribute a with the same number of columns.")
+    return np.concatenate(parts)
+
+
+def _as_float32(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what overflows is found afterwards
+        return values.astype(np.float32, copy=False)
+
+
+def _check_dimensions(dimensions: Mapping[str, int]) -> None:
+    """One column of groups, or several: the same in all parts."""
+    by = {dimension: label for label, dimension in dimensions.items()}
+    if len(by) > 1:
+        raise DataError(
+            f"All parts need the same columns of groups, but {by[1]} has one array of them and {by[2]} a table."
+        )
+
+
+def _coded(what: str, labels: Sequence[str], parts: Sequence[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+    """(names, int64 codes) of the labels or groups of all parts, which must be of one kind: text or numbers."""
+    kinds: dict[str, str] = {}
+    for label, values in zip(labels, parts, strict=True):
+        for kind in _value_kinds(values):
+            kinds.setdefault(kind, label)
+    if len(kinds) > 1:
+        (one, here), (another, there) = list(kinds.items())[:2]
+        raise DataError(f"Mixed {what}: {one} in {here} and {another} in {there}. Use one kind for all.")
+    try:
+        values, codes = np.unique(np.concatenate([part for part in parts if len(part)] or parts), return_inverse=True)
+    except TypeError:
+        raise DataError(f"The {what} must be text or numbers, got {next(iter(kinds))}.") from None
+    return tuple(_plain(value) for value in values), codes.astype(np.int64)
+
+
+def _value_kinds(values: np.ndarray) -> list[str]:
+    """The kinds of values in an array: several only in one of objects."""
+    if not len(values):
+        return []
+    if values.dtype.kind in "biuf":
+        return ["numbers"]
+    if values.dtype.kind in "US":
+        return ["text"]
+    types = dict.fromkeys(type(value) for value in values.tolist())
+    return list(
+        dict.fromkeys(
+            "text" if issubclass(kind, str) else "numbers" if issubclass(kind, numbers.Real) else kind.__name__
+            for kind in types
+        )
+    )
+
+
+def client_group_codes(client_groups: Sequence[Any], ids: Sequence[str]) -> np.ndarray:
+    """The known group of each client as a code."""
+    if len(client_groups) != len(ids):
+        raise DataError(f"client_groups has {len(client_groups)} entries for {len(ids)} clients.")
+    given = np.array(list(client_groups), dtype=object)
+    missing = _missing(given)
+    if given.ndim != 1 or missing.any():
+        raise DataError(
+            "client_groups needs one group for each client"
+            + (f", but client {ids[int(missing.argmax())]!r} has none." if given.ndim == 1 else ".")
+        )
+    return _coded("client_groups", ["client_groups"], [given])[1]
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    if values.dtype == object:
+        import pandas as pd
+
+        return np.asarray(pd.isna(values), dtype=bool)
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)
+
+
+def _numpy(value: Any) -> Any:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value

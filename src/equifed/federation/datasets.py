@@ -1,0 +1,89 @@
+"""Named data sets as federations, split and partitioned by a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, overload
+
+from equifed import partition as parts
+from equifed.errors import ConfigError
+from equifed.federation.federation import Federation, check_seed
+from equifed.federation.images import rotated
+from equifed.federation.split import check_partition, columns_used, deal, describe_partition
+from equifed.federation.tables import check_complete
+
+if TYPE_CHECKING:
+    import os
+
+    from equifed.data import Preset
+
+
+@overload
+def load(
+    name: str,
+    *,
+    preset: str | Preset | None = ...,
+    partition: parts.Partitioner | None = ...,
+    seed: int = ...,
+    home: str | os.PathLike[str] | None = ...,
+) -> Federation: ...
+@overload
+def load(
+    name: str,
+    *,
+    preset: str | Preset | None = ...,
+    partition: parts.Partitioner | None = ...,
+    seeds: Iterable[int],
+    home: str | os.PathLike[str] | None = ...,
+) -> list[Federation]: ...
+def load(
+    name: str,
+    *,
+    preset: str | Preset | None = None,
+    partition: parts.Partitioner | None = None,
+    seed: int = 0,
+    seeds: Iterable[int] | None = None,
+    home: str | os.PathLike[str] | None = None,
+) -> Federation | list[Federation]:
+    """A named data set as a federation; with `seeds`, one federation each, with a split and a partition of its own.
+
+    Without a partition, clients are the preset's natural ones (states) or equal random chunks. The rows are held
+    once however many seeds there are.
+    """
+    from equifed import data
+    from equifed.data.download import data_home
+
+    seed_list = [check_seed(value) for value in _seed_list(seed, seeds)]
+    if partition is not None:
+        check_partition(partition)
+    columns = [] if partition is None else columns_used(partition)
+    encoded, chosen, bunch = data.load_encoded(name, preset, home, columns)
+    if partition is None:
+        partition = parts.Natural(chosen.natural) if chosen.natural else parts.IID(chosen.num_partitions)
+    provenance = {
+        "data": name,
+        "preset": chosen.name,
+        "files": dict(bunch.source_hashes),
+        "partition": describe_partition(partition),
+    }
+    check_complete(bunch.frame, columns_used(partition))
+    if isinstance(partition, parts.RotationGroups):
+        made = rotated(encoded, partition, seed_list, data_home(home) / name)
+    else:
+        dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test)
+        made = [Federation.of(encoded, holdings, seed=s) for s, holdings in zip(seed_list, dealt, strict=True)]
+    made = [dataclasses.replace(fed, name=name, provenance=provenance).checked() for fed in made]
+    return made if seeds is not None else made[0]
+
+
+def _seed_list(seed: int, seeds: Iterable[int] | None) -> list[int]:
+    if seeds is None:
+        return [seed]
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        hint = f" For {seeds} of them write seeds=range({seeds})." if isinstance(seeds, int) else ""
+        raise ConfigError(f"seeds must be a list of whole numbers, got {seeds!r}.{hint}")
+    listed = list(seeds)
+    if not listed:
+        raise ConfigError("seeds has no seed. Give at least one, such as seeds=range(5).")
+    return listed

@@ -1,0 +1,101 @@
+"""Federations of images: MNIST turned by group (E2FL's FairMNISTRotate), and FEMNIST by writer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equifed import partition as parts
+from equifed import randomness
+from equifed.errors import ConfigError
+from equifed.federation.federation import Federation, Rows, RowSets
+from equifed.federation.split import partition_rows, take_rows
+
+if TYPE_CHECKING:
+    from equifed.data import Encoded
+
+
+def load_femnist(train: str | Path, test: str | Path) -> Federation:
+    """FEMNIST as a federation with one client per writer, from LEAF's JSON files (or folders of them) or TensorFlow
+    Federated's HDF5 files; every writer is tested on its own test rows. There is one group of rows, and no group of
+    writers is known. A writer of the test file who has no training rows is left out.
+    """
+    from equifed.data.sets.femnist import read_femnist
+
+    train_rows, test_rows = read_femnist(train), read_femnist(test)
+    none = (np.zeros((0, 1, 28, 28), np.float32), np.zeros(0, np.int64))
+
+    def with_group(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return x, y, np.zeros(len(y), np.int64)
+
+    fed = Federation.from_arrays(
+        [with_group(*rows) for rows in train_rows.values()],
+        client_tests=[with_group(*test_rows.get(writer, none)) for writer in train_rows],
+        ids=list(train_rows),
+        name="femnist",
+    )
+    return dataclasses.replace(fed, groups=("all",))
+
+
+def rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[int], folder: Path) -> list[Federation]:
+    """E2FL's FairMNISTRotate: each client's images turned by its group's angle; tested on the test images so turned.
+
+    All seeds share one table: for every group the training images that some seed deals to it, then the test images,
+    which are the same for every partition and so kept, turned, in `folder`.
+    """
+    from equifed.data import rotate_images
+    from equifed.data.rotate import rotate_cached
+
+    if encoded.x.ndim != 4 or "split" not in encoded.columns:
+        raise ConfigError("Rotation groups need images with a given test set, such as mnist.")
+    train = np.flatnonzero(encoded.columns["split"] == "train")
+    test = np.flatnonzero(encoded.columns["split"] == "test")
+    table = take_rows(partition_rows(encoded), train)
+    deals = [partition(table, randomness.generator(seed, "partition")) for seed in seeds]
+    count = len(partition.clients_per_group)
+    angles = [360 / count * g for g in range(count)]
+    client_groups = np.repeat(np.arange(count), partition.clients_per_group)  # the same for every seed
+    needed = [
+        np.unique(np.concatenate([train[:0], *(train[deal.rows[k]] for deal in deals for k in members)]))
+        for members in (np.flatnonzero(client_groups == g) for g in range(count))
+    ]
+    blocks = [*needed, *[test] * count]
+    stop = np.cumsum([len(block) for block in blocks])
+    start = stop - [len(block) for block in blocks]
+    images = np.empty((int(stop[-1]), *encoded.x.shape[1:]), np.float32)
+    for b, rows in enumerate(blocks):
+        upright, angle = encoded.x[rows], angles[b % count]
+        images[start[b] : stop[b]] = (
+            rotate_images(upright, angle) if b < count else rotate_cached(upright, angle, folder)
+        )
+    shared = Rows(
+        images,
+        encoded.y[np.concatenate(blocks)],
+        np.repeat(np.arange(2 * count) % count, [len(block) for block in blocks]),
+    )
+    held = np.arange(start[count], stop[-1])
+    return [
+        Federation(
+            rows=shared,
+            train=RowSets.of(
+                [
+                    start[g] + np.searchsorted(needed[g], train[rows])
+                    for g, rows in zip(client_groups, deal.rows, strict=True)
+                ]
+            ),
+            validation=held[:0],
+            test=held,
+            client_test=RowSets(held, client_groups * len(test), (client_groups + 1) * len(test)),
+            ids=deal.ids,
+            classes=encoded.class_names,
+            groups=tuple(f"{angle:g} degrees" for angle in angles),
+            features=encoded.feature_names,
+            client_groups=client_groups,
+            seed=seed,
+        )
+        for seed, deal in zip(seeds, deals, strict=True)
+    ]

@@ -1,0 +1,42 @@
+"""A federation as one place in it sees it: every silo by name, but only the rows of that place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equifed.federation import tables
+from equifed.federation.federation import Federation
+from equifed.federation.split import split_silos
+
+if TYPE_CHECKING:
+    from equifed.data import Schema
+
+
+def from_one_place(
+    silos: Sequence[str],
+    schema: Schema,
+    *,
+    silo: str | None = None,
+    file: str | Path | None = None,
+    validation_file: str | Path | None = None,
+    client_groups: Mapping[str, str] | None = None,
+    test: float = 0.2,
+    seed: int = 0,
+    name: str = "",
+) -> Federation:
+    """All silos by name, with rows in one place: those in `file` of the silo `silo`, or the server's validation rows.
+
+    The rows and their split are those that `from_files` gives this silo. Inputs are standardised later, when the means
+    over all silos are known.
+    """
+    nothing = tables.no_rows(schema)
+    local = nothing if file is None else tables.encode_file(schema, file)
+    encoded = {member: local if member == silo else nothing for member in silos}
+    server = nothing if validation_file is None else tables.encode_file(schema, validation_file)
+    sizes = {member: len(table.y) for member, table in encoded.items()}
+    groups = tables.known_groups(client_groups, silos)
+    holdings = split_silos(sizes, len(server.y), seed=seed, test=test, client_groups=groups)
+    whole = tables.join_tables([*encoded.values(), server])
+    return Federation.of(whole, holdings, standardise=False, seed=seed, name=name)

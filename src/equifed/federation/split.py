@@ -1,0 +1,190 @@
+"""Which rows train, validate and test: drawn by a seed, dealt to clients by a partitioner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from equifed import partition as parts
+from equifed import randomness
+from equifed.errors import ConfigError
+from equifed.partition.base import sorted_values
+
+if TYPE_CHECKING:
+    from equifed.data import Encoded
+
+Split = tuple[float, float, float]
+"""Train, validation, test: shares that add up to 1, or numbers of rows."""
+
+
+class Holdings(NamedTuple):
+    """The positions of the rows that each client, the server and the test hold."""
+
+    ids: tuple[str, ...]
+    """Client names."""
+    train: Sequence[np.ndarray]
+    """Training rows of each client."""
+    validation: np.ndarray
+    test: np.ndarray
+    client_test: Sequence[np.ndarray] | None = None
+    """Test rows of each client, if any."""
+    client_groups: np.ndarray | None = None
+    """Known group of each client, if any."""
+
+
+def deal(
+    encoded: Encoded,
+    partition: parts.Partitioner,
+    seeds: Sequence[int],
+    split: Split,
+    split_column: str | None = None,
+    client_test: float = 0.0,
+) -> list[Holdings]:
+    """For each seed: split all rows, deal the training rows to clients, hold back each client's own test rows."""
+    table = partition_rows(encoded)
+    return [_deal(encoded, table, partition, seed, split, split_column, client_test) for seed in seeds]
+
+
+def _deal(
+    encoded: Encoded,
+    table: parts.Rows,
+    partition: parts.Partitioner,
+    seed: int,
+    split: Split,
+    split_column: str | None,
+    client_test: float,
+) -> Holdings:
+    order = randomness.generator(seed, "split").permutation(len(encoded.y))
+    if split_column is not None:
+        is_test = encoded.columns[split_column][order] == "test"
+        train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
+    else:
+        train, validation, test = _cut(order, split)
+    dealt = partition(take_rows(table, train), randomness.generator(seed, "partition"))
+    held = [train[rows] for rows in dealt.rows]
+    client_tests = None
+    if client_test:
+        cells, _ = table.cells(("label", "group"))
+        pairs = [
+            _hold_back(
+                rows, cells[rows], client_test, randomness.generator(seed, "client-test", randomness.key(client))
+            )
+            for client, rows in zip(dealt.ids, held, strict=True)
+        ]
+        held, client_tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Holdings(dealt.ids, held, validation, test, client_tests, dealt.client_groups)
+
+
+def split_silos(
+    sizes: Mapping[str, int],
+    server_rows: int,
+    *,
+    seed: int,
+    test: float,
+    validation: float = 0.0,
+    client_groups: np.ndarray | None = None,
+) -> Holdings:
+    """Each silo's rows split by themselves, where all rows stand one silo after the other and the server's last."""
+    splits: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    start = 0
+    for silo, size in sizes.items():
+        order = start + randomness.generator(seed, "split", randomness.key(silo)).permutation(size)
+        splits.append(_cut(order, (1 - validation - test, validation, test)))
+        start += size
+    train, held, tests = zip(*splits, strict=True)
+    at_server = np.concatenate([*held, np.arange(start, start + server_rows)])
+    return Holdings(tuple(sizes), train, at_server, np.concatenate(tests), tests, client_groups)
+
+
+def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training, validation and test rows from rows in random order; each in ascending order."""
+    n = len(order)
+    if min(split) < 0 or split[0] <= 0:
+        raise ConfigError(f"A split needs shares (or numbers) of at least 0 and some training rows, got {split}.")
+    if abs(sum(split) - 1) < 1e-9:
+        validation, test = round(split[1] * n), round(split[2] * n)
+        train = n - validation - test
+    elif all(float(part).is_integer() for part in split) and sum(split) <= n:
+        train, validation, test = (int(part) for part in split)
+    else:
+        raise ConfigError(f"A split must add up to 1, or be numbers of rows within the {n} there are, got {split}.")
+    stops = np.cumsum([train, validation, test])
+    first, second, third = (np.sort(part) for part in np.split(order[: stops[-1]], stops[:-1]))
+    return first, second, third
+
+
+def partition_rows(encoded: Encoded) -> parts.Rows:
+    """What a partitioner sees of all rows."""
+    label = encoded.y
+    if encoded.task == "regression":
+        # below or above the median stands for the label
+        label = (label > np.median(encoded.y)).astype(np.int64)
+    columns = {name: np.asarray(values) for name, values in encoded.columns.items()}
+    named = {"label": label, "group": encoded.s, **columns}
+    levels = {name: sorted_values(name, values) for name, values in named.items()}
+    return parts.Rows(label, encoded.s, columns, levels)
+
+
+def take_rows(table: parts.Rows, rows: np.ndarray) -> parts.Rows:
+    """The table of these rows only."""
+    columns = {name: values[rows] for name, values in table.columns.items()}
+    return parts.Rows(table.label[rows], table.group[rows], columns, table.levels)
+
+
+def _hold_back(
+    rows: np.ndarray, cells: np.ndarray, share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, held back): the same share of every (label, group) cell, so that both have the client's make-up."""
+    order = rng.permutation(len(rows))
+    back = np.zeros(len(rows), dtype=bool)
+    for cell in np.unique(cells):
+        members = order[cells[order] == cell]
+        back[members] = np.arange(len(members)) < round(share * len(members))
+    return rows[~back], rows[back]
+
+
+def fit_scaling(x: np.ndarray, train: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Standardisation of the `columns` [d] that want it, fitted on the training rows."""
+    if not columns.any():
+        return None
+    values = x[train][:, columns].astype(np.float64)
+    return shift_and_factor(values.mean(0), values.std(0), columns)
+
+
+def shift_and_factor(mean: np.ndarray, deviation: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted from all inputs [d] and what they are multiplied by, from mean and deviation of the `columns`
+    that are standardised; a constant one is only shifted."""
+    shift, factor = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
+    shift[columns], factor[columns] = mean, 1 / np.where(deviation > 0, deviation, 1)
+    return shift, factor
+
+
+def describe_partition(partition: parts.Partitioner) -> dict[str, Any]:
+    """A partitioner as its registry name and options."""
+    names = {kind: name for name, kind in parts.REGISTRY.items()}
+    kind = names.get(type(partition), getattr(partition, "__name__", type(partition).__name__))
+    return {"kind": kind, **(dataclasses.asdict(partition) if dataclasses.is_dataclass(partition) else {})}
+
+
+def columns_used(partition: parts.Partitioner) -> list[str]:
+    """The columns that a partitioner looks at, besides the label and the group."""
+    by = getattr(partition, "partition_by", ())
+    named = (*natural_columns(partition), *((by,) if isinstance(by, str) else by))
+    return [name for name in dict.fromkeys(named) if name not in ("label", "group")]
+
+
+def natural_columns(partition: parts.Partitioner) -> list[str]:
+    """The columns that say whose row it is."""
+    named = [getattr(partition, name, None) for name in ("column", "natural")]
+    return [name for name in named if name is not None]
+
+
+def check_partition(partition: object) -> None:
+    if not callable(partition) or isinstance(partition, type):
+        raise ConfigError(
+            f"partition must be one of equifed.partition with its options, such as equifed.partition.IID(10), "
+            f"got {partition!r}."
+        )
