@@ -199,7 +199,7 @@ def test_bad_frames_are_refused() -> None:
     make = {"label": "ill", "sensitive": "sex", "partition": ef.partition.IID(3)}
     frame = table()
     frame.loc[7, "ill"] = None
-    with pytest.raises(DataError, match=r"Label 'ill', row 7: the value is missing"):
+    with pytest.raises(DataError, match=r"Column 'ill', row 7: the value is missing"):
         Federation.from_frame(frame, **make)
     with pytest.raises(DataError, match="'age', row 9"):
         Federation.from_frame(table().astype({"age": float}).replace({"age": {}}).assign(
@@ -339,7 +339,7 @@ def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -
         Federation.from_files(paths, schema=schema)
     broken.loc[2, ["job", "sex"]] = ["pilot", "x"]
     broken.to_csv(paths[0], index=False)
-    with pytest.raises(DataError, match=r"north.csv: Sensitive column 'sex', row 2: 'x' is not a known group"):
+    with pytest.raises(DataError, match=r"north.csv: Column 'sex', row 2: 'x' is not a known group"):
         Federation.from_files(paths, schema=schema)
     with pytest.raises(DataError, match="There is no file"):
         Federation.from_files([tmp_path / "east.csv"], schema=schema)
@@ -372,8 +372,8 @@ def test_an_empty_silo_is_a_client_without_rows(tmp_path: Path) -> None:
     [
         ("age", "oops", r"Column 'age', row 2 of south\.csv: 'oops' is not a number, but 299 of 300 values are"),
         ("age", None, r"Column 'age', row 2 of south\.csv: the value is missing"),
-        ("sex", None, r"Sensitive column 'sex', row 2 of south\.csv: the value is missing"),
-        ("ill", None, r"south\.csv: Label 'ill', row 2: the value is missing"),
+        ("sex", None, r"Column 'sex', row 2 of south\.csv: the value is missing"),
+        ("ill", None, r"south\.csv: Column 'ill', row 2: the value is missing"),
     ],
 )
 def test_inference_over_files_names_the_file_and_its_row(

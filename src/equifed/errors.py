@@ -1,23 +1,78 @@
-"""Every error a user can cause. Each says what is wrong, why, and what to do about it."""
+"""Every error a user can cause: what is wrong, why, and what to do about it, with what is at fault as fields.
+
+A raise site gives a sentence and the fields it knows; the text is made when somebody reads it. In Python that is the
+sentence with the name of the argument. Whoever knows more fills in more fields on the way up: reading a file adds the
+file, reading a configuration the section and the key as it is written there.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class EquifedError(Exception):
-    """Base of all errors that equifed raises on purpose; `exit_code` is what the command line returns."""
+    """Base of all errors that equifed raises on purpose; `exit_code` is what the command line returns.
+
+    A text that begins in lower case continues a sentence whose subject is `key`:
+    `ConfigError("must be at least 1, got 0.", key="rounds")` reads "rounds must be at least 1, got 0.". Any other text
+    is a sentence of its own, and `key` says what it is about.
+    """
 
     exit_code = 4
+
+    def __init__(
+        self,
+        text: object = "",
+        *,
+        source: str = "",
+        section: str = "",
+        key: str = "",
+        value: object = None,
+        allowed: Iterable[str] = (),
+        file: object = "",
+        column: str = "",
+        row: object = "",
+    ) -> None:
+        super().__init__(text)
+        self.text = str(text)
+        self.source = source
+        """The configuration file or the command that was being read; empty for an argument given in Python."""
+        self.section = section
+        """The section of the configuration."""
+        self.key = key
+        """The argument, option or key at fault."""
+        self.value = value
+        self.allowed = tuple(allowed)
+        """The values that exist, where they can be listed."""
+        self.file = str(file)
+        """The file with rows, or the schema, at fault."""
+        self.column = column
+        self.row = str(row)
+
+    @property
+    def place(self) -> str:
+        """Column and row, without the value there."""
+        column = f"Column {self.column!r}" if self.column else ""
+        return ", ".join(filter(None, (column, f"row {self.row}" if self.row else "")))
+
+    def __str__(self) -> str:
+        text = f"{self.key} {self.text}" if self.key and not self.source and self.text[:1].islower() else self.text
+        key = ".".join(filter(None, (self.section, self.key))) if self.source else ""
+        return ": ".join(filter(None, (self.source, key, self.file, self.place, text)))
 
 
 class ConfigError(EquifedError, ValueError):
     """A wrong argument, option or configuration value."""
 
     exit_code = 2
+
+
+class UnknownName(ConfigError, KeyError):
+    """A name that does not exist; a KeyError too, so that a registry is a mapping like any other."""
 
 
 class DataError(EquifedError, ValueError):
@@ -27,14 +82,7 @@ class DataError(EquifedError, ValueError):
 
 
 class RowError(DataError):
-    """A row that does not fit: `place` says which column and row without telling the value."""
-
-    def __init__(self, place: str, why: str) -> None:
-        super().__init__(f"{place}: {why}")
-        self.place = place
-
-    def __reduce__(self) -> tuple[type[RowError], tuple[str, str]]:
-        return type(self), (self.place, str(self).removeprefix(f"{self.place}: "))
+    """A value that does not fit its column: `place` is where, `text` may quote it."""
 
 
 class RunError(EquifedError, RuntimeError):
@@ -47,24 +95,40 @@ class EquifedWarning(UserWarning):
     """Something that works but is probably not what was meant."""
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
-    """The message for a name that does not exist: the closest one and all known ones."""
+@contextmanager
+def blaming(**fields: str) -> Iterator[None]:
+    """Errors raised inside get these fields, where they do not have them: blaming(section="partition")."""
+    try:
+        yield
+    except EquifedError as error:
+        for name, value in fields.items():
+            setattr(error, name, getattr(error, name) or value)
+        raise
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str], key: str = "") -> UnknownName:
+    """The error for a name that does not exist: with the closest one and all known ones."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {kind} {name!r}.{hint} " + (f"Known: {', '.join(names)}." if names else "There is none.")
+    text = f"Unknown {kind} {name!r}.{hint} " + (f"Known: {', '.join(names)}." if names else "There is none.")
+    return UnknownName(text, key=key, value=name, allowed=names)
 
 
 def check_number(
-    name: str,
+    key: str,
     value: object,
     *,
     whole: bool = False,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    what: str = "",
 ) -> None:
-    """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`."""
+    """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`.
+
+    what: said in place of the key where the number is a part of it, such as an entry of a list.
+    """
     kind = numbers.Integral if whole else numbers.Real
     fits = isinstance(value, kind) and not isinstance(value, bool)
     if fits:
@@ -81,6 +145,7 @@ def check_number(
             for word, bound in (("at least", low), ("above", above), ("at most", high))
             if bound is not None
         ]
-        what = "a whole number" if whole else "a number"
+        noun = "a whole number" if whole else "a number"
         link = "" if not limits else " " if limits[0].startswith("above") else " of "
-        raise ConfigError(f"{name} must be {what}{link}{' and '.join(limits)}, got {value!r}.")
+        must = f"must be {noun}{link}{' and '.join(limits)}, got {value!r}."
+        raise ConfigError(f"{what} {must}" if what else must, key=key, value=value)

@@ -6,6 +6,7 @@ function without arguments that returns a module gives every seed its own initia
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.layers import Linear as SharedLinear
+from equifed.registry import Registry
 
 Parameters = dict[str, Tensor]
 Init = Literal["torch", "zeros"] | float
@@ -149,4 +151,14 @@ class LeNet:
         return _initialise(module, rng, "torch")
 
 
-REGISTRY: dict[str, type[Any]] = {"logistic": Logistic, "linear": Linear, "mlp": MLP, "lenet": LeNet}
+REGISTRY: Registry[Any] = Registry(
+    "model",
+    "equifed.models",
+    {"logistic": Logistic, "linear": Linear, "mlp": MLP, "lenet": LeNet},
+    fits=lambda thing: (
+        isinstance(thing, Model | nn.Module)
+        or inspect.isfunction(thing)
+        or (isinstance(thing, type) and issubclass(thing, nn.Module))
+    ),
+    must_be="a specification (a dataclass with build and initialise), an nn.Module, or a function that makes one",
+)

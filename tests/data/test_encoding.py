@@ -201,16 +201,16 @@ def test_broken_json_is_refused():
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"income": ["low", None, "high", "low"]}, ["Label 'income'", "row 11", "missing"]),
-        ({"income": ["low", "high", "huge", "low"]}, ["Label 'income'", "row 12", "'huge'", "low, high"]),
+        ({"income": ["low", None, "high", "low"]}, ["Column 'income'", "row 11", "missing"]),
+        ({"income": ["low", "high", "huge", "low"]}, ["Column 'income'", "row 12", "'huge'", "low, high"]),
         ({"age": [20, 30, np.nan, 60]}, ["Column 'age'", "row 12", "impute"]),
         ({"age": [20, 30, 40, np.inf]}, ["Column 'age'", "row 13", "infinite"]),
         ({"age": [20, 30, 40, 1e300]}, ["Column 'age'", "row 13", "too large"]),
         ({"age": [20, "old", 40, 60]}, ["Column 'age'", "row 11", "'old' is not a number"]),
         ({"job": ["nurse", "clerk", "pilot", None]}, ["Column 'job'", "row 12", "'pilot'", "clerk, nurse"]),
         ({"region": ["east", None, "west", "west"]}, ["Column 'region'", "row 11", "missing"]),
-        ({"sex": ["f", "m", "x", "m"]}, ["ensitive column 'sex'", "row 12", "'x'", "f, m"]),
-        ({"sex": ["f", None, "f", "m"]}, ["ensitive column 'sex'", "row 11", "missing"]),
+        ({"sex": ["f", "m", "x", "m"]}, ["Column 'sex'", "row 12", "'x'", "f, m"]),
+        ({"sex": ["f", None, "f", "m"]}, ["Column 'sex'", "row 11", "missing"]),
     ],
 )
 def test_what_does_not_fit_the_schema_names_column_row_and_value(table, change, parts):
@@ -277,7 +277,7 @@ def test_a_bad_cell_does_not_turn_numbers_into_categories(dtype):
     frame["a"] = frame["a"].astype(dtype)
     with pytest.raises(DataError, match=r"Column 'a', row 17: 'oops' is not a number, but 199 of 200 values are"):
         encode(frame, label="y")
-    with pytest.raises(DataError, match=r"Label 'a', row 17: 'oops' is not a number"):
+    with pytest.raises(DataError, match=r"Column 'a', row 17: 'oops' is not a number"):
         encode(frame.assign(b=1.0), label="a", features=["b"])
     # said to be categories, they are; so are numbers among which a tenth is text
     kinds = [
@@ -335,7 +335,7 @@ def test_a_schema_without_an_offset_warns_of_lost_digits():
 def test_fractions_are_no_classes():
     frame = numbers().assign(y=lambda f: f["a"] / 3)
     for values in (frame, frame.astype({"y": object})):
-        with pytest.raises(DataError, match=r"Label 'y', row 1: 0.0016\d+ is not .* Did you mean task='regression'"):
+        with pytest.raises(DataError, match=r"Column 'y', row 1: 0.0016\d+ is not .* Did you mean task='regression'"):
             encode(values, label="y")
     assert encode(frame, label="y", task="regression").y.dtype == np.float32
     assert encode(numbers().astype({"y": float}), label="y").class_names == ("0", "1")

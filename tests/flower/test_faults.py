@@ -419,7 +419,7 @@ def test_a_row_that_does_not_fit_is_named_without_its_value(tmp_path: Path, capl
     made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     said = refused_to_join(made, nodes(made), tmp_path / "more")
     assert "Only 5 of 6 silos joined and at least 6 are needed." in said
-    assert "b: its file does not fit the schema: Sensitive column 'sex', row 7 (its own log says why)." in said
+    assert "b: its file does not fit the schema: Column 'sex', row 7 (its own log says why)." in said
     assert "secret" not in said
     assert "'secret' is not a known group" in caplog.text  # the silo's own log
 
@@ -433,7 +433,7 @@ def test_rows_are_numbered_not_named(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "b.parquet")
     made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     said = refused_to_join(made, nodes(made), tmp_path / "runs")
-    assert "b: its file does not fit the schema: Sensitive column 'sex', row 7 (" in said
+    assert "b: its file does not fit the schema: Column 'sex', row 7 (" in said
     assert "Jane" not in said
 
 

@@ -20,6 +20,7 @@ from equifed.config.sections import FILE_KEYS, SECTIONS, Config, DataSection, Fl
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.protocol import Method
+from equifed.registry import Registry
 from equifed.training import Local
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def parse_config(
         reader.problem("partition", "the files already say which client holds which rows; remove this section")
     model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
     local = reader.local()
-    method = reader.choice("method", "name", reader.methods(), None)
+    method = reader.choice("method", "name", methods.REGISTRY, None, methods.kind_of)
     sweep = reader.sweep(method)
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
     reader.stop_if_wrong()
@@ -173,11 +174,19 @@ class _Reader:
             self.problem(".".join([name, *key]), text)
             return None
 
-    def choice(self, name: str, selector: str, registry: Mapping[str, type], default: dict[str, Any] | None) -> Any:
+    def choice(
+        self,
+        name: str,
+        selector: str,
+        registry: Registry[Any],
+        default: dict[str, Any] | None,
+        find: Callable[[str], Any] | None = None,
+    ) -> Any:
         """A section whose `kind` (or `name`) chooses a dataclass and whose other keys are its fields.
 
-        The defaults' options go with the defaults' kind: another kind starts from its own.
+        The defaults' options go with the defaults' kind: another kind starts from its own. `find` replaces the lookup.
         """
+        find = find or registry.__getitem__
         given = dict(self.raw.get(name, {}))
         kind = given.pop(selector, (default or {}).get(selector))
         if kind is None:
@@ -186,23 +195,18 @@ class _Reader:
         if not isinstance(kind, str):
             self.problem(f"{name}.{selector} = {_shown(kind)}", f"must be {_MUST_BE['string_type']}")
             return None
-        if kind not in registry:
-            self.problem(f"{name}.{selector}", _first(unknown_name(name, kind, registry)))
+        chosen = self.checked(f"{name}.{selector}", partial(find, kind))
+        if chosen is None:
             return None
-        known = {kebab(field.name) for field in dataclasses.fields(registry[kind])}
+        if not (isinstance(chosen, type) and dataclasses.is_dataclass(chosen)):  # a function or a model ready to use
+            for key in given:
+                self.problem(f"{name}.{key}", f"there is nothing to set: {kind} has no options")
+            return chosen
+        known = {kebab(field.name) for field in dataclasses.fields(chosen)}
         options = {key: value for key, value in (default or {}).items() if key in known and key not in given}
         if default and kind != default.get(selector):
             options = {key: value for key, value in options.items() if key == "num-partitions"}
-        return self._made(name, registry[kind], options | given)
-
-    def methods(self) -> Mapping[str, type[Method]]:
-        """The registry, with the post-processed method that the file names, if it does."""
-        name = self.raw.get("method", {}).get("name")
-        if not isinstance(name, str) or "+" not in name:
-            return methods.REGISTRY
-        kind = self.checked("method.name", partial(methods.kind_of, name))
-        self.stop_if_wrong()
-        return {**methods.REGISTRY, name: kind}
+        return self._made(name, chosen, options | given)
 
     def local(self) -> Local:
         given = dict(self.raw.get("local", {}))
@@ -344,9 +348,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _first(message: str) -> str:
+def _first(error: ConfigError) -> str:
     """`unknown_name`'s message as the end of a sentence that has begun with the key."""
-    return message[0].lower() + message[1:]
+    return error.text[0].lower() + error.text[1:]
 
 
 def _override(raw: dict[str, Any], text: str) -> None:

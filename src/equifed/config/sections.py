@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from equifed import models, partition
 from equifed.protocol import Method
+from equifed.registry import Registry
 from equifed.training import Local
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
@@ -191,6 +192,7 @@ def _spelt(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _described(value: Any, registry: Mapping[str, type]) -> dict[str, Any]:
-    kind = next(name for name, known in registry.items() if known is type(value))
-    return {"kind": kind} | _spelt(fields_of(value))
+def _described(value: Any, registry: Registry[Any]) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {"kind": registry.name_of(type(value))} | _spelt(fields_of(value))
+    return {"kind": registry.name_of(value)}

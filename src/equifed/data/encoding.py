@@ -80,7 +80,7 @@ class Sensitive(_Strict):
     def infer(self, frame: pd.DataFrame) -> Sensitive:
         """The same rule with every value of the frame named, where it named none."""
         if self.continuous and (self.mean is None or self.deviation is None):
-            number = _numbers(_series(frame, self.column), f"sensitive column {self.column!r}")
+            number = _numbers(_series(frame, self.column))
             return self.model_copy(update={"mean": float(number.mean()), "deviation": float(number.std()) or 1.0})
         if self.threshold is not None or self.groups:
             return self
@@ -97,14 +97,13 @@ class Sensitive(_Strict):
         """Per row the index into the list of this column's group names."""
         series = _series(frame, self.column)
         if self.threshold is not None:
-            above = _numbers(series, f"sensitive column {self.column!r}") >= self.threshold
+            above = _numbers(series) >= self.threshold
             return above.astype(np.int64), [str(self.below), str(self.at_least)]
         known = list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
         position = {name: i for i, name in enumerate(known)}
         codes = _codes(
             series,
             {value: position[name] for value, name in self.groups.items()},
-            what=f"sensitive column {self.column!r}",
             noun="group",
             fallback=position[self.other] if self.other else None,
         )
@@ -113,7 +112,7 @@ class Sensitive(_Strict):
     def numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """The column as numbers without a false order [n, d]: see `Data.sensitive`."""
         if self.continuous:
-            values = _numbers(_series(frame, self.column), f"sensitive column {self.column!r}")
+            values = _numbers(_series(frame, self.column))
             assert self.mean is not None and self.deviation is not None  # noqa: PT018 - filled by `infer`
             return ((values - self.mean) / self.deviation).astype(np.float32)[:, None]
         codes, names = self.names(frame)
@@ -283,13 +282,13 @@ class Schema(_Strict):
         scale = np.zeros(width, dtype=np.bool_)
         for column in self.columns:
             start = len(names)
-            series, what = _series(frame, column.name), f"column {column.name!r}"
+            series = _series(frame, column.name)
             if column.kind == "numeric":
-                values = _numbers(series, what)
+                values = _numbers(series)
                 low, high = column.low, column.high
             else:
                 position = {value: i for i, value in enumerate(column.categories)}
-                codes = _codes(series, position, what=what, noun="category", missing=position.get(MISSING))
+                codes = _codes(series, position, noun="category", missing=position.get(MISSING))
                 if wide:
                     x[np.arange(len(frame)), start + codes] = 1
                     names += [f"{column.name}={value}" for value in column.categories]
@@ -307,22 +306,22 @@ class Schema(_Strict):
                     EquifedWarning,
                     stacklevel=4,
                 )
-            _check_size(values, series, what)
+            _check_size(values, series)
             x[:, start] = values
             scale[start] = self.scaling == "standard"
             names.append(column.name)
         return x, tuple(names), scale
 
     def _labels(self, frame: pd.DataFrame) -> NDArray[np.int64] | NDArray[np.float32]:
-        series, what = _series(frame, self.label), f"label {self.label!r}"
+        series = _series(frame, self.label)
         if self.classes:
-            codes = _codes(series, {v: i for i, v in enumerate(self.classes)}, what=what, noun="class")
+            codes = _codes(series, {v: i for i, v in enumerate(self.classes)}, noun="class")
             return codes if self.task == "classification" else codes.astype(np.float32)
-        values = _numbers(series, what)
+        values = _numbers(series)
         if self.label_range:
             low, high = self.label_range
             values = (values - low) / (high - low)
-            _check_size(values, series, what)
+            _check_size(values, series)
         return values.astype(np.float32)
 
 
@@ -332,8 +331,8 @@ def encode(frame: pd.DataFrame, *, columns: Sequence[str] = (), **options: Any) 
 
 
 def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scaling) -> Column:
-    series, what = _series(frame, name), f"column {name!r}"
-    if is_code or not _holds_numbers(series, what):
+    series = _series(frame, name)
+    if is_code or not _holds_numbers(series):
         missing = [MISSING] if series.isna().any() else []
         values = [value for value in _sorted_texts(series) if value != MISSING]
         if len(values) > MANY_CATEGORIES and 2 * len(values) > len(series):
@@ -346,7 +345,7 @@ def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scalin
         return Column(name=name, kind="categorical", categories=(*missing, *values))
     if scaling == "none":
         return Column(name=name, kind="numeric")
-    numbers = _numbers(series, what)
+    numbers = _numbers(series)
     if scaling == "minmax":
         return Column(name=name, kind="numeric", low=float(numbers.min()), high=float(numbers.max()))
     return Column(name=name, kind="numeric", offset=float(numbers.mean()) if _far_from_zero(numbers, FAR) else 0.0)
@@ -357,7 +356,7 @@ def _far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:
     return bool(len(values)) and 0 < values.std() * deviations < abs(values.mean()) and bool(np.ptp(values))
 
 
-def _holds_numbers(series: pd.Series[Any], what: str) -> bool:
+def _holds_numbers(series: pd.Series[Any]) -> bool:
     """Whether a column is one of numbers; a bad cell among numbers is an error, not a reason to call them categories.
 
     Numbers written as text throughout (postal codes kept as text) and the category dtype stay categories.
@@ -378,10 +377,11 @@ def _holds_numbers(series: pd.Series[Any], what: str) -> bool:
         return False
     bad = series.isin(counts.index[~numbers])
     row = int(np.argmax(bad.to_numpy()))
-    raise DataError(
-        f"{_place(what, series, row)}: {series.iloc[row]!r} is not a number, but {counts.to_numpy()[numbers].sum()} of "
-        f"{counts.sum()} values are. Correct or drop it; if they are codes of categories, say so (category dtype in a "
-        "frame, a schema for files)."
+    raise _row_error(
+        series,
+        row,
+        f"{series.iloc[row]!r} is not a number, but {counts.to_numpy()[numbers].sum()} of {counts.sum()} values are. "
+        "Correct or drop it; if they are codes of categories, say so (category dtype in a frame, a schema for files).",
     )
 
 
@@ -390,10 +390,11 @@ def check_complete(frame: pd.DataFrame, name: str) -> None:
     series = _series(frame, name)
     missing = series.isna().to_numpy()
     if missing.any():
-        place = _place(f"column {name!r}", series, int(missing.argmax()))
-        raise DataError(
-            f"{place}: the value is missing, so the row has no place in the partition ({int(missing.sum())} such "
-            "rows). Drop them or fill them in."
+        raise _row_error(
+            series,
+            int(missing.argmax()),
+            f"the value is missing, so the row has no place in the partition ({int(missing.sum())} such rows). Drop "
+            "them or fill them in.",
         )
 
 
@@ -402,30 +403,32 @@ def check_task(task: object) -> None:
         raise ConfigError(unknown_name("task", task, get_args(Task)))
 
 
-def _check_size(values: NDArray[np.float64], series: pd.Series[Any], what: str) -> None:
+def _check_size(values: NDArray[np.float64], series: pd.Series[Any]) -> None:
     """Scaled values must still be numbers in float32."""
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
-        place = _place(what, series, int(np.argmax(bad)))
-        raise RowError(place, "the value is too large after scaling. Correct it, or widen the range in the schema.")
+        text = "the value is too large after scaling. Correct it, or widen the range in the schema."
+        raise _row_error(series, int(np.argmax(bad)), text)
 
 
-def _place(what: str, series: pd.Series[Any], row: int) -> str:
-    return f"{what[0].upper()}{what[1:]}, row {series.index[row]}"
+def _row_error(series: pd.Series[Any], row: int, text: str) -> RowError:
+    return RowError(text, column=str(series.name), row=series.index[row])
 
 
 def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task) -> tuple[str, ...]:
     series = _series(frame, label)
     if task == "regression" and positive is None:
         return ()
-    if _holds_numbers(series, f"label {label!r}"):
+    if _holds_numbers(series):
         numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         fraction = np.isfinite(numbers) & (numbers % 1 != 0)
         if fraction.any():
             row = int(np.argmax(fraction))
-            raise DataError(
-                f"{_place(f'label {label!r}', series, row)}: {numbers[row]:g} is not the number of a class. "
-                "Did you mean task='regression'? Otherwise name the classes."
+            raise _row_error(
+                series,
+                row,
+                f"{numbers[row]:g} is not the number of a class. Did you mean task='regression'? Otherwise name the "
+                "classes.",
             )
     values = _sorted_texts(series)
     if len(values) < 2:
@@ -508,7 +511,6 @@ def _codes(
     series: pd.Series[Any],
     position: dict[str, int],
     *,
-    what: str,
     noun: str,
     missing: int | None = None,
     fallback: int | None = None,
@@ -520,18 +522,18 @@ def _codes(
     codes: NDArray[np.int64] = lookup[raw]
     if (codes < 0).any():
         row = int(np.argmax(codes < 0))
-        start = _place(what, series, row)
         if raw[row] < 0:
-            raise RowError(start, "the value is missing. Drop such rows or fill them in.")
-        raise RowError(
-            start,
+            raise _row_error(series, row, "the value is missing. Drop such rows or fill them in.")
+        raise _row_error(
+            series,
+            row,
             f"{_text(uniques[raw[row]])!r} is not a known {noun}. Known: {_some(position)}. "
             "Correct the value, or add it to the schema that all silos share.",
         )
     return codes
 
 
-def _numbers(series: pd.Series[Any], what: str) -> NDArray[np.float64]:
+def _numbers(series: pd.Series[Any]) -> NDArray[np.float64]:
     """The column as finite numbers, or the first row that is not one."""
     if pd.api.types.is_numeric_dtype(series):
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -541,12 +543,12 @@ def _numbers(series: pd.Series[Any], what: str) -> NDArray[np.float64]:
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         row = int(np.argmax(bad))
-        start, value = _place(what, series, row), series.iloc[row]
+        value = series.iloc[row]
         if pd.isna(value):
-            raise RowError(start, "the value is missing (NaN). Drop such rows or impute them first.")
+            raise _row_error(series, row, "the value is missing (NaN). Drop such rows or impute them first.")
         if np.isnan(values[row]):
-            raise RowError(start, f"{value!r} is not a number.")
-        raise RowError(start, "the value is infinite or too large. Drop such rows or impute them first.")
+            raise _row_error(series, row, f"{value!r} is not a number.")
+        raise _row_error(series, row, "the value is infinite or too large. Drop such rows or impute them first.")
     return values
 
 

@@ -1,4 +1,4 @@
-"""All methods. The registry is the dict below: name on the command line -> class."""
+"""All methods, and the registry of their names on the command line and in configurations."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.methods.separate_training import SeparateTraining
 from equifed.methods.sffl import SFFL
 from equifed.protocol import Method
+from equifed.registry import Registry
 
 __all__ = [
     "E2FL",
@@ -74,7 +75,7 @@ __all__ = [
     "make",
 ]
 
-REGISTRY: dict[str, type[Method]] = {
+_BUILT_IN: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "local": LocalTraining,
@@ -103,15 +104,23 @@ REGISTRY: dict[str, type[Method]] = {
     "q-ffl": QFFL,
 }
 
+REGISTRY: Registry[type[Method]] = Registry(
+    "method",
+    "equifed.methods",
+    _BUILT_IN,
+    fits=lambda thing: isinstance(thing, type) and issubclass(thing, Method),
+    must_be="a subclass of equifed.methods.Method",
+)
+
 
 def kind_of(name: str) -> type[Method]:
     """The class with this registry name; NAME+eo and NAME+ceo are NAME post-processed."""
     base, plus, how = name.partition("+")
-    if base not in REGISTRY:
-        raise ConfigError(unknown_name("method", base, REGISTRY))
+    kind = REGISTRY[base]
+    kind.name = REGISTRY.name_of(kind)  # one from outside may have none, or one that does not lead to it
     if plus and how not in HOW:
         raise ConfigError(f"{name}: {unknown_name('post-processing', how, HOW)}")
-    return compose(REGISTRY[base], HOW[how]) if plus else REGISTRY[base]  # type: ignore[arg-type]
+    return compose(kind, HOW[how]) if plus else kind  # type: ignore[arg-type]
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:

@@ -1,0 +1,125 @@
+"""Names of things: methods, models, partitioners, metrics and data sets, those of other packages included.
+
+A name is one that is built in, one that an installed package brings as an entry point (of the group
+`equifed.methods`, `equifed.models`, ...), or `module:Name`, which is imported from that module. Built-in names cannot
+be taken over. Whatever is found keeps the name it was asked for by, so that a run can be resumed and repeated by it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any, Generic, TypeVar
+
+from equifed.errors import ConfigError, unknown_name
+
+T = TypeVar("T")
+
+
+class Registry(MutableMapping[str, T], Generic[T]):
+    """Things of one kind by name. Iteration gives the built-in names, then those of entry points."""
+
+    def __init__(self, noun: str, group: str, builtin: dict[str, T], fits: Callable[[Any], bool], must_be: str) -> None:
+        """noun: as in "Unknown method"; fits, must_be: the check of what comes from outside, and what it asks for."""
+        self.noun, self.group, self.fits, self.must_be = noun, group, fits, must_be
+        self._builtin = builtin
+        self._imported: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        """The thing with this name; a ConfigError with the closest name, or why it cannot be imported."""
+        if name in self._builtin:
+            return self._builtin[name]
+        if name not in self._imported:
+            target = name
+            if ":" not in name:
+                targets = {entry.value for entry in _entry_points(self.group) if entry.name == name}
+                if not targets:
+                    raise unknown_name(self.noun, name, self)
+                if len(targets) > 1:
+                    raise self._refused(
+                        name,
+                        f"is the name of more than one installed {self.noun}: {', '.join(sorted(targets))}. "
+                        "Use one of these in place of the name.",
+                    )
+                (target,) = targets
+            self._imported[name] = self._import(name, target)
+        return self._imported[name]
+
+    def __setitem__(self, name: str, thing: T) -> None:
+        self._builtin[name] = thing
+
+    def __delitem__(self, name: str) -> None:
+        del self._builtin[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._builtin, *(entry.name for entry in _entry_points(self.group)))))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def name_of(self, thing: object) -> str:
+        """The name that leads to this thing again."""
+        for name, known in (*self._builtin.items(), *self._imported.items()):
+            if known is thing:
+                return name
+        return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', '?')}"
+
+    def _import(self, name: str, target: str) -> T:
+        module_name, _, path = target.partition(":")
+        if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+            raise self._refused(name, f'must be the name of a {self.noun} or of the form "module:Name".')
+        thing: Any = self._module(name, module_name)
+        for part in path.split("."):
+            if not hasattr(thing, part):
+                raise self._refused(name, f"cannot be found: the module {module_name} has no {path!r}.")
+            thing = getattr(thing, part)
+        if not self.fits(thing):
+            raise self._refused(name, f"is not a {self.noun}: it must be {self.must_be}, and is {thing!r}.")
+        return thing
+
+    def _module(self, name: str, module_name: str) -> Any:
+        try:
+            return import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not _is_part(error.name, module_name):  # it exists, and imports something that does not
+                raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
+        except Exception as error:
+            raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
+        # An installed command does not look for modules where it was started. The folder goes last, so that no file in
+        # it can take the place of an installed module, and stays, because the module may import its neighbours later.
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)
+            return self._module(name, module_name)
+        raise self._refused(
+            name,
+            f"cannot be imported: there is no module {module_name} among the installed ones nor in {folder}. "
+            "Install it, or start from the folder in which it lies.",
+        )
+
+    def _refused(self, name: str, why: str) -> ConfigError:
+        return ConfigError(f"The {self.noun} {name!r} {why}", value=name)
+
+
+def _is_part(missing: str | None, module_name: str) -> bool:
+    """Whether the module that was not found is the one asked for, or a package that it is in."""
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
+def _reason(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{place}. Correct the module."
+
+
+def _entry_points(group: str) -> list[metadata.EntryPoint]:
+    return _entry_points_on(tuple(sys.path), group)
+
+
+@cache
+def _entry_points_on(path: tuple[str, ...], group: str) -> list[metadata.EntryPoint]:
+    """Looking through all installed packages takes long enough to do it once; `path` is where they are looked for."""
+    return list(metadata.entry_points(group=group))
