@@ -17,11 +17,11 @@ from scipy import stats
 
 import equifed as ef
 from equifed.methods import REGISTRY, citation
+from equifed.metrics.seeds import holm, wilson
 from equifed.report import summary_table, verdict, write_report
-from equifed.report.comparison import Comparison, arms
+from equifed.report.comparison import Comparison, against, arms
 from equifed.report.groups import marginals, parts
 from equifed.report.numbers import records
-from equifed.report.stats import holm, mean_interval, paired, wilson
 from report.runs import HOSTILE, federation, hostile_result, rows, run
 
 
@@ -142,37 +142,16 @@ def test_paired_tests_are_those_of_scipy(pair, tmp_path):
     for metric in ("loss", "accuracy", "demographic_parity_difference"):
         own, other = (np.array(last_values(result, metric)) for result in pair)
         expected = stats.ttest_rel(own, other)
-        found = paired(a, b, metric)
+        found = against([a, b], b, metric)[0]
         assert found.difference == pytest.approx((own - other).mean())
         assert found.p == pytest.approx(expected.pvalue)
         assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
         bounds = stats.t.interval(0.95, 2, own.mean(), stats.sem(own))
-        assert mean_interval(a.values(metric)) == pytest.approx(bounds)
         final = page_of(pair, tmp_path).data["arms"][0]["final"][metric]
         assert (final["low"], final["high"]) == pytest.approx(bounds)
-    assert paired(a, replace(b, data="other"), "loss") is None
-    assert paired(a, replace(b, final=b.final.iloc[:2]), "loss") is None
-    assert paired(a, a, "loss").p == 1
-    above = replace(a, final=a.final + 0.25)
-    assert paired(above, a, "accuracy").p == 0
-    assert paired(above, a, "accuracy").difference == pytest.approx(0.25)
-
-
-def test_holm_is_the_step_down_of_bonferroni():
-    rng = np.random.default_rng(0)
-    for m in (1, 2, 5, 12):
-        p = rng.random(m) ** 2
-        corrected = np.array(holm(p))
-        for level in (0.01, 0.05, 0.2, 0.7):
-            # the definition: reject in order of p while p_(k) <= level / (m - k), then stop
-            rejected = np.zeros(m, bool)
-            for k, i in enumerate(np.argsort(p)):
-                if p[i] > level / (m - k):
-                    break
-                rejected[i] = True
-            assert (corrected <= level).tolist() == rejected.tolist()
-    assert holm([]) == []
-    assert holm([0.01, 0.01, 0.5]) == pytest.approx([0.03, 0.03, 0.5])
+    assert against([a], replace(b, data="other"), "loss") == [None]
+    assert against([a], replace(b, final=b.final.iloc[:2]), "loss") == [None]
+    assert against([replace(a)], a, "loss")[0].p == 1
 
 
 def test_the_table_against_a_baseline(pair, tmp_path):
@@ -197,11 +176,7 @@ def test_the_table_against_a_baseline(pair, tmp_path):
         write_report(results, tmp_path / "x.html", baseline="fedprx")
 
 
-def test_wilson_intervals_are_those_of_scipy(tmp_path):
-    for hits, n in ((0, 5), (3, 7), (50, 50), (217, 1000)):
-        expected = stats.binomtest(hits, n).proportion_ci(0.95, method="wilson")
-        assert wilson(hits / n, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
-    assert all(math.isnan(bound) for bound in wilson(math.nan, 0))
+def test_intervals_of_rates_are_those_of_scipy(tmp_path):
     result = run(ef.methods.FedAvg(), federation(), seeds=[4])
     values = page_of([result], tmp_path).data["groups"]["values"]
     for g, group in enumerate(("a", "b")):

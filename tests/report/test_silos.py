@@ -16,12 +16,12 @@ from flower.inprocess import federate, nodes, setting, simulate
 
 import equifed as ef
 from equifed.data import Schema
+from equifed.metrics.seeds import wilson
 from equifed.report import verdict
 from equifed.report.comparison import Comparison, arms
 from equifed.report.groups import marginals
 from equifed.report.numbers import page_data, records
 from equifed.report.silos import Silos, as_told, other_notes
-from equifed.report.stats import wilson
 from report.federated import PLAIN, small, troubled, untroubled
 from report.runs import HOSTILE, federation, run
 from report.test_report import Page, page_of

@@ -13,6 +13,7 @@ import numpy as np
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods._constrained import TOLERANCE
 from equifed.metrics.frame import Scored, metrics_frame
+from equifed.metrics.seeds import moments
 from equifed.simulator import Result
 from equifed.simulator.job import Job
 
@@ -64,7 +65,8 @@ class Check:
         self.require(final.columns.difference(["method", "seed", *result.swept]))
         lines = []
         for key, values in final.groupby(["method", *result.swept], observed=True, sort=False)[self.metric]:
-            undefined, mean = int(values.isna().sum()), float(values.mean())
+            mean, _, defined = moments(values)
+            undefined = len(values) - defined
             if undefined:
                 what = f"is undefined for {undefined} of {len(values)} seeds, so it cannot be shown not to be"
                 what = f"{what} {self.sign} {self.bound:g}"

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
+
+from equifed.metrics.seeds import moments
 
 if TYPE_CHECKING:
     from equifed.simulator import Result
@@ -65,12 +66,12 @@ def record(folder: RunFolder, result: Result) -> Record:
         "test_rows": result.info["rows"]["test"],
         "metrics": {
             name: {
-                "mean": float(final[name].mean()),
-                "std": _deviation(final[name]),
-                "defined": int(final[name].notna().sum()),
-                **({} if silos is None else {"withheld": bool(final[name].isna().all()) and silos.hides(name)}),
+                "mean": over.mean,
+                "std": over.std,
+                "defined": over.n,
+                **({} if silos is None else {"withheld": not over.n and silos.hides(name)}),
             }
-            for name in metrics
+            for name, over in ((name, moments(final[name])) for name in metrics)
         },
         "bytes_up": int(sent["bytes_up"].sum()),
         "bytes_down": int(sent["bytes_down"].sum()),
@@ -80,11 +81,6 @@ def record(folder: RunFolder, result: Result) -> Record:
         "notes": result.notes,
         **({} if silos is None else {"federation": silos.facts()}),
     }
-
-
-def _deviation(values: Any) -> float:
-    with np.errstate(invalid="ignore"):  # an infinite loss has none
-        return float(values.std())
 
 
 def plain_table(*headings: str, numbers: Sequence[int] = (), title: str | None = None) -> Table:
@@ -249,10 +245,10 @@ def silos_table(result: Result) -> list[Table | str]:
 
 
 def _mean(values: Any, withheld: bool = False) -> str:
-    defined = 0 if values is None else int(values.notna().sum())
-    if not defined:
+    over = moments([] if values is None else values)
+    if not over.n:
         return "withheld" if withheld else "undefined"
-    return f"{values.mean():.4g}" + ("" if defined == len(values) else f" ({defined} of {len(values)})")
+    return f"{over.mean:.4g}" + ("" if over.n == len(values) else f" ({over.n} of {len(values)})")
 
 
 def _headline(metrics: dict[str, Any], name: str) -> str:

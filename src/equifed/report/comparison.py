@@ -12,6 +12,7 @@ import pandas as pd
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import client_equality
+from equifed.metrics.seeds import Paired, corrected, moments, paired
 from equifed.report.groups import marginals
 from equifed.report.silos import Silos, as_told
 from equifed.report.wording import is_disparity
@@ -109,7 +110,7 @@ class Arm:
 
     def withholds(self, metric: str) -> bool:
         """Whether its value is not there because silos withhold what it needs."""
-        return not moments(self.values(metric))[2] and self.absent(metric) == "withheld"
+        return not moments(self.values(metric)).n and self.absent(metric) == "withheld"
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,13 +212,15 @@ def _knowable(metric: str, found: list[Arm]) -> bool:
     return metric in measured_metrics(found) and not nobody
 
 
-def moments(values: pd.Series) -> tuple[float, float, int]:
-    """Mean, sample standard deviation and number of the defined values."""
-    known = values.dropna().to_numpy(dtype=np.float64)
-    if not len(known):
-        return np.nan, np.nan, 0
-    with np.errstate(invalid="ignore"):
-        return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else np.nan, len(known)
+def against(arms: Sequence[Arm], other: Arm, metric: str) -> list[Paired | None]:
+    """Every arm minus `other` in one metric over the seeds they share, corrected together; None for itself, and where
+    seeds are too few or the data are others."""
+    return corrected(
+        [
+            None if arm is other or arm.data != other.data else paired(arm.values(metric) - other.values(metric))
+            for arm in arms
+        ]
+    )
 
 
 def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:

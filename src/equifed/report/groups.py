@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from equifed.metrics.seeds import wilson
 from equifed.report.silos import TOLD
-from equifed.report.stats import wilson
 
 BETWEEN = " & "
 """What joins the values of several sensitive columns in the name of their intersection."""

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from equifed import metrics as M
+from equifed.metrics.seeds import Paired, mean_interval, moments, moments_by
 from equifed.report import wording
-from equifed.report.comparison import Arm, Comparison, is_pooled, measured_metrics, moments, summary_of
+from equifed.report.comparison import Arm, Comparison, against, is_pooled, measured_metrics, summary_of
 from equifed.report.groups import rate_interval
-from equifed.report.stats import Paired, against, mean_interval
 from equifed.report.verdict import ranked, unclear
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ def _marks(about: Comparison, metric: str) -> list[str]:
     order = ranked(found, metric, task)
     if len(order) < 2 or not wording.better(metric, task):
         return [""] * len(found)
-    lowest = wording.badness(metric, moments(order[0].values(metric))[0], task)
+    lowest = wording.badness(metric, moments(order[0].values(metric)).mean, task)
     close = unclear(order, metric)
 
     def mark(arm: Arm) -> str:
         if arm not in order:
             return ""
-        if wording.badness(metric, moments(arm.values(metric))[0], task) == lowest:
+        if wording.badness(metric, moments(arm.values(metric)).mean, task) == lowest:
             return "best"
         return "near" if arm in close else ""
 
@@ -176,7 +176,7 @@ def _tests(about: Comparison) -> dict[str, Any]:
 def _test(test: Paired | None, arm: Arm, other: Arm, metric: str, task: str) -> dict[str, Any] | None:
     if test is None:
         return None
-    own, theirs = (wording.badness(metric, moments(each.values(metric))[0], task) for each in (arm, other))
+    own, theirs = (wording.badness(metric, moments(each.values(metric)).mean, task) for each in (arm, other))
     return {
         "difference": test.difference,
         "low": test.low,
@@ -192,7 +192,7 @@ def dominated(about: Comparison, disparity: str) -> list[bool]:
     """Whether another arm is at least as good in both means and better in one; who is not eligible beats nobody."""
     names = (about.quality, disparity)
     bad = np.array(
-        [[wording.badness(name, moments(arm.values(name))[0], about.task) for name in names] for arm in about.arms]
+        [[wording.badness(name, moments(arm.values(name)).mean, about.task) for name in names] for arm in about.arms]
     )
     return list(M.dominated(bad, by=[arm.eligible for arm in about.arms]).tolist())
 
@@ -211,7 +211,7 @@ def _curves(found: list[Arm], names: list[str], logged: list[str]) -> dict[str, 
         own = arm.observed.assign(metric=LOG + arm.observed["name"].astype(str)).drop(columns="name")
         rows = pd.concat([arm.rounds.assign(metric=arm.rounds["metric"].astype(str)), own])
         rows = rows[rows["round"].isin(kept)]
-        moments_by_round = rows.groupby(["metric", "round"])["value"].agg(["mean", "std"])
+        moments_by_round = moments_by(rows, ["metric", "round"])
         one: dict[str, Any] = {"round": [int(number) for number in kept], "mean": {}, "std": {}}
         present = set(moments_by_round.index.get_level_values(0))
         for name in (*names, *logged):
@@ -236,7 +236,7 @@ def _scopes(found: list[Arm], kind: str) -> dict[str, Any]:
     metrics = list(dict.fromkeys(str(name) for frame in frames for name in frame["metric"].unique()))
     values: dict[str, dict[str, list[list[float | None]]]] = {name: {"mean": [], "std": []} for name in metrics}
     for frame in frames:
-        block = frame.groupby(["metric", "name"], observed=True, sort=False)["value"].agg(["mean", "std"])
+        block = moments_by(frame, ["metric", "name"])
         present = set(block.index.get_level_values(0))
         for metric in metrics:
             rows = block.loc[metric] if metric in present else pd.DataFrame({"mean": [], "std": []})
@@ -353,13 +353,13 @@ def records(about: Comparison) -> pd.DataFrame:
 
 def _scope_lines(arm: Arm, kind: str) -> list[dict[str, Any]]:
     frame: pd.DataFrame = getattr(arm, f"{kind}s")
-    block = frame.groupby(["name", "metric"], observed=True, sort=False)["value"].agg(["mean", "std", "count"])
+    block = moments_by(frame, ["name", "metric"])
     keys = [(str(name), str(metric)) for name, metric in block.index]
     means: dict[str, dict[str, float]] = {}
     for (name, metric), mean in zip(keys, block["mean"], strict=True):
         means.setdefault(name, {})[metric] = float(mean)
     lines = []
-    for (name, metric), std, n in zip(keys, block["std"], block["count"], strict=True):
+    for (name, metric), std, n in zip(keys, block["std"], block["n"], strict=True):
         low, high = (math.nan, math.nan) if kind == "client" else rate_interval(metric, means[name], arm.models)
         line = {"method": arm.label, "scope": f"{kind}:{name}", "metric": metric, "mean": means[name][metric]}
         line |= {"std": std, "n": n, "low": low, "high": high, "interval": "" if math.isnan(low) else "wilson"}

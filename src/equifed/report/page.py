@@ -19,12 +19,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from equifed.errors import ConfigError
+from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
 from equifed.report.comparison import Arm, Comparison, is_pooled
 from equifed.report.groups import parts
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import TOLD, Silos
-from equifed.report.stats import ENOUGH_SEEDS
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def render(about: Comparison, title: str | None = None) -> str:
             versions=_versions(results),
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             small_group=SMALL_GROUP,
-            enough_seeds=ENOUGH_SEEDS,
+            min_seeds=MIN_SEEDS,
             json=embedded(data),
             style=_asset("page.css"),
             script=_asset("page.js"),
@@ -228,8 +228,10 @@ def _worst_clients(about: Comparison) -> list[dict[str, Any]]:
     named = []
     for arm in about.arms:
         frame = arm.clients
-        values = frame[frame["metric"] == about.quality].groupby("name", sort=False)["value"].mean().dropna()
-        rows = frame[frame["metric"] == "rows"].groupby("name", sort=False)["value"].mean()
+        values, rows = (
+            moments_by(frame[frame["metric"] == metric], ["name"])["mean"].dropna()
+            for metric in (about.quality, "rows")
+        )
         worst = values.sort_values(ascending=about.quality != "rmse").head(WORST_CLIENTS)
         clients = [
             {"name": str(name), "value": float(value), "rows": float(rows.get(name, math.nan))}

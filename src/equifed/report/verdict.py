@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.metrics.seeds import MIN_SEEDS, Paired, mean_interval, moments
 from equifed.report import wording
-from equifed.report.comparison import Arm, Comparison, moments
+from equifed.report.comparison import Arm, Comparison, against
 from equifed.report.silos import Silos, other_notes
-from equifed.report.stats import ENOUGH_SEEDS, Paired, against, mean_interval
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
@@ -49,7 +49,7 @@ def verdict_of(about: Comparison) -> Verdict:
 
 def ranked(found: list[Arm], metric: str, task: str) -> list[Arm]:
     """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    scored = [(wording.badness(metric, moments(arm.values(metric))[0], task), arm) for arm in found]
+    scored = [(wording.badness(metric, moments(arm.values(metric)).mean, task), arm) for arm in found]
     usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
     return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
 
@@ -78,7 +78,7 @@ def _over(found: list[Arm]) -> str:
     counts = sorted({arm.seeds for arm in found})
     if counts == [1]:
         return "one seed"
-    brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= ENOUGH_SEEDS else ""
+    brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= MIN_SEEDS else ""
     return f"mean ± sample std over {' or '.join(map(str, counts))} seeds{brackets}"
 
 
@@ -190,7 +190,7 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
     if fewest == 1:
         more = "" if all(arm.silos for arm in found) else " Run at least 3, better 10."
         said.append(f"One seed only: nothing here says how much another seed would change.{more}")
-    elif fewest < ENOUGH_SEEDS:
+    elif fewest < MIN_SEEDS:
         said.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
     if len(found) == 1:
         return said
@@ -204,7 +204,7 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
                 f"apart from {wording.listing([arm.label for arm in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
-    if fewest >= ENOUGH_SEEDS:
+    if fewest >= MIN_SEEDS:
         said.append(
             "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
         )
@@ -217,7 +217,7 @@ def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[st
         missing = [
             arm.label
             for arm in found
-            if metric and moments(arm.values(metric))[2] < arm.seeds and not arm.withholds(metric)
+            if metric and moments(arm.values(metric)).n < arm.seeds and not arm.withholds(metric)
         ]
         if missing and metric:
             said.append(

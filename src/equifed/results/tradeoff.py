@@ -9,12 +9,11 @@ import numpy as np
 
 from equifed import metrics as M
 from equifed.errors import ConfigError, unknown_name
+from equifed.metrics import seeds
 from equifed.metrics.fronts import as_costs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-RESAMPLES = 1000
 
 
 class Hypervolume(NamedTuple):
@@ -35,8 +34,8 @@ def pareto(final: pd.DataFrame, setting: Sequence[str], quality: str, disparity:
 
     keys, values = _by_setting(final, setting, quality, disparity)
     points = pd.DataFrame(keys, columns=list(setting))
-    means = _mean_over_seeds(values)
-    low, high = np.quantile(_resampled_means(values), [0.025, 0.975], axis=0)
+    means = seeds.mean(values, -2)
+    low, high = seeds.percentile_interval(seeds.resampled_means(values, -2))
     for i, name in enumerate((quality, disparity)):
         points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
     points["dominated"] = M.dominated(as_costs(quality, disparity, means)) | np.isnan(means).any(1)
@@ -52,7 +51,7 @@ def hypervolume(
 ) -> Hypervolume:
     """The area that the settings' means dominate, up to the reference."""
     _, values = _by_setting(final, setting, quality, disparity)
-    means = _mean_over_seeds(values)
+    means = seeds.mean(values, -2)
     if np.isnan(means).any(1).all():
         return Hypervolume(np.nan, np.nan, np.nan, reference or (np.nan, np.nan))
     if reference is None:
@@ -63,9 +62,9 @@ def hypervolume(
     def area(means: np.ndarray) -> float:
         return M.hypervolume(as_costs(quality, disparity, means), corner)
 
-    resampled = _resampled_means(values)
+    resampled = seeds.resampled_means(values, -2)
     areas = [area(sample) for sample in resampled] if len(resampled) > 1 else [np.nan]
-    low, high = np.quantile(areas, [0.025, 0.975])
+    low, high = seeds.percentile_interval(areas)
     return Hypervolume(area(means), float(low), float(high), reference)
 
 
@@ -81,19 +80,3 @@ def _by_setting(
         for key, part in final.groupby(list(setting), observed=True, sort=False)
     ]
     return [key for key, _ in groups], np.stack([part for _, part in groups])
-
-
-def _mean_over_seeds(values: np.ndarray) -> np.ndarray:
-    """Means of the defined values [settings, seeds, 2] -> [settings, 2]; nan where none is."""
-    defined = ~np.isnan(values)
-    total = np.where(defined, values, 0).sum(-2)
-    return np.where(defined.any(-2), total / np.maximum(defined.sum(-2), 1), np.nan)
-
-
-def _resampled_means(values: np.ndarray) -> np.ndarray:
-    """Means over seeds drawn with replacement, the same draw for all settings [RESAMPLES, settings, 2]."""
-    seeds = values.shape[1]
-    if seeds < 2:
-        return np.full((1, len(values), 2), np.nan)
-    draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
-    return np.stack([_mean_over_seeds(values[:, draw]) for draw in draws])

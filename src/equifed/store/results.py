@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file, save
 
+from equifed.metrics.seeds import moments
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import HEADLINE, HEADLINE_REGRESSION, Result
 from equifed.store.files import plain, write_atomic, write_json
@@ -65,11 +66,11 @@ def load_result(folder: str | Path) -> Result:
 def headline(result: Result) -> dict[str, Any]:
     """Means over all runs of the last round's main metrics; "undefined" counts the runs that a mean lacks."""
     final = result.final()
-    wanted = [name for name in (*HEADLINE, *HEADLINE_REGRESSION) if name in final]
-    values: dict[str, Any] = {name: float(final[name].mean()) for name in wanted}
-    undefined = {name: int(final[name].isna().sum()) for name in wanted if final[name].isna().any()}
-    means: dict[str, Any] = plain(values | ({"undefined": undefined} if undefined else {}))
-    return means
+    over = {name: moments(final[name]) for name in (*HEADLINE, *HEADLINE_REGRESSION) if name in final}
+    undefined = {name: len(final) - value.n for name, value in over.items() if value.n < len(final)}
+    means = {name: value.mean for name, value in over.items()}
+    shown: dict[str, Any] = plain(means | ({"undefined": undefined} if undefined else {}))
+    return shown
 
 
 def _label(result: Result, key: Any) -> str:
