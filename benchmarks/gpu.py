@@ -15,6 +15,7 @@ import torch
 from equifed.federation import Federation
 from equifed.methods import FedAvg, FedProx, LocalTraining
 from equifed.models import MLP
+from equifed.settings import RunSettings
 from equifed.simulator import Simulation, make_job
 from equifed.training import Local
 
@@ -30,12 +31,9 @@ def federation(sizes: list[int], features: int) -> Federation:
 
 
 def simulation(fed: Federation, device: str, rounds: int, seeds: int, method=None, **changes) -> Simulation:
-    job = make_job(
-        method or FedAvg(), fed, model=MLP(hidden=(10,), activation="tanh"), rounds=rounds, clients_per_round=None,
-        local=changes.pop("local", Local(epochs=10, batch_size=10, learning_rate=0.01)), seeds=range(seeds),
-        initial_parameters=None, dropout=0.0, eval_every=rounds, device=device, compile=None,
-    )  # fmt: skip
-    return Simulation(job)
+    local = changes.pop("local", Local(epochs=10, batch_size=10, learning_rate=0.01))
+    settings = RunSettings(rounds, seeds=seeds, eval_every=rounds, device=device, local=local)
+    return Simulation(make_job(method or FedAvg(), fed, MLP(hidden=(10,), activation="tanh"), settings))
 
 
 def final(sim: Simulation) -> torch.Tensor:

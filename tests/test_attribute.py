@@ -14,7 +14,6 @@ import equifed as ef
 from equifed.data import Schema, Sensitive
 from equifed.protocol import Data, Task
 from equifed.simulator import Simulation, make_job
-from equifed.training import Local
 
 
 def table(n: int = 60) -> pd.DataFrame:
@@ -36,7 +35,7 @@ AGE = Sensitive(column="age", threshold=40, below="young", at_least="old", conti
 
 def test_groups_as_numbers() -> None:
     def data(s: list[int], groups: int) -> torch.Tensor:
-        task = Task(nn.Linear(1, 1), "classification", 2, groups, 1, 1, Local())
+        task = Task(nn.Linear(1, 1), "classification", 2, groups, 1, 1, ef.Local())
         return Data(torch.zeros(len(s), 1), torch.zeros(len(s)), torch.tensor(s), torch.ones(len(s)), task).sensitive
 
     assert data([0, 1, 1], 2).tolist() == [[0], [1], [1]]
@@ -79,11 +78,8 @@ def test_methods_see_the_numbers(engine: str) -> None:
 
     feds = [ef.Federation.from_arrays([rows(30), rows(12)], test=rows(20)) for _ in range(2)]
     method = ef.methods.KFFL(50.0, features=4)
-    job = make_job(
-        method, feds, model=ef.models.Logistic(), rounds=1, clients_per_round=None, local=Local(), seeds=[0, 1],
-        initial_parameters=None, dropout=0.0, eval_every=1, device="cpu", compile=None,
-    )  # fmt: skip
-    simulation = Simulation(job, engine)
+    job = make_job(method, feds, ef.models.Logistic(), ef.RunSettings(rounds=1, seeds=2, engine=engine))
+    simulation = Simulation(job)
     state = next(iter(simulation.rounds())).state
     from equifed import randomness
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, load, load_femnist
     from equifed.results.result import Result
+    from equifed.settings import RunSettings
     from equifed.simulator import simulate, sweep
     from equifed.training import Local
 
@@ -27,6 +28,7 @@ _HOMES = {
     "Federation": "equifed.federation",
     "Local": "equifed.training",
     "Result": "equifed.results.result",
+    "RunSettings": "equifed.settings",
     "load": "equifed.federation",
     "load_femnist": "equifed.federation",
     "simulate": "equifed.simulator",
@@ -43,6 +45,7 @@ __all__ = [
     "Local",
     "Result",
     "RunError",
+    "RunSettings",
     "__version__",
     "data",
     "load",

@@ -241,7 +241,7 @@ def test_absent_clients_change_nothing(method: Method, uneven: Federation, monke
 @every_method_in_full
 def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Federation) -> None:
     """The federation has clients with one row, none, one group, no positives; all take part here."""
-    result = run(method, uneven, clients_per_round=None, dropout=0.0)
+    result = run(method, uneven, clients_per_round="all", dropout=0.0)
     assert all(np.isfinite(v).all() for parameters in result.parameters.values() for v in parameters.values())
     assert not len(result.rejections)
     assert (result.log["replied"] == uneven.num_clients).all()
@@ -250,10 +250,9 @@ def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Feder
 @every_method
 def test_state_survives_names(method: Method, uneven: Federation) -> None:
     """Server and client state flattened to names and back, as checkpoints and messages do."""
-    job = make_job(
-        method, uneven, initial_parameters=None, eval_every=1, device="cpu", compile=None, **settings(method)
-    )  # type: ignore[arg-type]
-    simulation = Simulation(job)
+    made = settings(method)
+    model = made.pop("model")
+    simulation = Simulation(make_job(method, uneven, model, ef.RunSettings(**made)))
     state = next(iter(simulation.rounds())).state
     back = tree.from_named(simulation.engine.start(), tree.named(state))
     assert type(back.server) is type(state.server)

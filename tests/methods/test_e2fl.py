@@ -136,10 +136,7 @@ def test_training_against_a_plain_loop(uneven: Federation) -> None:
 
 
 def test_the_network_is_rebuilt_from_the_seed_and_never_changes(uneven: Federation) -> None:
-    job = make_job(
-        E2FL(), uneven, model=MLP, rounds=3, clients_per_round=4, local=LOCAL, seeds=[0, 5], initial_parameters=None,
-        dropout=0.0, eval_every=1, device="cpu", compile=None,
-    )  # fmt: skip
+    job = make_job(E2FL(), uneven, MLP, ef.RunSettings(rounds=3, clients_per_round=4, local=LOCAL, seeds=[0, 5]))
     simulation = Simulation(job)
     begin = tree.map(torch.clone, simulation.engine.start().server.w)
     for step in simulation.rounds():
@@ -226,10 +223,7 @@ def test_a_client_with_rows_of_several_groups_sends_a_ranking_for_each() -> None
     )
     states = []
     for method, fed in ((E2FL(groups="sensitive"), whole), (E2FL(), cut)):
-        job = make_job(
-            method, fed, model=MLP, rounds=1, clients_per_round=None, local=local, seeds=[4], initial_parameters=None,
-            dropout=0.0, eval_every=1, device="cpu", compile=None,
-        )  # fmt: skip
+        job = make_job(method, fed, MLP, ef.RunSettings(rounds=1, local=local, seeds=[4]))
         states.append(next(iter(Simulation(job).rounds())).state.server)
     # both clients' rankings of groups 0 and 1 are the same, and the second has none of group 2
     for a, b in zip(tree.leaves(states[0].R_q), tree.leaves(states[1].R_q), strict=True):

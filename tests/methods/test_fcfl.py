@@ -48,11 +48,9 @@ def slope(function: Any, w: np.ndarray, *rest: Any) -> np.ndarray:
 
 
 def simulation(method: FCFL, fed: Federation, rounds: int, **changes: Any) -> Simulation:
-    settings: dict[str, Any] = {
-        "model": MODEL, "rounds": rounds, "clients_per_round": None, "local": ef.Local(), "seeds": [0],
-        "initial_parameters": None, "dropout": 0.0, "eval_every": rounds, "device": "cpu", "compile": None,
-    }  # fmt: skip
-    return Simulation(make_job(method, fed, **(settings | changes)))
+    model, initial = changes.pop("model", MODEL), changes.pop("initial_parameters", None)
+    settings = ef.RunSettings(**({"rounds": rounds, "eval_every": rounds, "seeds": [0]} | changes))
+    return Simulation(make_job(method, fed, model, settings, initial_parameters=initial))
 
 
 def corners(values: np.ndarray, limits: np.ndarray | None, steps: int = 60) -> float:

@@ -279,10 +279,8 @@ def test_variance_of_the_federated_estimate_falls_as_one_over_n() -> None:
         feds = [ef.Federation.from_arrays([rows(rng, 60) for _ in range(N)], test=rows(rng, 2)) for _ in range(draws)]
         for begin in range(0, draws, 100):
             some = feds[begin : begin + 100]
-            job = make_job(
-                FedFair(), some, model=ef.models.Logistic(), rounds=2, clients_per_round=None, local=ef.Local(),
-                seeds=range(100), initial_parameters=start, dropout=0.0, eval_every=2, device="cpu", compile=None,
-            )  # fmt: skip
+            settings = ef.RunSettings(rounds=2, eval_every=2, seeds=100)
+            job = make_job(FedFair(), some, ef.models.Logistic(), settings, initial_parameters=start)
             step = next(iter(Simulation(job).rounds()))
             values += step.state.server.gap[:, 0].tolist()
         variance[N] = np.var(values, ddof=1)

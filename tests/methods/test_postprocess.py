@@ -152,8 +152,8 @@ SETTINGS = {
 
 
 def last_state(method: ef.methods.Method, fed: Federation):  # type: ignore[no-untyped-def]
-    more = {"clients_per_round": None, "initial_parameters": None, "dropout": 0.0, "eval_every": 1, "device": "cpu"}
-    job = make_job(method, fed, **SETTINGS, **more, compile=None)  # type: ignore[arg-type]
+    settings = {name: value for name, value in SETTINGS.items() if name != "model"}
+    job = make_job(method, fed, SETTINGS["model"], ef.RunSettings(**settings))  # type: ignore[arg-type]
     *_, step = Simulation(job).rounds()
     return job, step
 

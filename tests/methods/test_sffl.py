@@ -28,12 +28,9 @@ STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)
 MODEL = ef.models.Logistic()
 
 
-def simulation(method: Any, fed: Federation, **changes: Any) -> Simulation:
-    settings: dict[str, Any] = {
-        "model": MODEL, "rounds": 5, "clients_per_round": None, "local": STEP, "seeds": [0], "initial_parameters": None,
-        "dropout": 0.0, "eval_every": 5, "device": "cpu", "compile": None,
-    }  # fmt: skip
-    return Simulation(make_job(method, fed, **(settings | changes)))
+def simulation(method: Any, fed: Federation, initial_parameters: Any = None, **changes: Any) -> Simulation:
+    settings = ef.RunSettings(**({"rounds": 5, "eval_every": 5, "local": STEP, "seeds": [0]} | changes))
+    return Simulation(make_job(method, fed, MODEL, settings, initial_parameters=initial_parameters))
 
 
 def components(theta: Any) -> np.ndarray:

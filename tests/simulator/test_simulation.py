@@ -333,10 +333,7 @@ def test_unequal_lanes_waste_little() -> None:
 
 def test_memory_of_a_row_counts_activations() -> None:
     fed = Federation.from_arrays([(np.zeros((2, 1, 28, 28)), [0, 1], [0, 1])])
-    job = make_job(
-        FedAvg(), fed, model=ef.models.LeNet(), rounds=1, clients_per_round=None, local=ef.Local(), seeds=None,
-        initial_parameters=None, dropout=0.0, eval_every=1, device="cpu", compile=None,
-    )  # fmt: skip
+    job = make_job(FedAvg(), fed, ef.models.LeNet(), ef.RunSettings())
     convolutions = 2 * (32 + 64) * 28 * 28  # each with its ReLU
     assert job.row_bytes() > 4 * convolutions
     assert job.row_bytes() < 4 * 1.5 * convolutions

@@ -65,14 +65,16 @@ class Patient(Method):
 
 
 SETTINGS: dict[str, Any] = {
-    "model": ef.models.MLP(hidden=(3,)), "rounds": 9, "clients_per_round": 6, "dropout": 0.2, "eval_every": 4,
-    "local": ef.Local(epochs=1, batch_size=8, learning_rate=0.1), "seeds": (0, 5),
+    "model": ef.models.MLP(hidden=(3,)),
+    "settings": ef.RunSettings(
+        rounds=9, clients_per_round=6, dropout=0.2, eval_every=4, seeds=(0, 5), device="cpu",
+        local=ef.Local(epochs=1, batch_size=8, learning_rate=0.1),
+    ),
 }  # fmt: skip
 
 
 def job(fed: Federation, until: list[float]) -> Any:
-    more = {"initial_parameters": None, "device": "cpu", "compile": None, "over": {"until": until}}
-    return make_job(Patient(), fed, **SETTINGS, **more)
+    return make_job(Patient(), fed, **SETTINGS, over={"until": until})
 
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])

@@ -85,7 +85,7 @@ def _quoted(value: Any, text: str) -> bool:
 def build(config: Config, federations: Sequence[Federation] | None = None) -> Simulation:
     """The simulation that a configuration describes; `federations` where they are loaded already."""
     feds = load_federations(config) if federations is None else federations
-    return Simulation(job_of(config, feds), config.run.engine)
+    return Simulation(job_of(config, feds))
 
 
 _FOR_THE_DATA = ("clients_per_round", "eval_every", "dropout", "device")
@@ -94,23 +94,9 @@ _FOR_THE_DATA = ("clients_per_round", "eval_every", "dropout", "device")
 
 def job_of(config: Config, federations: Sequence[Federation], one_place: bool = False) -> Job:
     """What `build` will compute, checked, without the work of setting it up. one_place: see `make_job`."""
-    run = config.run
     try:
         return make_job(
-            config.method,
-            list(federations),
-            model=config.model,
-            rounds=run.rounds,
-            clients_per_round=run.clients_per_round if isinstance(run.clients_per_round, int) else None,
-            local=config.local,
-            seeds=run.seed_list,
-            initial_parameters=None,
-            dropout=run.dropout,
-            eval_every=run.eval_every,
-            device=run.device,
-            compile=run.compile if isinstance(run.compile, bool) else None,
-            over=config.sweep or None,
-            one_place=one_place,
+            config.method, list(federations), config.model, config.settings, over=config.sweep, one_place=one_place
         )
     except ConfigError as error:
         key = [f"run.{kebab(name)}: " for name in _spoken(_FOR_THE_DATA, str(error))[:1]]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from equifed import models, partition
 from equifed.protocol import Method
 from equifed.registry import Registry
+from equifed.settings import RunSettings
 from equifed.training import Local
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
@@ -136,6 +137,11 @@ class Config:
     """Where it came from, for messages."""
     folder: Path = Path()
     """What relative paths in it are relative to."""
+
+    @property
+    def settings(self) -> RunSettings:
+        run = {name: value for name, value in self.run if name not in ("name", "checkpoint_every")}
+        return RunSettings(**run, local=self.local)
 
     def resolved(self, folder: Path | None = None) -> dict[str, Any]:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""

@@ -156,7 +156,7 @@ class FlowerEngine:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def _evaluates(self, round: int) -> bool:
-        return round >= 1 and round % self.job.eval_every == 0
+        return round >= 1 and round % self.job.settings.eval_every == 0
 
     def _request(
         self, fields: ArrayRecord, kept: Tensor, k: int, number: int, round: int, evaluate: bool = False

@@ -64,13 +64,9 @@ class Collector:
                 "validation": len(fed.validation),
                 "test": len(fed.test),
             },
-            "rounds": job.rounds,
-            "clients_per_round": job.clients_per_round or fed.num_clients,
-            "dropout": job.dropout,
-            "local": dataclasses.asdict(job.task.local),
             "model": str(job.task.module),
-            "seeds": list(dict.fromkeys(run.seed for run in job.runs)),
-            "device": str(job.device),
+            **dataclasses.asdict(job.settings),
+            "seeds": job.settings.seed_list,
         }
         kept = tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state)
         return Result(

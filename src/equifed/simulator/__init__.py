@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Unpack
 
-from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.protocol import Method
 from equifed.results import Collector, Result
+from equifed.settings import RunOptions, RunSettings
 from equifed.simulator.engine import Engine, State
 from equifed.simulator.evaluate import Evaluator, Measure
 from equifed.simulator.job import Job, make_job
@@ -16,12 +18,11 @@ from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.loop import Step, rounds
 from equifed.simulator.reference import Reference
 from equifed.simulator.tables import make_tables
-from equifed.training import Local
 
 __all__ = ["Collector", "Result", "Simulation", "Step", "Training", "make_job", "simulate", "sweep"]
 
-EngineName = Literal["lanes", "reference"]
 ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
+DEFAULTS = RunSettings()
 
 
 class Training:
@@ -49,11 +50,9 @@ class Training:
 class Simulation(Training):
     """A job whose clients are all here. `simulate` carries one out."""
 
-    def __init__(self, job: Job, engine: str = "lanes") -> None:
-        if engine not in ENGINES:
-            raise ConfigError(f"Unknown engine {engine!r}. Known: lanes (fast), reference (one client at a time).")
+    def __init__(self, job: Job) -> None:
         tables = make_tables(job)
-        super().__init__(job, ENGINES[engine](job, tables), Evaluator(job, tables))
+        super().__init__(job, ENGINES[job.settings.engine](job, tables), Evaluator(job, tables))
 
 
 def simulate(
@@ -61,43 +60,22 @@ def simulate(
     federations: Federation | Sequence[Federation],
     *,
     model: Any,
-    rounds: int,
-    clients_per_round: int | None = None,
-    local: Local | None = None,
-    seeds: Sequence[int] | None = None,
-    initial_parameters: Any = None,
-    dropout: float = 0.0,
-    eval_every: int = 1,
-    device: str = "auto",
-    engine: EngineName = "lanes",
-    compile: bool | None = None,
     over: Mapping[str, Sequence[float]] | None = None,
+    initial_parameters: Any = None,
+    settings: RunSettings = DEFAULTS,
+    **options: Unpack[RunOptions],
 ) -> Result:
     """Train `method` on a federation (or one federation per seed) and measure it.
 
     model: one of `equifed.models`, any `nn.Module` without buffers, or a function that makes one.
-    clients_per_round: sampled without replacement; None takes all. dropout: chance that one of them fails to answer.
-    seeds: one run each, all in one computation. initial_parameters: {name: array}, or {seed: {name: array}}.
-    engine: "lanes" (vectorised) or "reference" (one client at a time, for checking and debugging).
-    compile: compile the training step; None decides by the length of the run.
     over: {hyper-parameter: values}: every combination, in the same computation.
+    initial_parameters: {name: array}, or {seed: {name: array}}.
+    settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
     """
     job = make_job(
-        method,
-        federations,
-        model=model,
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        local=Local() if local is None else local,
-        seeds=seeds,
-        initial_parameters=initial_parameters,
-        dropout=dropout,
-        eval_every=eval_every,
-        device=device,
-        compile=compile,
-        over=over,
+        method, federations, model, settings.changed(options), over=over, initial_parameters=initial_parameters
     )
-    simulation = Simulation(job, engine)
+    simulation = Simulation(job)
     for _ in simulation.rounds():
         pass
     return simulation.result()
@@ -107,11 +85,36 @@ def sweep(
     method: Method,
     federations: Federation | Sequence[Federation],
     *,
+    model: Any,
     over: Mapping[str, Sequence[float]],
-    **settings: Any,
+    initial_parameters: Any = None,
+    settings: RunSettings = DEFAULTS,
+    **options: Unpack[RunOptions],
 ) -> Result:
-    """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation.
+    """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation."""
+    return simulate(
+        method,
+        federations,
+        model=model,
+        over=over,
+        initial_parameters=initial_parameters,
+        settings=settings,
+        **options,
+    )
 
-    settings: as for `simulate`.
-    """
-    return simulate(method, federations, over=over, **settings)
+
+def _with_fields(function: Callable[..., Result]) -> None:
+    """Show the fields of `RunSettings` as keyword arguments in help and notebooks."""
+    signature = inspect.signature(function)
+    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    named += [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(DEFAULTS, each.name), annotation=each.type
+        )
+        for each in fields(RunSettings)
+    ]
+    function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+
+
+_with_fields(simulate)
+_with_fields(sweep)

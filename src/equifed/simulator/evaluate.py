@@ -47,7 +47,7 @@ class Evaluator:
         """Scores of the runs that have ended."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
-        if number % self.job.eval_every and running.any():
+        if number % self.job.settings.eval_every and running.any():
             return {}
         scores = []
         for run in range(len(self.job.runs)):

@@ -18,8 +18,8 @@ from equifed.errors import ConfigError, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.protocol import Method, Task
+from equifed.settings import RunSettings
 from equifed.task import check_module
-from equifed.training import Local
 from equifed.tree import Tree
 
 
@@ -42,15 +42,16 @@ class Job:
     task: Task
     initial: tuple[Tree, ...]
     """Initial parameters of each run."""
-    clients_per_round: int | None
-    dropout: float
-    eval_every: int
-    device: torch.device
-    compile: bool | None
+    settings: RunSettings
+    """Resolved: with the seeds, the number of clients per round and the device that are used."""
 
     @property
     def rounds(self) -> int:
-        return self.task.rounds
+        return self.settings.rounds
+
+    @cached_property
+    def device(self) -> torch.device:
+        return torch.device(self.settings.device)
 
     @property
     def labels(self) -> list[dict[str, Any]]:
@@ -97,13 +98,15 @@ class Job:
 
     def cohorts(self, round: int) -> np.ndarray:
         """The clients sampled in this round, for every run [R, K]."""
-        return np.stack([randomness.cohort(run.seed, round, self._order, self.clients_per_round) for run in self.runs])
+        count = self.settings.clients_per_round
+        assert isinstance(count, int)
+        return np.stack([randomness.cohort(run.seed, round, self._order, count) for run in self.runs])
 
     def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
         """Which of them do not drop out [R, K]."""
         return np.stack(
             [
-                randomness.present(run.seed, round, [self.client_keys[k] for k in cohort], self.dropout)
+                randomness.present(run.seed, round, [self.client_keys[k] for k in cohort], self.settings.dropout)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -112,23 +115,16 @@ class Job:
 def make_job(
     method: Method,
     federations: Federation | Sequence[Federation],
-    *,
     model: Any,
-    rounds: int,
-    clients_per_round: int | None,
-    local: Local,
-    seeds: Sequence[int] | None,
-    initial_parameters: Any,
-    dropout: float,
-    eval_every: int,
-    device: str,
-    compile: bool | None,
+    settings: RunSettings,
+    *,
     over: Mapping[str, Sequence[float]] | None = None,
+    initial_parameters: Any = None,
     one_place: bool = False,
 ) -> Job:
-    """Check and resolve the arguments of `simulate` and `sweep`.
+    """Check and resolve the arguments of `simulate` and `sweep`; tables and engine are made when the job starts.
 
-    one_place: the federation is a real one as one place in it sees it, without the rows that lie elsewhere.
+    one_place: the federation is a real one as one place in it sees it, without the rows that are elsewhere.
     """
     if not isinstance(method, Method):
         raise ConfigError(
@@ -139,7 +135,7 @@ def make_job(
     feds = [federations] if isinstance(federations, Federation) else list(federations)
     if not feds or not all(isinstance(fed, Federation) for fed in feds):
         raise ConfigError("federations must be a Federation or a list of them.")
-    seed_list = _seeds(feds, seeds)
+    seed_list = _seeds(feds, settings.seed_list)
     if len(feds) == 1:
         feds = feds * len(seed_list)
     first = feds[0]
@@ -159,55 +155,41 @@ def make_job(
                 f"{method.name} needs to know each client's group, but this federation has no client groups. "
                 "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups)."
             )
-    check_number("rounds", rounds, whole=True, low=1)
-    check_number("eval_every", eval_every, whole=True, low=1)
-    if clients_per_round is not None:
-        check_number("clients_per_round", clients_per_round, whole=True, low=1, high=first.num_clients)
-    check_number("dropout", dropout, low=0)
-    if dropout >= 1:
-        raise ConfigError(f"dropout is a probability below 1, got {dropout}.")
-    if not isinstance(local, Local):
-        raise ConfigError(f"local must be equifed.Local(...), got {local!r}.")
     runs = tuple(
         Run(seed, fed, hyper, fed) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
     )
     if method.pooled:  # one place holds everything, and is always there
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
-        clients_per_round, dropout = None, 0.0
-    task, starts = _task_and_start(first, model, local, rounds, method, seed_list, initial_parameters)
+        settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0)
+    settings = _resolved(settings, runs[0].federation, seed_list)
+    task, starts = _task_and_start(first, model, settings, method, initial_parameters)
     for run in runs:
         if run.seed == seed_list[0]:
             dataclasses.replace(method, **run.hyper).check(task)
-    return Job(
-        method,
-        runs,
-        task,
-        tuple(starts[run.seed] for run in runs),
-        clients_per_round,
-        dropout,
-        eval_every,
-        _device(device),
-        compile,
-    )
+    return Job(method, runs, task, tuple(starts[run.seed] for run in runs), settings)
 
 
-def _seeds(feds: list[Federation], seeds: Sequence[int] | None) -> list[int]:
-    if seeds is None:
-        chosen = [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)]
-    else:
-        chosen = [seeds] if isinstance(seeds, int) else list(seeds)
-    if not chosen:
-        raise ConfigError("seeds must name at least one seed.")
-    for seed in chosen:
-        check_number("a seed", seed, whole=True, low=0)
-    if len(set(chosen)) != len(chosen):
-        raise ConfigError(f"seeds must differ, got {chosen}.")
-    if len(feds) not in (1, len(chosen)):
+def _seeds(feds: list[Federation], given: list[int]) -> list[int]:
+    seeds = given or [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)]
+    if len(set(seeds)) != len(seeds):
+        raise ConfigError(f"seeds must differ, but the federations have {seeds}. Give seeds=[...].")
+    if len(feds) not in (1, len(seeds)):
         raise ConfigError(
-            f"{len(feds)} federations but {len(chosen)} seeds: give one federation for all seeds or one for each."
+            f"{len(feds)} federations but {len(seeds)} seeds: give one federation for all seeds or one for each."
         )
-    return [int(seed) for seed in chosen]
+    return seeds
+
+
+def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSettings:
+    """The settings with what the data and the machine decide."""
+    count = settings.clients_per_round
+    if isinstance(count, int):
+        check_number("clients_per_round", count, whole=True, low=1, high=fed.num_clients)
+    else:
+        count = fed.num_clients
+    plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(RunSettings)}
+    return RunSettings(**plain | {"seeds": seeds, "clients_per_round": count, "device": _device(settings.device)})
 
 
 def _check_same(first: Federation, fed: Federation) -> None:
@@ -250,10 +232,8 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
 def _task_and_start(
     fed: Federation,
     model: Any,
-    local: Local,
-    rounds: int,
+    settings: RunSettings,
     method: Method,
-    seeds: Sequence[int],
     initial_parameters: Any,
 ) -> tuple[Task, dict[int, Tree]]:
     outputs = 1 if fed.kind == "regression" or len(fed.classes) == 2 else len(fed.classes)
@@ -265,13 +245,13 @@ def _task_and_start(
         num_classes=len(fed.classes),
         num_groups=len(fed.groups),
         num_clients=fed.num_clients,
-        rounds=rounds,
-        local=local,
+        rounds=settings.rounds,
+        local=settings.local,
         sensitive_size=fed.sensitive_size,
         num_client_groups=0 if fed.client_groups is None else int(fed.client_groups.max()) + 1,
         binary=_is_binary(module, fed),
     )
-    starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in seeds}
+    starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in settings.seed_list}
     return task, starts
 
 
@@ -365,9 +345,9 @@ def _fit_given(values: dict[str, Tensor], module: nn.Module, count: int | None) 
     }
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> str:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -376,4 +356,4 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"device={name!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:N'.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r}, but torch sees no CUDA device here. Use device='auto' or 'cpu'.")
-    return device
+    return name

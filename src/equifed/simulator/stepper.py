@@ -213,8 +213,8 @@ class Stepper:
         return compiled
 
     def _worth_compiling(self, carry: list[Tensor], size: int) -> bool:
-        if self.job.compile is not None:
-            return self.job.compile
+        if self.job.settings.compile != "auto":
+            return self.job.settings.compile
         if self.job.device.type != "cpu":
             return False
         local, sizes = self.job.task.local, self.tables.sizes

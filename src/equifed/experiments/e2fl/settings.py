@@ -35,6 +35,7 @@ from equifed.metrics.frame import metrics_frame
 from equifed.models import LeNet
 from equifed.protocol import Data, Method, Phase, Record, Task
 from equifed.protocol import LocalTraining as Train
+from equifed.settings import RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job
@@ -113,12 +114,9 @@ def federations(size: Size, seeds: Sequence[int]) -> list[Federation]:
 
 def simulation(method: Method, feds: list[Federation], size: Size, rounds: int, eval_every: int) -> Simulation:
     ranks = isinstance(method, FRL | E2FL)
-    job = make_job(
-        method, feds, model=size.model, rounds=rounds, clients_per_round=min(PER_ROUND, feds[0].num_clients),
-        local=local(size.rank_rate if ranks else size.rate), seeds=None, initial_parameters=None, dropout=0.0,
-        eval_every=eval_every, device="auto", compile=None,
-    )  # fmt: skip
-    return Simulation(job)
+    training = local(size.rank_rate if ranks else size.rate)
+    settings = RunSettings(rounds, min(PER_ROUND, feds[0].num_clients), eval_every=eval_every, local=training)
+    return Simulation(make_job(method, feds, size.model, settings))
 
 
 # -- table 1 -----------------------------------------------------------------------------------------------------------
@@ -319,11 +317,9 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
             ids=tuple(fed.ids[k] for k in members),
             client_groups=None,
         )
-        job = make_job(
-            FirstRankings(), some, model=size.model, rounds=1, clients_per_round=None, local=local(size.rank_rate),
-            seeds=None, initial_parameters=None, dropout=0.0, eval_every=1, device="auto", compile=None,
-        )  # fmt: skip
-        sim = Simulation(job)
+        sim = Simulation(
+            make_job(FirstRankings(), some, size.model, RunSettings(1, "all", local=local(size.rank_rate)))
+        )
         step = carry_out(sim, watch(f"rankings of clients {begin + 1} to {begin + len(members)}", sim))
         parts.append(tree.map(lambda leaf: leaf[0].cpu(), step.state.server.rankings))
     return tree.map(lambda *leaves: torch.cat(leaves), *parts)

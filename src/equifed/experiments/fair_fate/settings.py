@@ -24,6 +24,7 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
 from equifed.protocol import Method
+from equifed.settings import RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.job import Job
 from equifed.training import Local
@@ -218,12 +219,9 @@ def simulation(
     method: Method, feds: list[Federation], rounds: int, over: dict[str, list[float]] | None = None
 ) -> Simulation:
     """The paper's setting: 10 tanh units, 10 local epochs, batch size 10, SGD with rate 0.01."""
-    job = make_job(
-        method, feds, model=MLP(hidden=(10,), activation="tanh", init=0.05), rounds=rounds,
-        clients_per_round=CLIENTS[feds[0].name][1], local=Local(epochs=10, batch_size=10, learning_rate=0.01),
-        seeds=None, initial_parameters=None, dropout=0.0, eval_every=max(1, rounds // 20), device="auto", compile=None,
-        over=over,
-    )  # fmt: skip
+    local = Local(epochs=10, batch_size=10, learning_rate=0.01)
+    settings = RunSettings(rounds, CLIENTS[feds[0].name][1], eval_every=max(1, rounds // 20), local=local)
+    job = make_job(method, feds, MLP(hidden=(10,), activation="tanh", init=0.05), settings, over=over)
     return Simulation(AuthorsJob(**{field.name: getattr(job, field.name) for field in fields(job)}))
 
 

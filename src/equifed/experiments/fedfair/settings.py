@@ -26,6 +26,7 @@ from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.models import Logistic
 from equifed.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.protocol import Method
+from equifed.settings import RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.training import Local
 
@@ -151,12 +152,9 @@ def _inputs(dataset: str, preset: Any) -> int:
 
 
 def simulation(arm: Arm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
-    job = make_job(
-        arm.method, feds, model=Logistic(), rounds=arm.settings["rounds"], clients_per_round=None,
-        local=arm.settings.get("local", Local()), seeds=None, initial_parameters=None, dropout=dropout,
-        eval_every=arm.settings["rounds"], device="auto", compile=None, over=arm.over or None,
-    )  # fmt: skip
-    return Simulation(job)
+    rounds, local = arm.settings["rounds"], arm.settings.get("local", Local())
+    settings = RunSettings(rounds, "all", eval_every=rounds, dropout=dropout, local=local)
+    return Simulation(make_job(arm.method, feds, Logistic(), settings, over=arm.over))
 
 
 def measured(sim: Simulation, step: Step, split: str = "test") -> dict[str, np.ndarray]:

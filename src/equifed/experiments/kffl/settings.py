@@ -27,6 +27,7 @@ from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
 from equifed.protocol import Method
+from equifed.settings import RunSettings
 from equifed.simulator import Result, Simulation, make_job
 from equifed.training import Local
 
@@ -150,11 +151,8 @@ def check(datasets: Sequence[str], skews: Sequence[str], labels: Sequence[str] |
 
 def simulation(arm: Arm, feds: list[Federation], rounds: int) -> Simulation:
     model = Linear() if feds[0].kind == "regression" else Logistic()
-    job = make_job(
-        arm.method, feds, model=model, rounds=rounds, clients_per_round=None, local=LOCAL, seeds=None,
-        initial_parameters=None, dropout=0.0, eval_every=rounds, device="auto", compile=None, over=arm.over,
-    )  # fmt: skip
-    return Simulation(job)
+    settings = RunSettings(rounds, "all", eval_every=rounds, local=LOCAL)
+    return Simulation(make_job(arm.method, feds, model, settings, over=arm.over))
 
 
 def sweeps(feds: list[Federation], wanted: Sequence[Arm], rounds: int, watch: Watch) -> Iterator[tuple[Arm, Result]]:

@@ -26,6 +26,7 @@ from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.models import Logistic
 from equifed.protocol import Method
+from equifed.settings import RunSettings
 from equifed.simulator import Result, Simulation, make_job
 from equifed.training import Local
 
@@ -122,11 +123,8 @@ def simulation(
     over: Mapping[str, Sequence[float]] | None = None,
     eval_every: int | None = None,
 ) -> Simulation:
-    job = make_job(
-        method, feds, model=Logistic(), rounds=rounds, clients_per_round=None, local=LOCAL, seeds=None,
-        initial_parameters=None, dropout=0.0, eval_every=eval_every or rounds, device="auto", compile=None, over=over,
-    )  # fmt: skip
-    return Simulation(job)
+    settings = RunSettings(rounds, "all", eval_every=eval_every or rounds, local=LOCAL)
+    return Simulation(make_job(method, feds, Logistic(), settings, over=over))
 
 
 def table(
