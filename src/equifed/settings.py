@@ -47,7 +47,7 @@ class RunSettings:
         if self.dropout >= 1:
             raise ConfigError(f"dropout is a probability below 1, got {self.dropout}.")
         if self.clients_per_round not in (None, "all"):
-            check_number('clients_per_round (or "all")', self.clients_per_round, whole=True, low=1)
+            check_number("clients_per_round", self.clients_per_round, whole=True, low=1)
         if self.seeds is not None:
             object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
         if self.engine not in ("lanes", "reference"):
