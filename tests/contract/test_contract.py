@@ -250,7 +250,7 @@ def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Feder
 @every_method
 def test_state_survives_names(method: Method, uneven: Federation) -> None:
     """Server and client state flattened to names and back, as checkpoints and messages do."""
-    made = settings(method)
+    made: dict[str, Any] = dict(settings(method))
     model = made.pop("model")
     simulation = Simulation(make_job(method, uneven, model, ef.RunSettings(**made)))
     state = next(iter(simulation.rounds())).state
