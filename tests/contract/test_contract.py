@@ -250,9 +250,9 @@ def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Feder
 @every_method
 def test_state_survives_names(method: Method, uneven: Federation) -> None:
     """Server and client state flattened to names and back, as checkpoints and messages do."""
-    made: dict[str, Any] = dict(settings(method))
+    made = dict(settings(method))
     model = made.pop("model")
-    simulation = Simulation(make_job(method, uneven, model, ef.RunSettings(**made)))
+    simulation = Simulation(make_job(method, uneven, model, ef.RunSettings(**made)))  # type: ignore[arg-type]
     state = next(iter(simulation.rounds())).state
     back = tree.from_named(simulation.engine.start(), tree.named(state))
     assert type(back.server) is type(state.server)
