@@ -410,7 +410,7 @@ def test_load_defaults_and_papers_splits() -> None:
     fedfair = ef.load("adult", preset="fedfair")
     assert (fedfair.train.sizes.tolist(), len(fedfair.test)) == ([800] * 50, 5222)
     regression = ef.load("communities", preset="kffl", partition=ef.partition.Dirichlet(4, 1.0))
-    assert regression.kind == "regression"
+    assert regression.task == "regression"
     assert regression.cells().shape == (4, 2, 1)
     with pytest.raises(ConfigError, match="Did you mean 'compas'"):
         ef.load("compass")

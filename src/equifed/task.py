@@ -14,7 +14,7 @@ from equifed.errors import ConfigError
 from equifed.training import Local
 from equifed.tree import Tree
 
-Kind = Literal["classification", "regression"]
+TaskKind = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Task:
 
     module: nn.Module
     """The model's architecture; its own parameters are never used."""
-    kind: Kind
+    kind: TaskKind
     """Classification or regression."""
     num_classes: int
     """Classes of the label (0 for regression)."""

@@ -72,7 +72,7 @@ def federation(
 
 
 def run(method: ef.methods.FedAvg, fed: ef.Federation, **more: Any) -> ef.Result:
-    model = ef.models.Linear() if fed.kind == "regression" else ef.models.Logistic()
+    model = ef.models.Linear() if fed.task == "regression" else ef.models.Logistic()
     settings: dict[str, Any] = {"rounds": 3, "local": ef.Local(batch_size=10, learning_rate=0.1), "seeds": range(3)}
     return ef.simulate(method, fed, model=model, **{**settings, **more})
 

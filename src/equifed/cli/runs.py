@@ -186,7 +186,7 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
     lacks = [
         what
         for what, lacking in (
-            (f"{' or '.join(kind.tasks)} labels", fed.task not in kind.tasks),
+            (f"{' or '.join(kind.tasks)} labels", fed.label_kind not in kind.tasks),
             ("a validation set", kind.needs_validation and not len(fed.validation)),
             ("client groups", kind.needs_client_groups and fed.client_groups is None),
         )

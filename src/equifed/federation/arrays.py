@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from equifed.errors import DataError
-from equifed.task import Kind
+from equifed.task import TaskKind
 
 
 class Joined(NamedTuple):
@@ -29,7 +29,7 @@ class Joined(NamedTuple):
     """The positions of each part's rows."""
 
 
-def join(named: Sequence[tuple[str, Any]], task: Kind) -> Joined:
+def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
     """The parts (x, y, s) or (x, y, s, a), each with the name that messages call it by, as one table."""
     parts = [_check_part(label, part, task) for label, part in named]
     labels = [label for label, _ in named]
@@ -70,7 +70,7 @@ def check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
     return names
 
 
-def _check_part(label: str, part: Any, task: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _check_part(label: str, part: Any, task: TaskKind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not isinstance(part, tuple | list) or len(part) not in (3, 4):
         raise DataError(
             f"{label}: expected a triple (x, y, s) of features, labels and groups, or (x, y, s, a) with the sensitive "

@@ -16,7 +16,7 @@ from equifed.federation import arrays, tables
 from equifed.federation.describe import Description
 from equifed.federation.split import Holdings, check_partition, deal, describe_partition, fit_scaling, split_silos
 from equifed.partition import Partitioner
-from equifed.task import Kind
+from equifed.task import TaskKind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,8 +93,7 @@ class Federation:
     """Test rows of each client, if any."""
     ids: tuple[str, ...]
     """Client names."""
-    kind: Kind = "classification"
-    """Classification or regression."""
+    task: TaskKind = "classification"
     classes: tuple[str, ...] = ()
     """Class names by code (empty for regression)."""
     groups: tuple[str, ...] = ()
@@ -123,7 +122,7 @@ class Federation:
         validation: tuple[Any, ...] | None = None,
         test: tuple[Any, ...] | None = None,
         client_tests: Sequence[tuple[Any, ...]] | None = None,
-        task: Kind = "classification",
+        task: TaskKind = "classification",
         ids: Sequence[str] | None = None,
         client_groups: Sequence[Any] | None = None,
         features: Sequence[str] | None = None,
@@ -134,8 +133,8 @@ class Federation:
         (x, y, s, a) gives the sensitive attribute as numbers too, [n] or [n, d]: an age, say, where s is the age group.
         Methods that measure dependence (KFFL) take a in place of s; it should be scaled to a deviation of about 1.
         """
-        if task not in get_args(Kind):
-            raise ConfigError(unknown_name("task", task, get_args(Kind)))
+        if task not in get_args(TaskKind):
+            raise ConfigError(unknown_name("task", task, get_args(TaskKind)))
         if len(clients) == 0:
             raise DataError("A federation needs at least one client, got none.")
         ids = arrays.check_ids(ids, len(clients))
@@ -159,7 +158,7 @@ class Federation:
             test=nothing if test is None else next(remaining),
             client_test=None if client_tests is None else RowSets.of(list(remaining)),
             ids=ids,
-            kind=task,
+            task=task,
             classes=joined.classes,
             groups=joined.groups,
             features=tuple(map(str, features)) if features is not None else tuple(f"x{i}" for i in range(inputs)),
@@ -178,7 +177,7 @@ class Federation:
         seed: int = 0,
         features: Sequence[str] | None = None,
         positive: object = None,
-        task: Kind = "classification",
+        task: TaskKind = "classification",
         validation: float = 0.2,
         test: float = 0.2,
         client_test: float = 0.0,
@@ -294,7 +293,7 @@ class Federation:
             test=holdings.test,
             client_test=None if holdings.client_test is None else RowSets.of(holdings.client_test),
             ids=holdings.ids,
-            kind=encoded.task,
+            task=encoded.task,
             classes=encoded.class_names,
             groups=encoded.group_names,
             features=encoded.feature_names,
@@ -313,7 +312,7 @@ class Federation:
         held = self.rows.y[rows]
         if not len(held):
             raise DataError("No client has a training row.")
-        if self.kind == "classification":
+        if self.task == "classification":
             present = np.unique(held)
             if len(present) < 2:
                 raise DataError(
@@ -347,9 +346,9 @@ class Federation:
         return len(self.ids)
 
     @property
-    def task(self) -> str:
-        """What is learned: "binary", "multiclass" or "regression"."""
-        if self.kind == "regression":
+    def label_kind(self) -> str:
+        """What the labels are: "binary", "multiclass" or "regression", as in `Method.tasks`."""
+        if self.task == "regression":
             return "regression"
         return "binary" if len(self.classes) == 2 else "multiclass"
 
@@ -369,7 +368,7 @@ class Federation:
         """Training rows per client, group and label [clients, groups, classes] (one label column for regression)."""
         g, c = len(self.groups), max(len(self.classes), 1)
         owner, rows = self.train.flat()
-        y = self.rows.y[rows] if self.kind == "classification" else 0
+        y = self.rows.y[rows] if self.task == "classification" else 0
         flat = (owner * g + self.rows.s[rows]) * c + y
         return np.bincount(flat, minlength=self.num_clients * g * c).reshape(self.num_clients, g, c)
 

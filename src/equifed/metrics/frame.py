@@ -19,7 +19,7 @@ class Population(Protocol):
     """Whom an evaluation is about; a `Federation` is one."""
 
     @property
-    def kind(self) -> str:
+    def task(self) -> str:
         """classification or regression."""
         ...
 
@@ -65,7 +65,7 @@ def metrics_frame(
         number = np.array([entry[0] for entry in entries])
         run = np.array([entry[1] for entry in entries])
         stacked = Scored(*(np.stack([entry[2][i] for entry in entries]) for i in range(len(Scored._fields))))
-        table = _regression if population.kind == "regression" else _classification
+        table = _regression if population.task == "regression" else _classification
         if name != "clients":
             whole = Scored(*(values[:, 0] for values in stacked))
             for scope, metric, values in table(whole, population.groups):

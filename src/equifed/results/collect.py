@@ -54,7 +54,7 @@ class Collector:
             "swept": swept,
             "data": fed.name,
             "provenance": dict(fed.provenance),
-            "task": fed.kind,
+            "task": fed.task,
             "classes": list(fed.classes),
             "groups": list(fed.groups),
             "clients": list(fed.ids),

@@ -141,9 +141,10 @@ def make_job(
     first = feds[0]
     for fed in feds:
         _check_same(first, fed)
-        if fed.task not in method.tasks:
+        if fed.label_kind not in method.tasks:
             raise ConfigError(
-                f"{method.name} is for {' and '.join(method.tasks)} labels; those of this federation are {fed.task}."
+                f"{method.name} is for {' and '.join(method.tasks)} labels; "
+                f"those of this federation are {fed.label_kind}."
             )
         if method.needs_validation and not len(fed.validation) and not one_place:
             raise ConfigError(
@@ -193,7 +194,7 @@ def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSe
 
 
 def _check_same(first: Federation, fed: Federation) -> None:
-    for what in ("kind", "classes", "groups", "shape", "sensitive_size", "num_clients"):
+    for what in ("task", "classes", "groups", "shape", "sensitive_size", "num_clients"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
             raise ConfigError(f"Federations that run together must agree in {what}; one has {a}, another {b}.")
@@ -236,12 +237,12 @@ def _task_and_start(
     method: Method,
     initial_parameters: Any,
 ) -> tuple[Task, dict[int, Tree]]:
-    outputs = 1 if fed.kind == "regression" or len(fed.classes) == 2 else len(fed.classes)
+    outputs = 1 if fed.task == "regression" or len(fed.classes) == 2 else len(fed.classes)
     module = _build(model, fed.shape, outputs)
     check_module(module)
     task = Task(
         module=module,
-        kind=fed.kind,
+        kind=fed.task,
         num_classes=len(fed.classes),
         num_groups=len(fed.groups),
         num_clients=fed.num_clients,
@@ -286,13 +287,13 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
             f"{next(iter(str(error).splitlines()), type(error).__name__)}"
         ) from error
     width = 1 if out.dim() == 1 else out.shape[1] if out.dim() == 2 else -1
-    allowed = {1} if fed.kind == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
+    allowed = {1} if fed.task == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
     if width not in allowed:
         wanted = " or ".join(str(n) for n in sorted(allowed))
         raise ConfigError(
             f"The model's output for two rows has shape {list(out.shape)}; this task needs [rows, {wanted}]."
         )
-    return fed.kind == "classification" and width == 1
+    return fed.task == "classification" and width == 1
 
 
 def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any) -> Tree:

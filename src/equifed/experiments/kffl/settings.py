@@ -150,7 +150,7 @@ def check(datasets: Sequence[str], skews: Sequence[str], labels: Sequence[str] |
 
 
 def simulation(arm: Arm, feds: list[Federation], rounds: int) -> Simulation:
-    model = Linear() if feds[0].kind == "regression" else Logistic()
+    model = Linear() if feds[0].task == "regression" else Logistic()
     settings = RunSettings(rounds, "all", eval_every=rounds, local=LOCAL)
     return Simulation(make_job(arm.method, feds, model, settings, over=arm.over))
 
