@@ -60,6 +60,10 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 refuses a reply that lies outside. A phase may set limits for others."""
 
 
+CONSTRAINT_TOLERANCE = 1e-3
+"""How far a method's constraint may lie beyond its bound and still count as met."""
+
+
 @dataclass(frozen=True, eq=False)
 class Data:
     """The rows that one client (or the server's validation set, or one batch) holds, and what belongs to them."""

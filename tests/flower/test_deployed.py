@@ -119,5 +119,5 @@ def test_a_silo_that_dies_is_missed_and_the_run_finishes(federation: Local) -> N
     gone = found.rejections[~found.rejections["answered"].astype(bool)]
     assert set(gone["client"]) == {"hospital-c"}
     assert gone["round"].iloc[-1] == 3
-    assert any(note.startswith("hospital-c did not answer in round") for note in found.notes)
-    assert any(note.startswith("hospital-c did not evaluate round 3") for note in found.notes)
+    assert any(str(note).startswith("hospital-c did not answer in round") for note in found.notes)
+    assert any(str(note).startswith("hospital-c did not evaluate round 3") for note in found.notes)

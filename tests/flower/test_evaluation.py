@@ -17,6 +17,7 @@ from equifed.flower.client import app_of
 from equifed.flower.evaluation import read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
 from equifed.metrics.frame import Scored
+from equifed.notes import Note
 from equifed.protocol import Local, Task
 from flower.inprocess import Nodes, federate, nodes, setting, simulate, table
 
@@ -114,10 +115,10 @@ def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
     careful = federate(made, Nodes(app_of(made), configs), tmp_path, "careful")
     assert careful.info["federation"]["withheld"] == {"c": ALL}
     assert (
-        "c withholds how right its predictions are for f, m and what they are for f, m: too few rows to be told."
-        in careful.notes
-    )
-    assert "Accuracy and error rates rest on the 21 of 35 test rows whose counts are told." in careful.notes
+        "c withholds how right its predictions are for f, m and what they are for f, m: the counts are too small to be "
+        "disclosed."
+    ) in map(str, careful.notes)
+    assert Note("disclosed", {"rows": 21, "of": 35}) in careful.notes
     assert np.isnan(rows_of(careful)["client:c"])
     assert rows_of(careful)["global"] == rows_of(plain)["global"] - rows_of(plain)["client:c"]
     assert careful.metrics.query("scope == 'client:c' and metric == 'accuracy'")["value"].isna().all()

@@ -18,6 +18,7 @@ from equifed.errors import ConfigError, RunError
 from equifed.flower.agreement import Setting
 from equifed.flower.client import app_of
 from equifed.flower.server import standardisation
+from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
 from flower.inprocess import GROUPS, Nodes, answer, be_the_server, federate, nodes, setting, simulate, write_files
 
@@ -139,7 +140,10 @@ def test_a_model_that_would_not_be_finite_is_not_taken(silos: Path, tmp_path: Pa
 
     found = federate(made, nodes(made, fault), tmp_path)
     assert found.log["applied"].tolist() == [True, False]
-    assert "Round 2 was not applied in train: the model would have NaN or Inf." in found.notes
+    (note,) = found.notes
+    assert str(note).startswith("1 of 2 rounds left the model as it was: after train the model would have NaN or Inf")
+    (said,) = Silos.of(found).lost_rounds()  # and not: too few replies
+    assert said == "1 of 2 rounds was not applied (round 2): after train the model would have NaN or Inf."
     assert all(np.isfinite(value).all() for value in found.parameters[3].values())
 
 
@@ -176,8 +180,8 @@ def test_who_is_missing_when(silos: Path, tmp_path: Path) -> None:
     assert found.log["replied"].tolist() == [6, 5, 4, 6]
     assert found.log["dropped"].tolist() == [0, 1, 2, 0]
     assert found.log["applied"].all()
-    assert "c did not answer in rounds 2 to 3 (not connected)." in found.notes
-    assert "f did not answer in round 3 (no reply within 0 s)." in found.notes
+    assert "c did not answer in rounds 2 to 3 (not connected)." in map(str, found.notes)
+    assert "f did not answer in round 3 (no reply within 0 s)." in map(str, found.notes)
 
 
 @pytest.mark.parametrize("method", [methods.KFFL(), methods.SFFL()], ids=lambda method: method.name)
@@ -194,7 +198,7 @@ def test_a_round_with_too_few_replies_leaves_no_trace(method: methods.KFFL, silo
     found = federate(made, nodes(made, lost), tmp_path)
     assert found.log["applied"].tolist() == [True, False, True]
     assert found.log["replied"].tolist() == [6, 4, 6]
-    assert any("1 of 3 rounds had too few usable replies" in note for note in found.notes)
+    assert any("1 of 3 rounds left the model as it was: too few usable replies" in str(note) for note in found.notes)
 
     class Deaf(Nodes):
         """Messages of round 2 get lost on the way."""
@@ -227,7 +231,7 @@ def test_too_few_replies_in_setup_or_at_the_end_are_an_error(silos: Path, tmp_pa
     quick = QUICK | {"min-replies": 2}
     for method in (methods.FedAvgGR(), methods.FedFair()):
         made = setting(silos, method, flower=quick)
-        with pytest.raises(RunError, match="phases need more replies than the 1 that came from 6 clients"):
+        with pytest.raises(RunError, match=r"could not be finished.*too few usable replies came \(1 of 6 clients\)"):
             federate(made, nodes(made, fault), tmp_path, method.name)
         status = RunFolder(tmp_path / method.name).status()
         assert status["status"] == "failed"
@@ -246,7 +250,7 @@ def test_a_silo_that_missed_setup_stays_out_and_is_counted_right(silos: Path, tm
     grid.fault = fault
     found = federate(made, grid, tmp_path)
     assert found.log[["replied", "dropped", "rejected"]].to_numpy().tolist() == [[5, 1, 0]] * 3
-    (note,) = (note for note in found.notes if note.startswith("c did not answer"))
+    (note,) = (str(note) for note in found.notes if note.kind == "did-not-answer")
     assert note.startswith("c did not answer before round 1 and in rounds 1 to 3 (")
     assert "was not here in the exchanges before round 1, which the method needs" in note
     assert ("c", "train.train") not in grid.sent
@@ -394,7 +398,7 @@ def test_a_run_goes_on_only_with_its_own_data_and_configuration(tmp_path: Path) 
     frame.iloc[1:].to_parquet(tmp_path / "silos" / "c.parquet")
     resumed = federate(made, nodes(made, **state), tmp_path / "runs")
     assert any(
-        "c did not answer in rounds 2" in note and "its file has other rows than when the run began" in note
+        "c did not answer in rounds 2" in str(note) and "its file has other rows than when the run began" in str(note)
         for note in resumed.notes
     )
 

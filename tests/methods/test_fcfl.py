@@ -198,7 +198,7 @@ def test_it_lowers_the_gap_of_the_worst_client() -> None:
         for _ in run.rounds():
             pass
         final[epsilon] = run.result().final().iloc[0]
-        assert any("constraint is not met" in note for note in run.result().notes) == (
+        assert any("constraint is not met" in str(note) for note in run.result().notes) == (
             run.result().log["feasible"].iloc[-1] == 0
         )
     assert run.result().log["feasible"].all()  # epsilon 1 asks for nothing

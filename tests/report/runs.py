@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 import equifed as ef
+from equifed.notes import Note
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -87,5 +88,6 @@ def hostile_result(text: str) -> ef.Result:
     frame.loc[frame["scope"] == f"group:{fed.groups[0]}", "value"] = 1.0
     log = result.log.assign(method=text, **{f"{text}3": 0.5})
     messages = result.messages.assign(phase=text, down=text, up=text, stage=text, gather=text)
+    note = Note("did-not-evaluate", {"client": text, "round": 1, "reason": text})
     refused = pd.DataFrame([[0, 1, text, text, text, True]], columns=result.rejections.columns)
-    return replace(result, metrics=frame, log=log, messages=messages, rejections=refused, info=info, notes=[text])
+    return replace(result, metrics=frame, log=log, messages=messages, rejections=refused, info=info, notes=[note])

@@ -18,6 +18,7 @@ from scipy import stats
 import equifed as ef
 from equifed.methods import REGISTRY, citation
 from equifed.metrics.seeds import holm, wilson
+from equifed.notes import Note
 from equifed.report import summary_table, verdict, write_report
 from equifed.report.comparison import Comparison, against, arms
 from equifed.report.groups import marginals, parts
@@ -429,18 +430,20 @@ def test_a_reference_on_pooled_rows_is_shown_and_never_taken(pair, tmp_path):
     assert "all rows no federation" in page.text
 
 
-def test_caveats_from_the_log(pair):
-    log = pair[0].log.copy()
-    log.loc[0, "applied"] = False
+def test_caveats_from_notes_and_rejections(pair):
     refused = pd.DataFrame([[0, 1, "train", "2", "update is not finite", True]], columns=pair[0].rejections.columns)
-    lost = "1 of 9 rounds had too few usable replies and left the model as it was (first: seed 0, round 1)."
-    notes = [lost, "Look out."]
+    few = Note("too-few-replies").to_json()
+    lost = Note("rounds-not-applied", {"obstacle": few, "count": 1, "of": 9, "rounds": [1], "seed": 0})
+    notes = [lost, Note("replies-rejected", {"count": 1}), Note("no-compiler")]
     small = changed(pair[0], "count", 12.0, "group:a")
-    caveats = verdict([replace(small, log=log, rejections=refused, notes=notes)]).caveats
-    assert "fedavg: 1 of 9 rounds had too few usable replies and left the model as it was." in caveats
+    caveats = verdict([replace(small, rejections=refused, notes=notes)]).caveats
+    assert f"fedavg: {lost}" in caveats
+    assert str(lost) == (
+        "1 of 9 rounds left the model as it was: too few usable replies came (first: seed 0, round 1)."
+    )
     assert "fedavg: 1 rejected reply, from client 2 (first reason: update is not finite)." in caveats
-    assert "fedavg: Look out." in caveats
-    assert sum("too few usable replies" in caveat for caveat in caveats) == 1
+    assert f"fedavg: {notes[2]}" in caveats
+    assert sum("repl" in caveat for caveat in caveats) == 2  # the count of rejected ones is not said twice
     assert any("group a (12)" in caveat for caveat in caveats)
 
 

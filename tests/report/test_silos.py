@@ -84,8 +84,9 @@ def test_who_was_missing_when(trouble: ef.Result, tmp_path: Path) -> None:
     assert "1 of 7 rounds was not applied (round 5): fewer than 3 usable replies came (min-replies)." in text
     cells = (
         "north 1,200 300 none train in round 5: has NaN or Inf in update.0.bias none",
-        "south 720 180 round 5: no reply within 0 s none none",
-        "west 96 24 rounds 3 to 4: not connected none how right its predictions are for f and m; what they are for m",
+        "south 720 180 in round 5: no reply within 0 s none none",
+        "west 96 24 in rounds 3 to 4: not connected none "
+        "how right its predictions are for f and m; what they are for m",
         "east 480 120 the last evaluation: no reply within 0 s none none",
         "rim unknown unknown never joined: not connected none none",
     )
@@ -94,10 +95,10 @@ def test_who_was_missing_when(trouble: ef.Result, tmp_path: Path) -> None:
     assert shown[1:6] == list(cells)
     caveats = verdict([trouble]).caveats
     assert (
-        "fedavg-gr: some silos did not answer: south (round 5: no reply within 0 s), west (rounds 3 to 4: not "
-        "connected), east (the last evaluation: no reply within 0 s) and rim (never joined: not connected)."
+        "fedavg-gr: some silos did not answer: south (in round 5: no reply within 0 s), west (in rounds 3 to 4: "
+        "not connected), east (the last evaluation: no reply within 0 s) and rim (never joined: not connected)."
     ) in caveats
-    assert sum("round 5" in caveat for caveat in caveats) == 1  # and no note says it again
+    assert sum("round 5" in caveat for caveat in caveats) == 2  # who was absent, and that it was not applied
     assert other_notes(trouble) == []
 
 
@@ -106,27 +107,27 @@ def test_setup_is_before_the_first_round(trouble: ef.Result) -> None:
     info["federation"]["silos"] = {**info["federation"]["silos"], "rim": {"rows": 1, "test_rows": 1}}
     silos = Silos.of(replace(trouble, info=info))
     assert silos is not None
-    assert silos.each[-1].absence == "before round 1 and rounds 1 to 7: not connected"
+    assert silos.each[-1].absence == "before round 1 and in rounds 1 to 7: not connected"
 
 
 def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tmp_path: Path) -> None:
-    basis = "Accuracy and error rates rest on the 480 of 624 test rows whose counts are told."
+    basis = "Accuracy and error rates rest on the 480 of 624 test rows whose counts are disclosed."
     page = page_of([trouble], tmp_path)
     assert basis in section(page, "Silos", "Clients")
-    assert f"fedavg-gr: west withholds counts of test rows that are too small to be told. {basis}" in page.text
+    assert f"fedavg-gr: west withholds counts of test rows that are too small to be disclosed. {basis}" in page.text
     assert "west withheld" in section(page, "Served worst", "Who holds which rows")
     assert verdict([trouble]).sentences[0].startswith("fedavg-gr reached accuracy 0.744 with a demographic parity")
     page = page_of([hidden], tmp_path)
     groups = section(page, "Groups", "Silos")
     assert groups.count("withheld") == 2 * 7  # all but the number of rows told, for both groups
     assert "undefined" not in groups
-    assert "told together for none of the 130 test rows" in page.text
+    assert "disclosed together for none of the 130 test rows" in page.text
     for cell in page.data["table"]["rows"][0][: len(page.data["tests"]["columns"])]:
         assert (cell["mean"], cell["absent"]) == (None, "withheld")
     said = verdict([hidden])
     assert said.sentences == [
         "Of fedavg, accuracy and demographic parity difference are not known: the silos withhold counts that are too "
-        "small to be told. There is nothing else in this report to compare it with."
+        "small to be disclosed. There is nothing else in this report to compare it with."
     ]
     assert not any("undefined" in caveat or "Fewer than 50" in caveat for caveat in said.caveats)
     assert "withheld" in (hidden._repr_html_() or "")

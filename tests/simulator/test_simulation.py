@@ -19,6 +19,7 @@ from equifed import randomness, tree
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods.fedavg import FedAvg, Server, apply_mean_update, weighted_update
+from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record
 from equifed.simulator import lanes, make_job, stepper
 from equifed.simulator.stepper import grid_up, portions, segments
@@ -51,7 +52,7 @@ def test_a_reply_with_nan_is_rejected_by_name_and_the_run_goes_on(uneven: Federa
     assert set(result.rejections["reason"]) == {"NaN or Inf in its reply"}
     assert (result.log["rejected"] == 1).all()
     assert (result.log["replied"] == uneven.num_clients - 1).all()
-    assert any("6 replies were rejected" in note for note in result.notes)
+    assert any("6 replies were rejected" in str(note) for note in result.notes)
     # as if that client had not been there
     keep = [k for k in range(uneven.num_clients) if k != 5]
     without = ef.Federation.from_arrays(
@@ -72,7 +73,7 @@ def test_a_round_without_any_reply_leaves_the_model(uneven: Federation, engine: 
     result = ef.simulate(Broken(), alone, engine=engine, **QUICK)  # type: ignore[arg-type]
     assert not result.log["applied"].any()
     assert all((value == 0).all() for value in result.parameters[0].values())
-    assert any("3 of 3 rounds had too few usable replies" in note for note in result.notes)
+    assert any("3 of 3 rounds left the model as it was: too few usable replies" in str(note) for note in result.notes)
 
 
 @ENGINES
@@ -181,7 +182,7 @@ def test_a_broken_compiler_is_said_and_costs_nothing(uneven: Federation, monkeyp
     monkeypatch.setattr(stepper, "TRACE_FROM", 1)
     monkeypatch.setattr("torch._inductor.compile", fail)
     result = ef.simulate(FedAvg(), uneven, compile=True, **QUICK)  # type: ignore[arg-type]
-    assert result.notes == ["Compiling the training step failed (OSError); it runs uncompiled, and slower."]
+    assert result.notes == [Note("compiling-failed", {"error": "OSError"})]
     expected = ef.simulate(FedAvg(), uneven, **QUICK)  # type: ignore[arg-type]
     np.testing.assert_allclose(result.parameters[0]["0.weight"], expected.parameters[0]["0.weight"], atol=1e-6)
 
@@ -364,7 +365,7 @@ def test_without_test_rows_there_is_nothing_to_sum_up(uneven: Federation) -> Non
     bare = dataclasses.replace(uneven, test=uneven.test[:0], validation=uneven.validation[:0], client_test=None)
     result = ef.simulate(FedAvg(), bare, **QUICK)  # type: ignore[arg-type]
     assert result.summary().empty
-    assert "no test rows" in result.notes[0]
+    assert result.notes[0].kind == "no-test-rows"
     assert "fedavg" in repr(result)
     with pytest.raises(ConfigError, match="Unknown split 'train'"):
         ef.simulate(FedAvg(), uneven, **QUICK).final("train")  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
-from equifed.methods._constrained import TOLERANCE
 from equifed.metrics.frame import Scored, metrics_frame
 from equifed.metrics.seeds import moments
+from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.simulator import Result
 from equifed.simulator.job import Job
 
@@ -98,7 +98,7 @@ class ConstraintCheck:
         if "feasible" not in result.log:
             raise ConfigError(_no_constraint(result.info["method"]))
         last = result.log.groupby([*result.swept, "seed"], sort=False).tail(1)
-        missed = last[last["excess"] > TOLERANCE] if "excess" in last else last[last["feasible"] == 0]
+        missed = last[last["excess"] > CONSTRAINT_TOLERANCE] if "excess" in last else last[last["feasible"] == 0]
         lines = []
         for key, rows in missed.groupby(["method", *result.swept], sort=False):
             setting = [f"{name}={value:g}" for name, value in zip(result.swept, key[1:], strict=True)]

@@ -26,6 +26,7 @@ from equifed.flower.deployment.folder import Folder
 from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.processes import ending_on_signals
 from equifed.flower.deployment.programs import Local, Submitted, listens
+from equifed.notes import Note
 from equifed.simulator.engine import Rejection
 from equifed.store import RunFolder, Store
 
@@ -262,7 +263,7 @@ def _happened(line: dict[str, Any]) -> str:
     lost = {each.client: each.reason for each in (Rejection(*rest) for _, *rest in line["rejections"])}
     if lost:
         text += "; without " + ", ".join(f"{client} ({reason})" for client, reason in lost.items())
-    return text if log["applied"] else f"{text}; the round was not applied"
+    return text if log["applied"] else f"{text}; the round was not applied: {Note.from_json(log['obstacle'])}"
 
 
 def _typed(path: Path) -> str:

@@ -78,7 +78,7 @@ def record(folder: RunFolder, result: Result) -> Record:
         "seconds": result.timings["seconds"],
         "degenerate_runs": 0 if degenerate is None else int((degenerate > 0).sum()),
         "runs": len(final),
-        "notes": result.notes,
+        "notes": [note.to_json() | {"text": str(note)} for note in result.notes],
         **({} if silos is None else {"federation": silos.facts()}),
     }
 

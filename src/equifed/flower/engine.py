@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
 from equifed.metrics.frame import Scored
+from equifed.notes import Note
 from equifed.protocol import LIMITS, ROWS, Phase, Record
 from equifed.simulator.engine import (
     Exchange,
@@ -48,7 +50,7 @@ class FlowerEngine:
     ) -> None:
         self.job, self.link, self.deadline, self.min_replies = job, link, deadline, min_replies
         self.messages: dict[tuple[str, int], Message] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.committed: Tensor = torch.zeros(job.task.num_clients, dtype=torch.int64)
         """What the last checkpoint says of the clients: they must not forget it."""
         self.measured: dict[int, tuple[State, list[Scored | None]]] = {}
@@ -105,18 +107,17 @@ class FlowerEngine:
                 rejections.append(Rejection(0, self._ids[k], phase.name, str(error), answered))
         there = present & np.isin(cohorts, list(replies))
         if len(replies) < min(self.min_replies, len(self._ids)) or not sampled:
-            return Exchange(state, there, rejections, applied=not sampled)
+            return Exchange(state, there, rejections, Note("too-few-replies") if sampled else None)
         who = np.array([k for k in sampled if k in replies])
         moved = [tree.map(lambda leaf: leaf.to(self.job.device), replies[int(k)]) for k in who]
         replied = combine(phase, moved, who, self.job.device)
         try:
             server = phase.server(server, replied, data_of(self._validation, self.job))
         except Exception as error:  # replies that are each possible, and together are not
-            self._not_applied(phase, round, f"the server's step failed with {type(error).__name__}: {error}")
-            return Exchange(state, there, rejections, applied=False)
+            failed = {"phase": phase.name, "error": f"{type(error).__name__}: {error}"}
+            return Exchange(state, there, rejections, Note("server-step-failed", failed))
         if not finite([getattr(server, name) for name in self.job.method.predicts_with]):
-            self._not_applied(phase, round, "the model would have NaN or Inf")
-            return Exchange(state, there, rejections, applied=False)
+            return Exchange(state, there, rejections, Note("model-not-finite", {"phase": phase.name}))
         kept = kept.clone()
         kept[torch.from_numpy(who)] = number
         return Exchange(State(tree.map(lambda leaf: leaf.unsqueeze(0), server), kept[None]), there, rejections)
@@ -135,7 +136,7 @@ class FlowerEngine:
         self.unmeasured = {each.client: each.reason for each in refused}
         self.unmeasured |= {silo: answer for silo, answer in answers.items() if isinstance(answer, str)}
         for silo, why in self.unmeasured.items():
-            self.note(f"{silo} did not evaluate round {round}: {why}.")
+            self.note("did-not-evaluate", client=silo, round=round, reason=why)
         return found
 
     def _late(self, kept: Tensor) -> dict[str, str]:
@@ -146,12 +147,10 @@ class FlowerEngine:
         late = [silo for k, silo in enumerate(self._ids) if kept[k] < ready]
         return {silo: LATE if silo in here else self.link.why_not(silo) for silo in late}
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def _not_applied(self, phase: Phase, round: int, why: str) -> None:
-        self.note(f"Round {round} was not applied in {phase.name}: {why}.")
+    def note(self, kind: str, **fields: Any) -> None:
+        note = Note(kind, fields)
+        if note not in self.notes:
+            self.notes.append(note)
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -293,15 +292,9 @@ class FlowerEvaluator:
             if each is not None:
                 self.told += np.nansum(each.counts[0], (-2, -1)).astype(np.int64)
         for client, counts, predicted in self.withheld:
-            said = [f"{client} withholds how right its predictions are for {_listed(fed.groups, counts)}"]
-            said += [f"and what they are for {_listed(fed.groups, predicted)}"] if predicted else []
-            self.engine.note(" ".join(said) + ": too few rows to be told.")
+            hidden = {"counts": counts, "predicted": predicted}
+            names = {what: [fed.groups[g] for g in groups] for what, groups in hidden.items()}
+            self.engine.note("withheld", client=client, **names)
         if self.withheld:
             rows = sum(member.test_rows for member in self.engine.link.members.values())
-            self.engine.note(
-                f"Accuracy and error rates rest on the {self.told.sum()} of {rows} test rows whose counts are told."
-            )
-
-
-def _listed(names: Sequence[str], chosen: Sequence[int]) -> str:
-    return ", ".join(names[each] for each in chosen)
+            self.engine.note("disclosed", rows=int(self.told.sum()), of=rows)

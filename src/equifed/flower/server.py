@@ -80,7 +80,7 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
             _greet(link)
         result = recording.finish()
     for note in result.notes:
-        _say(note)
+        _say(str(note))
     _say(f"Finished: {folder}")
     return result
 
@@ -219,8 +219,8 @@ def _line(job: Job, step: Step) -> str:
     """A finished round in a line."""
     (log,) = step.logs
     said = f"Round {step.round} of {job.rounds}: {log.replied} of {log.sampled} replied"
-    if not log.applied:
-        said += ", too few, so the round was not applied"
+    if log.obstacle is not None:
+        said += f"; the round was not applied: {log.obstacle}"
     lost = [f"{each.client} in {each.phase} ({each.reason})" for number, each in step.rejections]
     return said + (f"; without {'; '.join(lost)}" if lost else "") + f"; {step.seconds:.0f} s"
 

@@ -24,13 +24,11 @@ from torch.func import vjp, vmap
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Method, Record, Task, Update
+from equifed.protocol import CONSTRAINT_TOLERANCE, Data, Method, Record, Task, Update
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
 """The primal step shrinks tenfold after every so many rounds."""
-TOLERANCE = 1e-3
-"""A constraint counts as met up to gamma lambda, where gamma leaves an active one for good, and this much more."""
 
 
 UPDATES = {"loss_gradient": Update(weight="rows"), "gap_gradient": Update()}
@@ -129,9 +127,10 @@ class Constrained(Method):
         return moved(la, above, self.dual_step_size), moved(lb, below, self.dual_step_size), residual
 
     def missed(self, gap: Tensor, la: Tensor, lb: Tensor) -> Tensor:
-        """Which constraints [P] are not met: beyond the fixed point of their multipliers, epsilon + gamma lambda."""
+        """Which constraints [P] are not met: beyond the fixed point of their multipliers, epsilon + gamma lambda,
+        and the tolerance."""
         above, below = gap - self.dual_decay * la, -gap - self.dual_decay * lb
-        return torch.maximum(above, below) > self.epsilon + TOLERANCE
+        return torch.maximum(above, below) > self.epsilon + CONSTRAINT_TOLERANCE
 
     def excess(self, gap: Tensor) -> Tensor:
         """How far |D| lies above epsilon [P]; 0 where it does not."""

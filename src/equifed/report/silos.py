@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from equifed.notes import Note, ranges, when
 from equifed.report import wording
-from equifed.results.collect import ranges
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
 
 TOLD = "told"
 """A group's test rows whose labels and predictions are told: a metric of groups, where silos withhold some."""
-_SAID = re.compile(
-    r" did not (answer (in|before)|evaluate) round| withholds how right |^Accuracy and error rates rest on the |"
-    r"rounds had too few usable replies|replies were rejected"
-)
-"""Notes of a run that the silos' table says again, with more."""
+_IN_TABLE = {"did-not-answer", "did-not-evaluate", "withheld", "disclosed", "rounds-not-applied", "replies-rejected"}
+"""Kinds of notes that the silos' table and its sentences cover, with more detail."""
 _MOST = 6
 """Different troubles of one silo that are named."""
 
@@ -37,10 +33,7 @@ class Trouble:
     """0 is before the first."""
 
     def __str__(self) -> str:
-        before = "before round 1" if self.rounds[0] == 0 else ""
-        later = [number for number in self.rounds if number]
-        during = f"round{'s' * (len(later) > 1)} {ranges(later)}" if later else ""
-        return f"{' and '.join(filter(None, (before, during)))}: {wording.plain(self.reason, 200)}"
+        return f"{when(self.rounds)}: {wording.plain(self.reason, 200)}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class Silo:
 
     @property
     def refusals(self) -> str:
-        return _several([f"{wording.plain(trouble.phase)} in {trouble}" for trouble in self.refused])
+        return _several([f"{wording.plain(trouble.phase)} {trouble}" for trouble in self.refused])
 
     @property
     def withholds(self) -> str:
@@ -111,8 +104,8 @@ class Silos:
 
     each: tuple[Silo, ...]
     rounds: int
-    lost: tuple[int, ...]
-    """Rounds that were not applied."""
+    lost: tuple[Note, ...]
+    """Rounds that were not applied, and why."""
     min_replies: int
     min_count: int
     told: dict[str, int]
@@ -142,10 +135,8 @@ class Silos:
                     about["unmeasured"].get(name, ""),
                 )
             )
-        lost = result.log.loc[~result.log["applied"].astype(bool), "round"]
-        return cls(
-            tuple(each), len(result.log), tuple(map(int, lost)), about["min_replies"], about["min_count"], about["told"]
-        )
+        lost = tuple(note for note in result.notes if note.kind == "rounds-not-applied")
+        return cls(tuple(each), len(result.log), lost, about["min_replies"], about["min_count"], about["told"])
 
     @property
     def withholding(self) -> list[str]:
@@ -170,7 +161,7 @@ class Silos:
         """For other programs."""
         return {
             "rounds": self.rounds,
-            "rounds_not_applied": self.lost,
+            "rounds_not_applied": sorted(number for note in self.lost for number in note.fields["rounds"]),
             "min_replies": self.min_replies,
             "min_count": self.min_count,
             "rows_told": self.told,
@@ -179,15 +170,9 @@ class Silos:
 
     def sentences(self) -> list[str]:
         """What holds for all of them."""
-        fewest = f"{self.min_replies} usable repl{'y' if self.min_replies == 1 else 'ies'}"
-        if self.lost:
-            one = len(self.lost) == 1
-            said = [
-                f"{len(self.lost)} of {self.rounds} rounds {'was' if one else 'were'} not applied "
-                f"(round{'s' * (not one)} {ranges(self.lost)}): fewer than {fewest} came (min-replies)."
-            ]
-        else:
-            said = [f"All {self.rounds} rounds were applied: at least {fewest} came in each (min-replies)."]
+        said = self.lost_rounds()
+        if not said:
+            said.append(f"All {self.rounds} rounds were applied: at least {self._fewest} came in each (min-replies).")
         if self.withholding:
             said.append(
                 f"A silo withholds counts of its test rows below {self.min_count} (min-count), or below a higher limit "
@@ -199,15 +184,27 @@ class Silos:
             said.append("No count of test rows is withheld (min-count is 0).")
         return said
 
+    @property
+    def _fewest(self) -> str:
+        return f"{self.min_replies} usable repl{'y' if self.min_replies == 1 else 'ies'}"
+
+    def lost_rounds(self) -> list[str]:
+        """Which rounds were not applied, a sentence for each reason."""
+        sentences = []
+        for note in self.lost:
+            rounds, obstacle = note.fields["rounds"], Note.from_json(note.fields["obstacle"])
+            few = obstacle.kind == "too-few-replies"
+            reason = f"fewer than {self._fewest} came (min-replies)" if few else wording.plain(str(obstacle), 200)
+            one = len(rounds) == 1
+            sentences.append(
+                f"{len(rounds)} of {self.rounds} rounds {'was' if one else 'were'} not applied "
+                f"(round{'s' * (not one)} {ranges(rounds)}): {reason}."
+            )
+        return sentences
+
     def basis(self) -> str:
         """What accuracy and error rates rest on."""
-        rows = sum(self.told.values())
-        if not rows:
-            return (
-                f"Labels and predictions are told together for none of the {self.test_rows:,} test rows, so accuracy "
-                "and error rates are not known."
-            )
-        return f"Accuracy and error rates rest on the {rows:,} of {self.test_rows:,} test rows whose counts are told."
+        return str(Note("disclosed", {"rows": sum(self.told.values()), "of": self.test_rows}))
 
 
 def as_told(groups: pd.DataFrame, silos: Silos | None) -> pd.DataFrame:
@@ -227,9 +224,10 @@ def as_told(groups: pd.DataFrame, silos: Silos | None) -> pd.DataFrame:
     return both
 
 
-def other_notes(result: Result) -> list[str]:
-    """A result's notes without those that the silos' table says."""
-    return [note for note in result.notes if "federation" not in result.info or not _SAID.search(note)]
+def other_notes(result: Result) -> list[Note]:
+    """A result's notes without those that the silos' table covers, where there is one."""
+    covered = _IN_TABLE if "federation" in result.info else set()
+    return [note for note in result.notes if note.kind not in covered]
 
 
 def _by_predictions(metric: str) -> bool:

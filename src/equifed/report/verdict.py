@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,7 +93,7 @@ def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
         whose = "Its" if said else f"Of {wording.plain(arm.label)},"
         said += (
             f"{' ' * bool(said)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
-            "counts that are too small to be told."
+            "counts that are too small to be disclosed."
         )
     return [f"{said} There is nothing else in this report to compare it with."]
 
@@ -230,7 +229,7 @@ def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[st
 def _withheld(found: list[Arm]) -> list[str]:
     return [
         f"{wording.plain(arm.label)}: {wording.listing(arm.silos.withholding)} "
-        f"withhold{'s' * (len(arm.silos.withholding) == 1)} counts of test rows that are too small to be told. "
+        f"withhold{'s' * (len(arm.silos.withholding) == 1)} counts of test rows that are too small to be disclosed. "
         f"{arm.silos.basis()}"
         for arm in found
         if arm.silos is not None and arm.silos.withholding
@@ -277,24 +276,14 @@ def _plain_value(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | range) else value
 
 
-_REMARK = re.compile(r"rounds had too few usable replies|replies were rejected")
-"""Remarks of the simulator that the log says again, with more."""
-
-
 def _incidents(results: Sequence[Result]) -> list[str]:
     said = []
     notes: dict[str, list[str]] = {}
     for result in results:
         method = str(result.info["method"])
         name = wording.plain(method)
-        if len(result.log):
-            lost = ~result.log["applied"].astype(bool)
-            if lost.any():
-                said.append(
-                    f"{name}: {int(lost.sum())} of {len(lost)} rounds had too few usable replies and left the model as "
-                    "it was."
-                )
         silos = Silos.of(result)
+        said += [f"{name}: {sentence}" for sentence in silos.lost_rounds()] if silos else []
         missing = [silo for silo in silos.each if silo.absence] if silos else []
         if missing:
             absent = wording.listing([f"{wording.plain(silo.name)} ({silo.absence})" for silo in missing], longest=300)
@@ -308,8 +297,8 @@ def _incidents(results: Sequence[Result]) -> list[str]:
                 f"(first reason: {wording.plain(str(refused['reason'].iloc[0]), 200)})."
             )
         for note in other_notes(result):
-            if not _REMARK.search(note):
-                notes.setdefault(note, []).append(method)
+            if note.kind != "replies-rejected":  # said just above, with more
+                notes.setdefault(str(note), []).append(method)
     return said + [
         f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(note, 400)}"
         for note, methods in notes.items()

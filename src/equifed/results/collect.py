@@ -12,6 +12,8 @@ import pandas as pd
 
 from equifed import tree
 from equifed.metrics.frame import Scored, metrics_frame
+from equifed.notes import Note
+from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
 
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
     from equifed.simulator.job import Job, Run
     from equifed.simulator.loop import RoundLog, Step
 
-TOLERANCE = 1e-3
-"""What a constraint may lie beyond its bound without a word."""
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
+LOG = ["round", "sampled", "replied", "dropped", "rejected", "applied", "stopped"]
 REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 
@@ -44,7 +45,7 @@ class Collector:
         for number, scores in step.scores.items():
             self.scores += [(number, run, scored) for run, scored in enumerate(scores)]
 
-    def result(self, state: State, messages: Iterable[Message], notes: Sequence[str]) -> Result:
+    def result(self, state: State, messages: Iterable[Message], notes: Sequence[Note]) -> Result:
         job = self.job
         fed = job.runs[0].federation
         swept = list(job.runs[0].hyper)
@@ -77,96 +78,99 @@ class Collector:
             parameters=_parameters(job, kept),
             info=info,
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
-            notes=[*notes, *_remarks(job, self.logs, self.rejections)],
+            notes=[*notes, *_notes(job, self.logs, self.rejections)],
             final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
         )
 
 
-def _remarks(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[str]:
-    lost = [log for log in logs if not log.applied]
-    rejected = sum(log.rejected for log in logs)
-    remarks = []
+def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[Note]:
+    """What the rounds of all runs tell."""
     fed = job.runs[0].federation
+    notes = []
     if not len(fed.test) and fed.client_test is None:
-        remarks.append("The federation has no test rows, so nothing was measured.")
-    if lost:
-        remarks.append(
-            f"{len(lost)} of {len(logs)} rounds had too few usable replies and left the model as it was "
-            f"(first: seed {job.runs[lost[0].run].seed}, round {lost[0].round})."
-        )
+        notes.append(Note("no-test-rows"))
+    notes += _not_applied(job, logs)
+    rejected = sum(log.rejected for log in logs)
     if rejected:
-        remarks.append(f"{rejected} replies were rejected; `rejections` names the clients, rounds and reasons.")
-    return [*remarks, *_absences(rejections), *_ending(job, logs)]
+        notes.append(Note("replies-rejected", {"count": rejected}))
+    return [*notes, *_absences(rejections), *_endings(job, logs)]
 
 
-def _absences(rejections: list[tuple[int, Rejection]]) -> list[str]:
-    """Which clients did not answer, and when."""
-    absent: dict[str, list[tuple[int, str]]] = {}
-    for number, each in rejections:
-        if not each.answered:
-            absent.setdefault(each.client, []).append((number, each.reason))
+def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
+    """Rounds that had no effect, by what stood in their way."""
+    obstacles: list[tuple[Note, list[RoundLog]]] = []
+    for log in logs:
+        if log.obstacle is not None:
+            known = next((lost for obstacle, lost in obstacles if obstacle == log.obstacle), None)
+            obstacles.append((log.obstacle, [log])) if known is None else known.append(log)
     return [
-        f"{client} did not answer {_times([number for number, _ in when])} "
-        f"({'; '.join(dict.fromkeys(reason for _, reason in when))})."
-        for client, when in absent.items()
+        Note(
+            "rounds-not-applied",
+            {
+                "obstacle": obstacle.to_json(),
+                "count": len(lost),
+                "of": len(logs),
+                "rounds": sorted({log.round for log in lost}),
+                "seed": job.runs[lost[0].run].seed,
+            },
+        )
+        for obstacle, lost in obstacles
     ]
 
 
-def _times(numbers: list[int]) -> str:
-    later = [number for number in numbers if number]
-    parts = ["before round 1"] * (0 in numbers)
-    parts += [f"in round{'s' * (len(later) > 1)} {ranges(later)}"] if later else []
-    return " and ".join(parts)
+def _absences(rejections: list[tuple[int, Rejection]]) -> list[Note]:
+    """Which clients did not answer, and when."""
+    absent: dict[str, list[tuple[int, str]]] = {}
+    for number, rejection in rejections:
+        if not rejection.answered:
+            absent.setdefault(rejection.client, []).append((number, rejection.reason))
+    return [
+        Note(
+            "did-not-answer",
+            {
+                "client": client,
+                "rounds": sorted({number for number, _ in missed}),
+                "reasons": list(dict.fromkeys(reason for _, reason in missed)),
+            },
+        )
+        for client, missed in absent.items()
+    ]
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """3, 5 to 9."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
-
-
-def _ending(job: Job, logs: list[RoundLog]) -> list[str]:
+def _endings(job: Job, logs: list[RoundLog]) -> list[Note]:
     """Which runs stopped before the last round, and which ended without meeting their constraint."""
     final = {log.run: log for log in logs}
-    many = len(job.runs)
     stopped = [log.round for log in final.values() if log.stopped and log.round < job.rounds]
     missed = [run for run, log in final.items() if log.observed.get("feasible") == 0]
-    near = [run for run, log in final.items() if log.observed.get("feasible") == 1 and _excess(log) > TOLERANCE]
-    remarks = []
+    near = [
+        run
+        for run, log in final.items()
+        if log.observed.get("feasible") == 1 and log.observed.get("excess", 0.0) > CONSTRAINT_TOLERANCE
+    ]
+    notes = []
     if stopped:
-        rounds = f"round {stopped[0]}" if len(set(stopped)) == 1 else f"rounds {min(stopped)} to {max(stopped)}"
-        who = "The run" if many == 1 else f"{len(stopped)} of {many} runs"
-        remarks.append(f"{who} converged and stopped at {rounds} of {job.rounds}; `log` says when each.")
-    decay = " A smaller dual_decay brings it closer." if hasattr(job.method, "dual_decay") else ""
+        at = {"first": min(stopped), "last": max(stopped), "rounds": job.rounds}
+        notes.append(Note("stopped-early", {"runs": len(stopped), "of": len(job.runs), **at}))
+    decay = "dual_decay" if hasattr(job.method, "dual_decay") else ""
     if missed:
-        by = f", by {_excess(final[missed[0]]):.3g} there" if "excess" in final[missed[0]].observed else ""
-        advice = decay if all(final[run].stopped for run in missed) else " More rounds may help."
-        remarks.append(f"The constraint is not met at the end of {_who(job, missed)}{by}; see `log`.{advice}")
+        remedy = decay if all(final[run].stopped for run in missed) else "rounds"
+        notes.append(Note("constraint-missed", _first(job, final, missed) | {"remedy": remedy}))
     if near:
-        who, beyond = _who(job, near), _excess(final[near[0]])
-        remarks.append(
-            f"{who[0].upper()}{who[1:]} ended with the constraint met only up to what the decay of its multipliers "
-            f"allows, {beyond:.3g} above the bound; `log` has it as `excess`.{decay}"
-        )
-    return remarks
+        notes.append(Note("constraint-nearly-met", _first(job, final, near) | {"remedy": decay}))
+    return notes
 
 
-def _excess(log: RoundLog) -> float:
-    """How far beyond its bound the constraint is, where the method says."""
-    return log.observed.get("excess", 0.0)
-
-
-def _who(job: Job, runs: list[int]) -> str:
-    if len(job.runs) == 1:
-        return "the run"
-    where = ", ".join(f"{name} {value:g}" for name, value in job.runs[runs[0]].hyper.items())
-    first = f"seed {job.runs[runs[0]].seed}{f', {where}' if where else ''}"
-    return f"{len(runs)} of {len(job.runs)} runs (first: {first})"
+def _first(job: Job, final: dict[int, RoundLog], runs: list[int]) -> dict[str, Any]:
+    """How many runs these are, and the first of them."""
+    first = job.runs[runs[0]]
+    excess = final[runs[0]].observed.get("excess")
+    return {
+        "runs": len(runs),
+        "of": len(job.runs),
+        "seed": first.seed,
+        "hyper": dict(first.hyper),
+        "excess": excess,
+    }
 
 
 def _messages(messages: Iterable[Message]) -> pd.DataFrame:
@@ -180,7 +184,9 @@ def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
     rows = []
     for log in logs:
         entry = dict(job.labels[log.run])
-        entry |= {key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped")}
+        entry |= {
+            key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped", "obstacle")
+        }
         entry["stopped"] = log.stopped
         rows.append(entry | log.observed)
     return pd.DataFrame(rows)

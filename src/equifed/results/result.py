@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
+from equifed.notes import Note
 from equifed.results import tradeoff
 from equifed.results.predict import Adapted, FinalState
 from equifed.results.tradeoff import Hypervolume
@@ -39,7 +40,7 @@ class Result:
     """What was run: method, hyper-parameters, data, settings."""
     timings: dict[str, Any]
     """Seconds in all and per round."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     """What a reader should know about how it ran."""
     final_states: dict[Any, FinalState] = field(default_factory=dict, repr=False)
     """What each run ended with, by the keys of `parameters`: what `predict` uses. In memory only: a run folder and a

@@ -13,6 +13,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.codec import CODECS
 from equifed.errors import RunError
+from equifed.notes import Note
 from equifed.protocol import Data, Method, Phase, Record
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
@@ -49,8 +50,8 @@ class Exchange:
     present: np.ndarray
     """Whose reply was used [R, K]."""
     rejections: list[Rejection]
-    applied: bool = True
-    """False: too few answered, so that the whole round is to have no effect."""
+    obstacle: Note | None = None
+    """Why the whole round is to have no effect; None where it may have one."""
 
 
 class Message(NamedTuple):
@@ -73,7 +74,7 @@ class Engine(Protocol):
 
     messages: dict[tuple[str, int], Message]
     """Filled as phases are carried out."""
-    notes: list[str]
+    notes: list[Note]
     """What the user should know about how it ran."""
 
     def start(self) -> State: ...

@@ -24,6 +24,7 @@ from torch.func import grad, vmap
 
 from equifed import randomness, tree
 from equifed.errors import RunError
+from equifed.notes import Note
 from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Start
 from equifed.simulator.engine import (
     Exchange,
@@ -142,7 +143,7 @@ class LanesEngine:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self.messages: dict[tuple[str, int], Message] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         names = list(job.runs[0].hyper)
         self._hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
         # runs are settings x seeds

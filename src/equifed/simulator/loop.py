@@ -18,6 +18,7 @@ from torch.func import vmap
 from equifed import tree
 from equifed.errors import RunError
 from equifed.metrics.frame import Scored
+from equifed.notes import Note
 from equifed.simulator.engine import Engine, Rejection, Stage, State, phases
 from equifed.simulator.evaluate import Measure
 from equifed.simulator.job import Job
@@ -36,6 +37,8 @@ class RoundLog(NamedTuple):
     observed: dict[str, float]
     stopped: bool = False
     """The run converged in this round, and is left as it is from here on."""
+    obstacle: Note | None = None
+    """Why the round was not applied; None where it was."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
         with _settings(job):  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
-            state, present, applied = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            state, present, obstacle = _stage(job, engine, state, "round", number, cohorts, here, rejections)
             gone = [each.run for when, each in rejections if when == number and not each.answered]
             observed, converged = _look(job, state)
             ended = running & converged if number < job.rounds else running
@@ -83,7 +86,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
                 state = _with_everyone(job, engine, state, "final", number, ended, rejections)
                 observed, _ = _look(job, state)
             stopped = ended & converged
-            logs = _logs(number, running, stopped, here, present, applied, gone, observed)
+            logs = _logs(number, running, stopped, here, present, obstacle, gone, observed)
             running = running & ~ended
             last = not running.any()
             scores = evaluator.measured(number, state, running)
@@ -122,12 +125,13 @@ def _with_everyone(
     """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out by plan."""
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
-    state, present, applied = _stage(job, engine, state, stage, number, cohorts, present, rejections)
-    if not applied:
-        reasons = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections)
+    state, present, obstacle = _stage(job, engine, state, stage, number, cohorts, present, rejections)
+    if obstacle is not None:
+        missing = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections)
         raise RunError(
-            f"The {stage} phases need more replies than the {int(present.sum())} that came from {cohorts.shape[1]} "
-            f"clients, and without them the result would not be the method's. Missing: {reasons}."
+            f"The {stage} phases could not be finished, and without them the result would not be the method's: "
+            f"{obstacle} ({int(present.sum())} of {cohorts.shape[1]} clients)."
+            + (f" Missing: {missing}." if missing else "")
         )
     return state
 
@@ -141,7 +145,7 @@ def _stage(
     cohorts: np.ndarray,
     present: np.ndarray,
     rejections: list[tuple[int, Rejection]],
-) -> tuple[State, np.ndarray, bool]:
+) -> tuple[State, np.ndarray, Note | None]:
     """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow. A stage that
     one of its phases could not finish has no effect."""
     before = state
@@ -149,9 +153,9 @@ def _stage(
         exchange = engine.exchange(state, stage, position, number, cohorts, present)
         state, present = exchange.state, exchange.present
         rejections += [(number, rejection) for rejection in exchange.rejections]
-        if not exchange.applied:
-            return before, present, False
-    return state, present, True
+        if exchange.obstacle is not None:
+            return before, present, exchange.obstacle
+    return state, present, None
 
 
 def _logs(
@@ -160,7 +164,7 @@ def _logs(
     stopped: np.ndarray,
     here: np.ndarray,
     present: np.ndarray,
-    applied: bool,
+    obstacle: Note | None,
     gone: list[int],
     observed: dict[str, np.ndarray],
 ) -> list[RoundLog]:
@@ -174,9 +178,10 @@ def _logs(
             int(replied[run]),
             sampled - int(stayed[run]) + gone.count(run),
             int(stayed[run] - replied[run]) - gone.count(run),
-            applied and bool(replied[run]),
+            obstacle is None and bool(replied[run]),
             {name: float(values[run]) for name, values in observed.items()},
             bool(stopped[run]),
+            obstacle or (None if replied[run] else Note("too-few-replies")),
         )
         for run in map(int, np.flatnonzero(running))
     ]

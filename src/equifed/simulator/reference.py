@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equifed import randomness, tree
 from equifed.errors import EquifedError, RunError
+from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record
 from equifed.simulator.engine import (
     Exchange,
@@ -37,7 +38,7 @@ class Reference:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self.messages: dict[tuple[str, int], Message] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
 
     @cached_property
     def _validation(self) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...] | None:

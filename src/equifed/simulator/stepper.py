@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.notes import Note
 from equifed.randomness import Batches
 from equifed.simulator.cuda import CudaSteps
 from equifed.simulator.job import Job
@@ -68,7 +69,7 @@ class Training:
 
 
 class Stepper:
-    def __init__(self, job: Job, tables: Tables, notes: list[str]) -> None:
+    def __init__(self, job: Job, tables: Tables, notes: list[Note]) -> None:
         self.job, self.tables, self.notes = job, tables, notes
         self._ready: dict[Any, Run] = {}
 
@@ -208,7 +209,7 @@ class Stepper:
             compiled: Step = _inductor.compile(graph, [*values])
             compiled(*values)
         except Exception as error:  # a broken compiler must not cost the run
-            self._note(f"Compiling the training step failed ({type(error).__name__}); it runs uncompiled, and slower.")
+            self._note(Note("compiling-failed", {"error": type(error).__name__}))
             return graph
         return compiled
 
@@ -224,15 +225,13 @@ class Stepper:
         if planned < COMPILE_FROM or effort > COMPILE_WORK:
             return False
         if not _has_compiler():
-            self._note(
-                "A C++ compiler would let this long run be compiled and go several times faster; none was found."
-            )
+            self._note(Note("no-compiler"))
             return False
         return True
 
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+    def _note(self, note: Note) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
 
 @cache

@@ -32,6 +32,7 @@ from equifed import tree
 from equifed.config import Config, load_config
 from equifed.errors import RunError
 from equifed.metrics.frame import Scored
+from equifed.notes import Note
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.loop import RoundLog
@@ -290,7 +291,7 @@ class Recording:
             collector.add(_step(line, state[1], scores))
             for key, message in _messages(line):
                 engine.messages.setdefault(key, message)
-            engine.notes.extend(note for note in line["notes"] if note not in engine.notes)
+            engine.notes += [note for note in map(Note.from_json, line["notes"]) if note not in engine.notes]
         self._resume = state
 
     def rounds(self) -> Iterator[Step]:
@@ -303,7 +304,7 @@ class Recording:
             messages, notes = set(engine.messages), len(engine.notes)
             yield step
 
-    def _write(self, step: Step, messages: Mapping[tuple[str, int], Message], notes: list[str]) -> None:
+    def _write(self, step: Step, messages: Mapping[tuple[str, int], Message], notes: list[Note]) -> None:
         self._pending += [self.folder.write_scores(number, scores) for number, scores in step.scores.items()]
         self._pending.append(
             self.folder.write_line(
@@ -311,10 +312,10 @@ class Recording:
                     "round": step.round,
                     "seconds": step.seconds,
                     "evaluated": list(step.scores),
-                    "logs": [log._asdict() for log in step.logs],
+                    "logs": [_log_line(log) for log in step.logs],
                     "rejections": [[number, *rejection] for number, rejection in step.rejections],
                     "messages": [[position, message._asdict()] for (_, position), message in messages.items()],
-                    "notes": notes,
+                    "notes": [note.to_json() for note in notes],
                 }
             )
         )
@@ -343,11 +344,18 @@ class Recording:
         self.folder.lock.release()
 
 
+def _log_line(log: RoundLog) -> dict[str, Any]:
+    return log._asdict() | {"obstacle": log.obstacle and log.obstacle.to_json()}
+
+
+def _read_log(line: dict[str, Any]) -> RoundLog:
+    observed = {name: float(value) for name, value in line["observed"].items()}
+    obstacle = line["obstacle"] and Note.from_json(line["obstacle"])
+    return RoundLog(**line | {"observed": observed, "obstacle": obstacle})
+
+
 def _step(line: dict[str, Any], state: State, scores: dict[int, list[dict[str, Scored]]]) -> Step:
-    logs = [
-        RoundLog(**{**log, "observed": {name: float(value) for name, value in log["observed"].items()}})
-        for log in line["logs"]
-    ]
+    logs = [_read_log(log) for log in line["logs"]]
     rejections = [(number, Rejection(*rest)) for number, *rest in line["rejections"]]
     return Step(line["round"], state, logs, rejections, scores, line["seconds"], last=False)
 

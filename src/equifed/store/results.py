@@ -11,6 +11,7 @@ import pandas as pd
 from safetensors.numpy import load_file, save
 
 from equifed.metrics.seeds import moments
+from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import HEADLINE, HEADLINE_REGRESSION, Result
 from equifed.store.files import plain, write_atomic, write_json
@@ -32,7 +33,12 @@ def save_result(folder: Path, result: Result) -> None:
     keys = [list(key) if isinstance(key, tuple) else key for key in result.parameters]
     write_json(
         folder / "result.json",
-        {"info": result.info, "notes": result.notes, "headline": headline(result), "runs": keys},
+        {
+            "info": result.info,
+            "notes": [note.to_json() for note in result.notes],
+            "headline": headline(result),
+            "runs": keys,
+        },
     )
 
 
@@ -54,7 +60,7 @@ def load_result(folder: str | Path) -> Result:
         parameters={key: {} for key in keys},
         info=about["info"],
         timings=json.loads((folder / "timings.json").read_text()),
-        notes=about["notes"],
+        notes=[Note.from_json(note) for note in about["notes"]],
     )
     labels = {_label(result, key): key for key in keys}
     for name, value in load_file(folder / "final.safetensors").items():

@@ -1,0 +1,145 @@
+"""Notes: what a reader should know about how a run went. A note is a value, which code can filter and files can hold;
+its words are made here, when it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Note", "ranges", "when"]
+
+
+@dataclass(frozen=True, repr=False)
+class Note:
+    """One thing that happened. `str(note)` says it in words."""
+
+    kind: str
+    """A key of `WORDS`."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What the words are made of, in JSON's own types."""
+
+    def __str__(self) -> str:
+        return WORDS[self.kind](**self.fields)
+
+    def __repr__(self) -> str:
+        return f"<Note {self.kind}: {self}>"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "fields": dict(self.fields)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Note:
+        return cls(value["kind"], value["fields"])
+
+
+# -- helpers of wording ------------------------------------------------------------------------------------------------
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`3, 5 to 9`."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
+
+
+def when(rounds: Iterable[int]) -> str:
+    """`before round 1 and in rounds 3, 5 to 9`; 0 stands for the exchanges before round 1."""
+    numbers = set(rounds)
+    later = numbers - {0}
+    parts = ["before round 1"] * (0 in numbers)
+    parts += [f"in round{'s' * (len(later) > 1)} {ranges(later)}"] if later else []
+    return " and ".join(parts)
+
+
+def _runs(runs: int, of: int, seed: int, hyper: Mapping[str, float]) -> str:
+    """`the run`, or how many and which is the first."""
+    if of == 1:
+        return "the run"
+    setting = "".join(f", {name} {value:g}" for name, value in hyper.items())
+    return f"{runs} of {of} runs (first: seed {seed}{setting})"
+
+
+# -- the words of each kind --------------------------------------------------------------------------------------------
+
+
+def _rounds_not_applied(obstacle: Mapping[str, Any], count: int, of: int, rounds: Sequence[int], seed: int) -> str:
+    reason = Note.from_json(obstacle)
+    return f"{count} of {of} rounds left the model as it was: {reason} (first: seed {seed}, round {rounds[0]})."
+
+
+def _withheld(client: str, counts: Sequence[str], predicted: Sequence[str]) -> str:
+    more = f" and what they are for {', '.join(predicted)}" if predicted else ""
+    return (
+        f"{client} withholds how right its predictions are for {', '.join(counts)}{more}: the counts are too small to "
+        "be disclosed."
+    )
+
+
+def _disclosed(rows: int, of: int) -> str:
+    if not rows:
+        return (
+            f"Labels and predictions are disclosed together for none of the {of:,} test rows, so accuracy and error "
+            "rates are not known."
+        )
+    return f"Accuracy and error rates rest on the {rows:,} of {of:,} test rows whose counts are disclosed."
+
+
+def _stopped_early(runs: int, of: int, first: int, last: int, rounds: int) -> str:
+    who = "The run" if of == 1 else f"{runs} of {of} runs"
+    at = f"round {first}" if first == last else f"rounds {first} to {last}"
+    return f"{who} converged and stopped at {at} of {rounds}; `log` says when each."
+
+
+_DECAY = " A smaller dual_decay brings it closer."
+
+
+def _constraint_missed(
+    runs: int, of: int, seed: int, hyper: Mapping[str, float], excess: float | None, remedy: str
+) -> str:
+    by = "" if excess is None else f", by {float(excess):.3g} there"
+    advice = {"rounds": " More rounds may help.", "dual_decay": _DECAY, "": ""}[remedy]
+    return f"The constraint is not met at the end of {_runs(runs, of, seed, hyper)}{by}; see `log`.{advice}"
+
+
+def _constraint_nearly_met(
+    runs: int, of: int, seed: int, hyper: Mapping[str, float], excess: float, remedy: str
+) -> str:
+    who = _runs(runs, of, seed, hyper)
+    return (
+        f"{who[0].upper()}{who[1:]} ended with the constraint met only up to what the decay of its multipliers allows, "
+        f"{float(excess):.3g} above the bound; `log` has it as `excess`.{_DECAY if remedy == 'dual_decay' else ''}"
+    )
+
+
+WORDS: Mapping[str, Callable[..., str]] = {
+    # why a round had no effect: parts of a sentence
+    "too-few-replies": lambda: "too few usable replies came",
+    "server-step-failed": lambda phase, error: f"the server's step of {phase} failed with {error}",
+    "model-not-finite": lambda phase: f"after {phase} the model would have NaN or Inf",
+    # how the engine ran
+    "compiling-failed": lambda error: f"Compiling the training step failed ({error}); it runs uncompiled, and slower.",
+    "no-compiler": lambda: (
+        "A C++ compiler would let this long run be compiled and go several times faster; none was found."
+    ),
+    # what happened in the rounds
+    "no-test-rows": lambda: "The federation has no test rows, so nothing was measured.",
+    "rounds-not-applied": _rounds_not_applied,
+    "replies-rejected": lambda count: (
+        f"{count} replies were rejected; `rejections` names the clients, rounds and reasons."
+    ),
+    "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
+    # how runs ended
+    "stopped-early": _stopped_early,
+    "constraint-missed": _constraint_missed,
+    "constraint-nearly-met": _constraint_nearly_met,
+    # what silos did not disclose
+    "did-not-evaluate": lambda client, round, reason: f"{client} did not evaluate round {round}: {reason}.",
+    "withheld": _withheld,
+    "disclosed": _disclosed,
+}
+"""What each kind of note says, from its fields."""

@@ -1,0 +1,68 @@
+"""Notes are values; their words are made in one place."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from equifed.notes import WORDS, Note, ranges, when
+
+FEW = Note("too-few-replies").to_json()
+RUNS = {"runs": 2, "of": 6, "seed": 3, "hyper": {"epsilon": 0.1}, "excess": 0.25}
+EXAMPLES = {
+    "too-few-replies": {},
+    "server-step-failed": {"phase": "train", "error": "ValueError: no"},
+    "model-not-finite": {"phase": "train"},
+    "compiling-failed": {"error": "OSError"},
+    "no-compiler": {},
+    "no-test-rows": {},
+    "rounds-not-applied": {"obstacle": FEW, "count": 2, "of": 9, "rounds": [3, 4], "seed": 0},
+    "replies-rejected": {"count": 4},
+    "did-not-answer": {"client": "north", "rounds": [0, 2, 3], "reasons": ["not connected", "no reply"]},
+    "stopped-early": {"runs": 4, "of": 6, "first": 2, "last": 5, "rounds": 9},
+    "constraint-missed": {**RUNS, "remedy": "rounds"},
+    "constraint-nearly-met": {**RUNS, "remedy": "dual_decay"},
+    "did-not-evaluate": {"client": "north", "round": 3, "reason": "not connected"},
+    "withheld": {"client": "north", "counts": ["f", "m"], "predicted": ["m"]},
+    "disclosed": {"rows": 1200, "of": 1500},
+}
+
+
+def test_every_kind_has_an_example_here():
+    assert EXAMPLES.keys() == WORDS.keys()
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_a_note_survives_json_and_says_all_that_it_holds(kind):
+    note = Note(kind, EXAMPLES[kind])
+    again = Note.from_json(json.loads(json.dumps(note.to_json())))
+    assert again == note
+    assert str(again) == str(note) != ""
+    assert str(note) in repr(note)
+    assert set(inspect.signature(WORDS[kind]).parameters) == set(EXAMPLES[kind])  # no field that nothing is made of
+
+
+def test_words():
+    said = {kind: str(Note(kind, fields)) for kind, fields in EXAMPLES.items()}
+    assert said["did-not-answer"] == (
+        "north did not answer before round 1 and in rounds 2 to 3 (not connected; no reply)."
+    )
+    assert said["rounds-not-applied"] == (
+        "2 of 9 rounds left the model as it was: too few usable replies came (first: seed 0, round 3)."
+    )
+    assert said["constraint-missed"] == (
+        "The constraint is not met at the end of 2 of 6 runs (first: seed 3, epsilon 0.1), by 0.25 there; see `log`. "
+        "More rounds may help."
+    )
+    assert said["stopped-early"].startswith("4 of 6 runs converged and stopped at rounds 2 to 5 of 9")
+    assert "1,200 of 1,500 test rows" in said["disclosed"]
+    assert "none of the 1,500 test rows" in str(Note("disclosed", {"rows": 0, "of": 1500}))
+
+
+def test_ranges_and_when():
+    assert ranges([9, 3, 5, 6, 6, 7]) == "3, 5 to 7, 9"
+    assert when([0]) == "before round 1"
+    assert when([4]) == "in round 4"
+    assert when([2, 0, 1]) == "before round 1 and in rounds 1 to 2"
