@@ -130,7 +130,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "no-test-rows": lambda: "The federation has no test rows, so nothing was measured.",
     "rounds-not-applied": _rounds_not_applied,
     "replies-rejected": lambda count: (
-        f"{count} replies were rejected; `rejections` names the clients, rounds and reasons."
+        f"{count} repl{'y was' if count == 1 else 'ies were'} rejected; `rejections` names clients, rounds and reasons."
     ),
     "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
     # how runs ended

@@ -29,12 +29,12 @@ def shown(place: Path, invoke: Callable[..., Any]) -> str:
 def test_show_has_a_line_for_each_silo(shown: str, invoke: Callable[..., Any]) -> None:
     lines = [re.sub(r"\s+", " ", line).strip() for line in shown.splitlines()]
     assert "north 1,200 300 - train in round 5: has NaN or Inf in -" in lines
-    assert "south 720 180 round 5: no reply within 0 s - -" in lines
+    assert "south 720 180 in round 5: no reply within 0 s - -" in lines
     assert any(line.startswith("east 480 120 the last evaluation: no reply") for line in lines)
     assert "rim unknown unknown never joined: not connected - -" in lines
     assert "1 of 7 rounds was not applied (round 5): fewer than 3 usable replies came (min-replies)." in lines
     text = " ".join(lines)
-    assert "Accuracy and error rates rest on the 480 of 624 test rows whose counts are told." in text
+    assert "Accuracy and error rates rest on the 480 of 624 test rows whose counts are disclosed." in text
     assert "No secure aggregation: the server receives every silo's reply by itself" in text
     assert "Note:" not in text  # all of it is in the table
     assert "told 235 245" in lines
