@@ -15,6 +15,7 @@ does with clipped updates is a mean weighted by the same weights, so no client c
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,26 +50,30 @@ class Channel:
     clip: float | Tensor | None = None
     """The largest L2 norm that an update of a client may have; longer ones are scaled down to it. None: any."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.clip, Tensor) and self.clip not in (None, math.inf):
+            check_number("clip", self.clip, above=0)
+
     def check(self, method: Method) -> None:
         """Raise a ConfigError for what cannot be done to this method's replies."""
         if self.clip is None:
             return
-        if self.clip != float("inf"):
-            check_number("clip", self.clip, above=0)
         phases = [phase for stage in (method.setup, method.round, method.final) for phase in stage]
         if not any(phase.updates for phase in phases):
             sent = sorted({field for phase in phases for field in phase.up})
             raise ConfigError(
-                f"clip bounds the norm of the model updates that clients send, but {method.name} sends none: "
+                f"bounds the norm of the model updates that clients send, but {method.name} sends none: "
                 + (f"its clients send {', '.join(sent)}." if sent else "nothing leaves its clients.")
-                + " Leave clip out, or take a method whose phases declare updates, such as fedavg."
+                + " Leave clip out, or take a method whose phases declare updates, such as fedavg.",
+                key="clip",
             )
         for phase in phases:
-            for field, (weight, around) in ((field, (u.weight, u.around)) for field, u in phase.updates.items()):
-                if {field, weight or field} - {*phase.up} or {around} - {None, *phase.down} or CLIPPED in phase.up:
+            for field, update in phase.updates.items():
+                missing = {field, update.weight or field} - {*phase.up} or {update.around or None} - {None, *phase.down}
+                if missing:
                     raise ConfigError(
-                        f"{method.name}, phase {phase.name!r}: the update {field!r} needs the field {weight or field!r}"
-                        f" in `up`{f' and {around!r} in `down`' if around else ''}, and {CLIPPED!r} is the channel's."
+                        f"{method.name}, phase {phase.name!r}: the update {field!r} is declared with "
+                        f"{', '.join(map(repr, missing))}, which the phase does not send. Correct its `updates`."
                     )
 
     def through(self, phase: Phase) -> Phase:
@@ -123,6 +128,10 @@ class Channel:
         if update.around is not None:
             short = tree.add(down[update.around], short)
         return tree.map(lambda new, old: torch.where(long, new, old), short, reply[field]), long
+
+
+CHANNEL_OPTIONS = tuple(field.name for field in dataclasses.fields(Channel))
+"""What can be swept besides a method's hyper-parameters."""
 
 
 def _then(work: ClientWork, send: Callable[[Record, Record], Record]) -> ClientWork:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -209,6 +209,11 @@ class Phase:
     """The clients' work needs the model's initial parameters, `data.initial`."""
     updates: Mapping[str, Update] = field(default_factory=dict)
     """Fields of `up` that move the model; not rankings, counts and other statistics."""
+
+
+Stage = Literal["setup", "round", "final"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""When a phase takes place, in the order they come."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
+from equifed.channel import Channel
 from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.training import Local
 
@@ -36,6 +37,8 @@ class RunSettings:
     """"auto", "cpu", "cuda" or "cuda:N"."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the training step; "auto" decides by the length of the run."""
+    clip: float | None = None
+    """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
     local: Local = field(default_factory=Local)
     """How each client trains in a round."""
 
@@ -44,6 +47,7 @@ class RunSettings:
             if "low" in each.metadata:
                 whole = type(each.default) is int
                 check_number(each.name, getattr(self, each.name), whole=whole, low=each.metadata["low"])
+        _ = self.channel  # which checks its own settings
         if self.dropout >= 1:
             raise ConfigError(f"dropout is a probability below 1, got {self.dropout}.")
         if self.clients_per_round not in (None, "all"):
@@ -64,6 +68,11 @@ class RunSettings:
         """The seeds, none where they are left to the federations."""
         return [] if self.seeds is None or isinstance(self.seeds, int) else list(self.seeds)
 
+    @property
+    def channel(self) -> Channel:
+        """What replies go through."""
+        return Channel(self.clip)
+
     def changed(self, options: RunOptions) -> RunSettings:
         """These settings with some of them replaced."""
         return dataclasses.replace(self, **options)
@@ -80,6 +89,7 @@ class RunOptions(TypedDict, total=False):
     engine: EngineName
     device: str
     compile: bool | Literal["auto"]
+    clip: float | None
     local: Local
 
 

@@ -74,6 +74,20 @@ LIES: dict[str, tuple[Callable[[Message], Message], str]] = {
 }
 
 
+def test_an_update_longer_than_its_clip_is_refused(silos: Path, tmp_path: Path) -> None:
+    """Whatever the silo's own program did: the server looks too, so nobody moves the model by more."""
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        return with_field(reply, BIAS, lambda v: 1e3 * v) if silo == "a" and in_round(message, 1) else reply
+
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 1, "clip": 0.05})
+    result = federate(made, nodes(made, fault), tmp_path)
+    (rejection,) = result.rejections.itertuples()
+    assert rejection.client == "a"
+    assert "has in update an update of a norm above 0.05" in rejection.reason
+    assert result.log["clipped"].between(0.01, 1).all()
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_a_bad_reply_is_refused_by_name_and_reason(lie: str, silos: Path, tmp_path: Path) -> None:
     change, reason = LIES[lie]

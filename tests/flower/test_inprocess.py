@@ -11,7 +11,7 @@ from contract.sketches import SKETCHES
 from contract.test_contract import METHODS, VARIANTS
 
 import equifed as ef
-from equifed import tree
+from equifed import methods, tree
 from equifed.protocol import Method
 from flower.inprocess import federate, memory_of, nodes, setting, simulate
 
@@ -48,6 +48,17 @@ def test_a_federation_equals_the_simulator(method: Method, silos: Path, tmp_path
             there = tree.named(tree.take(expected.final_states[3].clients, k))[name]
             torch.testing.assert_close(value, there, rtol=1e-5, atol=1e-5)
     assert_measured_the_same(found, expected, method.personal)
+
+
+@pytest.mark.parametrize("method", [methods.FedAvg(), methods.FedVal(), methods.LCO(), methods.QFFL()], ids=repr)
+def test_clipped_at_the_silos_as_in_the_simulator(method: Method, silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, method, run={"clip": 0.05, "rounds": 2})
+    found, expected = federate(made, nodes(made), tmp_path), simulate(made)
+    assert not len(found.rejections)
+    assert found.log["clipped"].tolist() == expected.log["clipped"].tolist()
+    assert found.log["clipped"].gt(0).all()
+    for name, value in expected.parameters[3].items():
+        np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-6)
 
 
 def assert_measured_the_same(found: ef.Result, expected: ef.Result, personal: bool) -> None:

@@ -62,6 +62,12 @@ class Settings:
         float | None,
         typer.Option(help="Step size of local training. (default: 0.1, for regression 0.005)", show_default=False),
     ] = None
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            help="Scale every client's model update down to this L2 norm. (default: not at all)", show_default=False
+        ),
+    ] = None
     eval_every: Annotated[int, typer.Option(metavar="N", help="Evaluate every N rounds.")] = 1
     set: Annotated[
         list[str] | None,
@@ -83,6 +89,7 @@ class Settings:
                 "seeds": self.seeds,
                 "clients-per-round": self.clients_per_round,
                 "eval-every": self.eval_every,
+                "clip": self.clip,
             },
             "data": {"name": data, "preset": self.preset},
             "partition": {"kind": self.partition, "num-partitions": self.num_partitions, "alpha": self.alpha},

@@ -21,6 +21,7 @@ from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.protocol import Method
 from equifed.registry import Registry
+from equifed.simulator.job import check_swept
 from equifed.training import Local
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class _Reader:
                 self.problem(f"sweep.{key}", "is there twice, with a dash and with an underscore")
                 continue
             over[name] = [float(value) for value in values]
-            self.checked(f"sweep.{key}", partial(_check_swept, method, name, values))
+            self.checked(f"sweep.{key}", partial(check_swept, method, name, values))
         return over
 
 
@@ -252,13 +253,6 @@ def _spoken(keys: Iterable[str], text: str) -> list[str]:
     """The keys that a message speaks of, the longest first."""
     found = [key for key in keys if re.search(rf"\b{key.replace('_', '[ _-]')}\b", text)]
     return sorted(found, key=len, reverse=True)
-
-
-def _check_swept(method: Method, name: str, values: Sequence[float]) -> None:
-    for value in values:
-        methods.check_value(type(method), name, value)
-    if isinstance(getattr(method, name), bool):
-        raise ConfigError("is true or false, and only numbers can be swept; make a run for each.")
 
 
 @cache

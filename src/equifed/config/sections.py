@@ -47,6 +47,8 @@ class RunSection(_Section):
     """Evaluate every so many rounds; the last round always is."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Chance that a sampled client does not answer."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
     engine: Literal["lanes", "reference"] = "lanes"
     """"lanes" (fast) or "reference" (one client at a time, to check against)."""
     device: str = "auto"

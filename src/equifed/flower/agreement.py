@@ -19,8 +19,7 @@ from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.federation.silo import from_one_place
 from equifed.federation.tables import no_rows, read_schema
-from equifed.protocol import Method, Phase
-from equifed.simulator.engine import STAGES, Stage, phases
+from equifed.protocol import STAGES, Method, Phase, Stage
 from equifed.simulator.job import Job
 
 Scaling = tuple[np.ndarray, np.ndarray]
@@ -98,7 +97,7 @@ class Setting:
 def exchanges(method: Method) -> Iterator[tuple[Stage, int, Phase]]:
     """All phases of a method with their stage and position."""
     for stage in STAGES:
-        for position, phase in enumerate(phases(method, stage)):
+        for position, phase in enumerate(getattr(method, stage)):
             yield stage, position, phase
 
 

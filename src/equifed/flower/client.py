@@ -36,8 +36,8 @@ from equifed.flower.records import (
     read_about,
     unpack,
 )
-from equifed.protocol import Phase, Record
-from equifed.simulator.engine import Stage, check_reply
+from equifed.protocol import Phase, Record, Stage
+from equifed.simulator.engine import check_reply
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.reference import Reference, finite
 from equifed.simulator.tables import make_tables
@@ -92,7 +92,8 @@ def app_of(setting: Setting) -> ClientApp:
             if asked["evaluate"]:
                 content[EVALUATION] = here.evaluated(down, state, _min_count(context))
             number = int(asked["round"])
-            reply, state = here.work(phase, {name: down[name] for name in phase.down}, state, number)
+            through = here.engine.job.phases(stage)[position]  # what leaves the silo has gone through the channel
+            reply, state = here.work(through, {name: down[name] for name in phase.down}, state, number)
             content[FIELDS] = pack(reply, codecs(setting.config.method))
             memory.keep(exchange_number(number, stage, position), state, {int(asked["from"]), int(asked["keep"])})
             return content

@@ -12,30 +12,28 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.flower import evaluation
-from equifed.flower.agreement import Scaling, action, codecs, exchanges
+from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import Withheld, together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
 from equifed.metrics.frame import Scored
 from equifed.notes import Note
-from equifed.protocol import LIMITS, ROWS, Phase, Record
+from equifed.protocol import LIMITS, ROWS, STAGES, Phase, Record, Stage
 from equifed.simulator.engine import (
     Exchange,
     Message,
     Rejection,
-    Stage,
     State,
     data_of,
     down_of,
     initial_state,
-    phases,
     record_message,
     validation_data,
 )
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job
-from equifed.simulator.reference import Reference, combine, finite
+from equifed.simulator.reference import Reference, finite, gather
 from equifed.simulator.tables import Tables
 
 LATE = "was not here in the exchanges before round 1, which the method needs"
@@ -71,7 +69,7 @@ class FlowerEngine:
     def exchange(
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase = phases(self.job.method, stage)[position]
+        phase = self.job.phases(stage)[position]
         server, kept = tree.take(state.server, 0), state.clients[0]
         sampled = [int(k) for k in cohorts[0][present[0]]]
         late = self._late(kept) if stage != "setup" else {}
@@ -101,7 +99,7 @@ class FlowerEngine:
         self.messages.setdefault((stage, position), record_message(stage, phase, down, like, 0))
         for k in sampled:
             try:
-                replies[k] = self._reply(answers[self._ids[k]], phase, like, k, number)
+                replies[k] = self._reply(answers[self._ids[k]], phase, down, like, k, number)
             except BadMessage as error:
                 answered = not isinstance(answers[self._ids[k]], str)
                 rejections.append(Rejection(0, self._ids[k], phase.name, str(error), answered))
@@ -110,9 +108,9 @@ class FlowerEngine:
             return Exchange(state, there, rejections, Note("too-few-replies") if sampled else None)
         who = np.array([k for k in sampled if k in replies])
         moved = [tree.map(lambda leaf: leaf.to(self.job.device), replies[int(k)]) for k in who]
-        replied = combine(phase, moved, who, self.job.device)
+        gathered = gather(self.job, phase, moved, who)
         try:
-            server = phase.server(server, replied, data_of(self._validation, self.job))
+            server = phase.server(server, gathered.replies, data_of(self._validation, self.job))
         except Exception as error:  # replies that are each possible, and together are not
             failed = {"phase": phase.name, "error": f"{type(error).__name__}: {error}"}
             return Exchange(state, there, rejections, Note("server-step-failed", failed))
@@ -120,7 +118,9 @@ class FlowerEngine:
             return Exchange(state, there, rejections, Note("model-not-finite", {"phase": phase.name}))
         kept = kept.clone()
         kept[torch.from_numpy(who)] = number
-        return Exchange(State(tree.map(lambda leaf: leaf.unsqueeze(0), server), kept[None]), there, rejections)
+        clipped = None if gathered.clipped is None else gathered.clipped[None].cpu().numpy()
+        state = State(tree.map(lambda leaf: leaf.unsqueeze(0), server), kept[None])
+        return Exchange(state, there, rejections, clipped=clipped)
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
@@ -141,7 +141,7 @@ class FlowerEngine:
 
     def _late(self, kept: Tensor) -> dict[str, str]:
         """Silos that missed setup: what it tells them, or the server of them, cannot be made good later."""
-        count = len(phases(self.job.method, "setup"))
+        count = len(self.job.phases("setup"))
         ready = exchange_number(0, "setup", count - 1) if count else 0
         here = self.link.here
         late = [silo for k, silo in enumerate(self._ids) if kept[k] < ready]
@@ -188,7 +188,7 @@ class FlowerEngine:
 
     # -- replies -------------------------------------------------------------------------------------------------------
 
-    def _reply(self, answer: RecordDict | str, phase: Phase, like: Record, k: int, number: int) -> Record:
+    def _reply(self, answer: RecordDict | str, phase: Phase, down: Record, like: Record, k: int, number: int) -> Record:
         content = _checked(answer, self._ids[k], number)
         reply = unpack(content, FIELDS, like, self._codecs)
         rows = self.link.members[self._ids[k]].rows
@@ -197,6 +197,10 @@ class FlowerEngine:
                 most, what = (rows, ", the rows that it declared") if high == ROWS else (high, "")
                 if (leaf < low).any() or (leaf > most).any():
                     raise BadMessage(f"has {name} outside {low:g} to {most:g}{what}")
+        channel = self.job.settings.channel
+        too_long = channel.too_long(phase, tree.map(lambda leaf: leaf.cpu(), down), reply)
+        if too_long:
+            raise BadMessage(f"has in {too_long} an update of a norm above {channel.clip:g}, to which it is clipped")
         return reply
 
     def _evaluations(
@@ -226,8 +230,9 @@ def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
     server = tree.take(initial_state(job).server, 0)
     state = tree.map(lambda leaf: leaf.to(job.device), job.method.init_client(job.task, job.initial[0]))
     with torch.no_grad():
-        for stage, position, phase in exchanges(job.method):
-            found[stage, position], state = silo.work(phase, down_of(server, phase), state, 0, 0, 0)
+        for stage in STAGES:
+            for position, phase in enumerate(job.phases(stage)):
+                found[stage, position], state = silo.work(phase, down_of(server, phase), state, 0, 0, 0)
     return found
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 
 from equifed import tree
 from equifed.flower.records import BadMessage
-from equifed.simulator.engine import STAGES, Stage
+from equifed.protocol import STAGES, Stage
 from equifed.store.files import write_atomic
 from equifed.tree import Tree
 

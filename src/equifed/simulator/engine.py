@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,14 +14,10 @@ from equifed import tree
 from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.notes import Note
-from equifed.protocol import Data, Method, Phase, Record
+from equifed.protocol import Data, Method, Phase, Record, Stage
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
-
-Stage = Literal["setup", "round", "final"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In the order they come."""
 
 
 class State(NamedTuple):
@@ -52,6 +48,8 @@ class Exchange:
     rejections: list[Rejection]
     obstacle: Note | None = None
     """Why the whole round is to have no effect; None where it may have one."""
+    clipped: np.ndarray | None = None
+    """How many of these replies were clipped [R]; None where the phase has nothing to clip."""
 
 
 class Message(NamedTuple):
@@ -82,10 +80,6 @@ class Engine(Protocol):
     def exchange(
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange: ...
-
-
-def phases(method: Method, stage: Stage) -> tuple[Phase, ...]:
-    return tuple(getattr(method, stage))
 
 
 def initial_state(job: Job) -> State:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from equifed import models, randomness, tree
+from equifed.channel import CHANNEL_OPTIONS, Channel
 from equifed.errors import ConfigError, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
-from equifed.protocol import Method, Task
+from equifed.protocol import Method, Phase, Stage, Task
 from equifed.settings import RunSettings
 from equifed.task import check_module
 from equifed.tree import Tree
@@ -81,7 +82,19 @@ class Job:
 
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""
-        return dataclasses.replace(self.method, **self.runs[run].hyper)
+        return self.configured(self.runs[run].hyper)[0]
+
+    def configured(self, hyper: Mapping[str, Any]) -> tuple[Method, Channel]:
+        """The method and the channel with these values of theirs."""
+        channel = {name: value for name, value in hyper.items() if name in CHANNEL_OPTIONS}
+        own = {name: value for name, value in hyper.items() if name not in channel}
+        return dataclasses.replace(self.method, **own), dataclasses.replace(self.settings.channel, **channel)
+
+    def phases(self, stage: Stage, hyper: Mapping[str, Any] | None = None) -> tuple[Phase, ...]:
+        """The phases of a stage with these hyper-parameters, or with those of the first run; their replies go through
+        the channel."""
+        method, channel = self.configured(self.runs[0].hyper if hyper is None else hyper)
+        return tuple(channel.through(phase) for phase in getattr(method, stage))
 
     @cached_property
     def client_keys(self) -> list[int]:
@@ -165,10 +178,13 @@ def make_job(
         settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0)
     settings = _resolved(settings, runs[0].federation, seed_list)
     task, starts = _task_and_start(first, model, settings, method, initial_parameters)
+    job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), settings)
     for run in runs:
         if run.seed == seed_list[0]:
-            dataclasses.replace(method, **run.hyper).check(task)
-    return Job(method, runs, task, tuple(starts[run.seed] for run in runs), settings)
+            configured, channel = job.configured(run.hyper)
+            configured.check(task)
+            channel.check(configured)
+    return job
 
 
 def _seeds(feds: list[Federation], given: list[int]) -> list[int]:
@@ -217,17 +233,28 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
             raise ConfigError(f"The sweep over {name} needs a list of values, got {values!r}.")
         if not len(values):
             raise ConfigError(f"The sweep over {name} has no values.")
-        for value in values:
-            check_value(type(method), name, value)
-            check_number(f"{name}, swept,", value)
-        if isinstance(getattr(method, name), bool):
-            raise ConfigError(f"{name} is true or false and cannot be swept in one call; simulate both.")
-        if isinstance(getattr(method, name), int):
-            raise ConfigError(f"{name} is a size, and runs of different sizes cannot share one call; simulate each.")
+        check_swept(method, name, values)
         if len(set(values)) != len(values):
             raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.")
         points = [{**point, name: float(value)} for point in points for value in values]
     return points
+
+
+def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
+    """Raise a ConfigError for what cannot be swept: of the method, or of the channel."""
+    if name in CHANNEL_OPTIONS:
+        if hasattr(method, name):
+            raise ConfigError(f"{name} of {method.name} cannot be swept: runs have a setting of that name too.")
+        for value in values:
+            Channel(**{name: value})
+        return
+    for value in values:
+        check_value(type(method), name, value)
+        check_number(f"{name}, swept,", value)
+    if isinstance(getattr(method, name), bool):
+        raise ConfigError(f"{name} is true or false and cannot be swept in one call; simulate both.")
+    if isinstance(getattr(method, name), int):
+        raise ConfigError(f"{name} is a size, and runs of different sizes cannot share one call; simulate each.")
 
 
 def _task_and_start(

@@ -23,20 +23,19 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from equifed import randomness, tree
+from equifed.channel import Gathered
 from equifed.errors import RunError
 from equifed.notes import Note
-from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Start
+from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Stage, Start
 from equifed.simulator.engine import (
     Exchange,
     Message,
     Rejection,
-    Stage,
     State,
     check_reply,
     data_of,
     down_of,
     initial_state,
-    phases,
     record_message,
     validation_data,
 )
@@ -168,7 +167,7 @@ class LanesEngine:
     def exchange(
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase = phases(self.job.method, stage)[position]
+        phase = self.job.phases(stage)[position]
         if not present.any():
             return Exchange(state, present, [])
         # a client that resamples its rows does so by the model it has, so that settings differ in their batches
@@ -210,10 +209,11 @@ class LanesEngine:
             name = self.job.runs[run].federation.ids[lanes.client[lane]]
             rejections.append(Rejection(run, name, phase.name, "NaN or Inf in its reply"))
             present[run, lanes.slot[lane]] = False
-        replies = self._gather(phase, reply, use, runs, slot, cohorts, present)
+        replies, clipped = self._gather(phase, reply, use, runs, slot, cohorts, present)
         heard = np.asarray(present.any(axis=1))
         server = self._server(stage, position, state.server, replies, heard)
-        return Exchange(State(server, state.clients), present, rejections)
+        counted = None if clipped is None else clipped.cpu().numpy()
+        return Exchange(State(server, state.clients), present, rejections, clipped=counted)
 
     def _lanes(self, cohorts: np.ndarray, present: np.ndarray, settings: int) -> Lanes:
         """A lane for everyone in the cohorts. Absent clients have one too, without rows, which does nothing: so widths,
@@ -263,7 +263,7 @@ class LanesEngine:
         }
 
     def _phase(self, hyper: dict[str, Tensor], stage: Stage, position: int) -> Phase:
-        return phases(dataclasses.replace(self.job.method, **hyper), stage)[position]
+        return self.job.phases(stage, hyper)[position]
 
     # -- client work on whole rows -------------------------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class LanesEngine:
         slots: np.ndarray,
         cohorts: np.ndarray,
         present: np.ndarray,
-    ) -> Record:
+    ) -> Gathered:
         """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero."""
         run, slot = self._index(runs), self._index(slots)
         shape = cohorts.shape
@@ -413,10 +413,7 @@ class LanesEngine:
 
         stacked: Record = tree.map(spread, reply)
         here = torch.from_numpy(present.astype(np.float32)).to(self.job.device)
-        if phase.gather == "sum":
-            summed: Record = tree.map(lambda leaf: leaf.sum(1), stacked)
-            return {**summed, "present": here.sum(1)}
-        return {**stacked, "present": here, "client": self._index(cohorts)}
+        return self.job.settings.channel.gather(phase, stacked, here, self._index(cohorts))
 
     def _server(self, stage: Stage, position: int, server: Tree, replies: Record, heard: np.ndarray) -> Tree:
         """Every run's server step; a run that heard nobody keeps its state."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from equifed import tree
 from equifed.errors import RunError
 from equifed.metrics.frame import Scored
 from equifed.notes import Note
-from equifed.simulator.engine import Engine, Rejection, Stage, State, phases
+from equifed.protocol import Stage
+from equifed.simulator.engine import Engine, Rejection, State
 from equifed.simulator.evaluate import Measure
 from equifed.simulator.job import Job
 
@@ -78,13 +78,15 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
         with _settings(job):  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
-            state, present, obstacle = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            state, present, obstacle, clipped = _stage(job, engine, state, "round", number, cohorts, here, rejections)
             gone = [each.run for when, each in rejections if when == number and not each.answered]
             observed, converged = _look(job, state)
             ended = running & converged if number < job.rounds else running
-            if ended.any() and phases(job.method, "final"):
+            if ended.any() and job.phases("final"):
                 state = _with_everyone(job, engine, state, "final", number, ended, rejections)
                 observed, _ = _look(job, state)
+            if clipped is not None:
+                observed["clipped"] = clipped
             stopped = ended & converged
             logs = _logs(number, running, stopped, here, present, obstacle, gone, observed)
             running = running & ~ended
@@ -101,7 +103,7 @@ def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
         return {}, np.zeros(many, dtype=bool)
 
     def one(server: Any, hyper: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        method = dataclasses.replace(job.method, **hyper)
+        method, _ = job.configured(hyper)
         return method.observe(server), method.converged(server)
 
     names = job.runs[0].hyper
@@ -125,7 +127,7 @@ def _with_everyone(
     """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out by plan."""
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
-    state, present, obstacle = _stage(job, engine, state, stage, number, cohorts, present, rejections)
+    state, present, obstacle, _ = _stage(job, engine, state, stage, number, cohorts, present, rejections)
     if obstacle is not None:
         missing = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections)
         raise RunError(
@@ -145,17 +147,22 @@ def _stage(
     cohorts: np.ndarray,
     present: np.ndarray,
     rejections: list[tuple[int, Rejection]],
-) -> tuple[State, np.ndarray, Note | None]:
+) -> tuple[State, np.ndarray, Note | None, np.ndarray | None]:
     """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow. A stage that
-    one of its phases could not finish has no effect."""
-    before = state
-    for position in range(len(phases(job.method, stage))):
+    one of its phases could not finish has no effect. The last value is the share of clipped replies [R], over the
+    phases that send updates."""
+    before, clipped, replied = state, [], []
+    for position in range(len(job.phases(stage))):
         exchange = engine.exchange(state, stage, position, number, cohorts, present)
         state, present = exchange.state, exchange.present
         rejections += [(number, rejection) for rejection in exchange.rejections]
         if exchange.obstacle is not None:
-            return before, present, exchange.obstacle
-    return state, present, None
+            return before, present, exchange.obstacle, None
+        if exchange.clipped is not None:
+            clipped.append(exchange.clipped)
+            replied.append(present.sum(1))
+    share = np.sum(clipped, axis=0) / np.maximum(np.sum(replied, axis=0), 1) if clipped else None
+    return state, present, None, share
 
 
 def _logs(

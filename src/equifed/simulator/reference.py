@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from equifed import randomness, tree
+from equifed.channel import CLIPPED, Gathered
 from equifed.errors import EquifedError, RunError
 from equifed.notes import Note
-from equifed.protocol import Data, LocalTraining, Phase, Record
+from equifed.protocol import Data, LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
     Exchange,
     Message,
     Rejection,
-    Stage,
     State,
     check_reply,
     data_of,
     down_of,
     initial_state,
-    phases,
     record_message,
     validation_data,
 )
@@ -51,9 +50,9 @@ class Reference:
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
         present, rejections, servers = present.copy(), [], []
-        for r in range(len(self.job.runs)):
-            method = self.job.method_of(r)
-            phase = phases(method, stage)[position]
+        clipped = np.zeros(len(self.job.runs))
+        for r, run in enumerate(self.job.runs):
+            phase = self.job.phases(stage, run.hyper)[position]
             server = tree.take(state.server, r)
             down = down_of(server, phase)
             replies: list[Record] = []
@@ -62,22 +61,24 @@ class Reference:
                     continue
                 own = tree.map(lambda leaf, r=r, client=client: leaf[r, client], state.clients)
                 reply, new = self.work(phase, down, own, r, int(client), round)
-                check_reply(method, phase, reply)
+                check_reply(self.job.method, phase, reply)
                 self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 0))
                 if not finite((reply, new)):
                     present[r, slot] = False
-                    name = self.job.runs[r].federation.ids[client]
+                    name = run.federation.ids[client]
                     rejections.append(Rejection(r, name, phase.name, "NaN or Inf in its reply"))
                     continue
                 replies.append(reply)
                 for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
                     leaf[r, client] = value
             if replies:
-                combined = combine(phase, replies, cohorts[r][present[r]], self.job.device)
+                gathered = gather(self.job, phase, replies, cohorts[r][present[r]])
+                clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
                 validation = data_of(self._validation[r] if self._validation else None, self.job)
-                server = phase.server(server, combined, validation)
+                server = phase.server(server, gathered.replies, validation)
             servers.append(server)
-        return Exchange(State(tree.stack(servers), state.clients), present, rejections)
+        counted = clipped if CLIPPED in phase.up else None
+        return Exchange(State(tree.stack(servers), state.clients), present, rejections, clipped=counted)
 
     def work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
         """One client's part of a phase."""
@@ -129,17 +130,10 @@ class Reference:
         )
 
 
-def combine(phase: Phase, replies: list[Record], clients: np.ndarray, device: torch.device) -> Record:
+def gather(job: Job, phase: Phase, replies: list[Record], clients: np.ndarray) -> Gathered:
     """What the server's step gets from the replies of these clients, which are all there."""
-    stacked = tree.stack(replies)
-    if phase.gather == "sum":
-        summed: Record = tree.map(lambda leaf: leaf.sum(0), stacked)
-        return {**summed, "present": torch.tensor(float(len(replies)), device=device)}
-    return {
-        **stacked,
-        "present": torch.ones(len(replies), device=device),
-        "client": torch.from_numpy(clients).to(device),
-    }
+    present, who = torch.ones(len(replies), device=job.device), torch.from_numpy(clients).to(job.device)
+    return job.settings.channel.gather(phase, tree.stack(replies), present, who)
 
 
 def finite(value: Tree) -> bool:
