@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from contract.test_contract import METHODS, VARIANTS, assert_same, run
+from contract.test_contract import METHODS, SETTINGS, VARIANTS, assert_same, run
 from torch.func import vmap
 
 import equifed as ef
@@ -136,7 +136,7 @@ def test_every_method_clips_or_says_why_not(method: Method, uneven: Federation) 
 
 def test_a_sweep_over_clip_is_one_run_for_each(uneven: Federation) -> None:
     options = {"rounds": 3, "seeds": [0, 5]}
-    swept = ef.sweep(FedAvg(), uneven, over={"clip": [0.1, 10.0]}, **{**_settings(), **options})
+    swept = ef.sweep(FedAvg(), uneven, over={"clip": [0.1, 10.0]}, **{**SETTINGS, **options})
     assert swept.swept == ["clip"]
     for clip in (0.1, 10.0):
         alone = run(FedAvg(), uneven, **options, clip=clip)
@@ -144,15 +144,9 @@ def test_a_sweep_over_clip_is_one_run_for_each(uneven: Federation) -> None:
             for name, value in alone.parameters[seed].items():
                 np.testing.assert_allclose(swept.parameters[clip, seed][name], value, rtol=1e-5, atol=1e-6)
     both = ef.sweep(
-        ef.methods.FedProx(), uneven, over={"clip": [0.1, 10.0], "mu": [0.0, 1.0]}, **{**_settings(), **options}
+        ef.methods.FedProx(), uneven, over={"clip": [0.1, 10.0], "mu": [0.0, 1.0]}, **{**SETTINGS, **options}
     )
     assert len(both.parameters) == 8
-
-
-def _settings() -> dict[str, object]:
-    from contract.test_contract import SETTINGS
-
-    return dict(SETTINGS)
 
 
 def test_a_client_with_a_huge_update_moves_the_model_by_no_more_than_the_norm() -> None:
@@ -179,7 +173,7 @@ def test_wrong_settings_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="clip must be a number above 0"):
         run(FedAvg(), uneven, clip=0.0)
     with pytest.raises(ConfigError, match="clip must be a number above 0"):
-        ef.sweep(FedAvg(), uneven, over={"clip": [1.0, -1.0]}, **_settings())
+        ef.sweep(FedAvg(), uneven, over={"clip": [1.0, -1.0]}, **SETTINGS)
     with pytest.raises(ConfigError, match="nothing leaves its clients"):
         run(ef.methods.LocalTraining(), uneven, clip=1.0)
     with pytest.raises(ConfigError, match="its clients send ranking"):
@@ -199,6 +193,21 @@ def test_a_declaration_that_fits_no_field_is_refused(uneven: Federation) -> None
         ConfigError, match="the update 'update' is declared with 'weight', which the phase does not send"
     ):
         run(Odd(), uneven, clip=1.0)
+
+
+def test_a_result_says_what_was_clipped(uneven: Federation) -> None:
+    result = run(ef.methods.LCO(), uneven, rounds=2, clip=0.02)
+    assert result.info["clip"] == 0.02
+    (note,) = (note for note in result.notes if note.kind == "clipped")
+    assert note.fields["fields"] == {"gradients": ["loss_gradient", "gap_gradient"]}
+    ((norm, share),) = (each.values() for each in note.fields["norms"])
+    assert (norm, share) == (0.02, pytest.approx(result.log["clipped"].mean()))
+    assert "updates (loss_gradient, gap_gradient) were clipped to the L2 norm 0.02 (" in str(note)
+    swept = ef.sweep(FedAvg(), uneven, over={"clip": [1e-3, 1e3]}, **{**SETTINGS, "rounds": 1, "dropout": 0.0})
+    (note,) = (note for note in swept.notes if note.kind == "clipped")
+    assert [each["norm"] for each in note.fields["norms"]] == [1e-3, 1e3]
+    assert note.fields["norms"][0]["share"] > 0.5
+    assert note.fields["norms"][1]["share"] == 0
 
 
 def test_in_a_configuration(tmp_path: Path) -> None:

@@ -89,6 +89,15 @@ def _disclosed(rows: int, of: int) -> str:
     return f"Accuracy and error rates rest on the {rows:,} of {of:,} test rows whose counts are disclosed."
 
 
+def _clipped(fields: Mapping[str, Sequence[str]], norms: Sequence[Mapping[str, float]]) -> str:
+    names = ", ".join(dict.fromkeys(name for phase in fields.values() for name in phase))
+    share = [f"{each['norm']:g} ({each['share']:.0%})" for each in norms]
+    return (
+        f"The clients' model updates ({names}) were clipped to the L2 norm {', '.join(share)}; in brackets, how many "
+        "replies had a longer one."
+    )
+
+
 def _stopped_early(runs: int, of: int, first: int, last: int, rounds: int) -> str:
     who = "The run" if of == 1 else f"{runs} of {of} runs"
     at = f"round {first}" if first == last else f"rounds {first} to {last}"
@@ -133,6 +142,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
         f"{count} repl{'y was' if count == 1 else 'ies were'} rejected; `rejections` names clients, rounds and reasons."
     ),
     "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
+    "clipped": _clipped,
     # how runs ended
     "stopped-early": _stopped_early,
     "constraint-missed": _constraint_missed,

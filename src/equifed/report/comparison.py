@@ -394,5 +394,5 @@ def _labels(found: list[Arm], results: Sequence[Result]) -> list[str]:
 
 
 def _details(arm: Arm, info: dict[str, Any]) -> dict[str, Any]:
-    names = ("data", "rounds", "clients_per_round", "dropout")
+    names = ("data", "rounds", "clients_per_round", "dropout", "clip")
     return {**arm.hyper, **{name: info[name] for name in names if name in info}}

@@ -251,7 +251,7 @@ def _small_groups(found: list[Arm]) -> list[str]:
     ]
 
 
-_ALIKE = ("data", "rounds", "clients_per_round", "dropout", "local", "model", "seeds")
+_ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "local", "model", "seeds")
 
 
 def _unlike(results: Sequence[Result], found: list[Arm]) -> list[str]:

@@ -93,7 +93,21 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
     rejected = sum(log.rejected for log in logs)
     if rejected:
         notes.append(Note("replies-rejected", {"count": rejected}))
-    return [*notes, *_absences(rejections), *_endings(job, logs)]
+    return [*notes, *_clipping(job, logs), *_absences(rejections), *_endings(job, logs)]
+
+
+def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
+    """To which norm updates were clipped, and how often that was needed."""
+    shares: dict[float, list[float]] = {}
+    for log in logs:
+        if "clipped" in log.observed:
+            clip = job.runs[log.run].hyper.get("clip", job.settings.clip)
+            shares.setdefault(float(clip or 0), []).append(log.observed["clipped"])
+    if not shares:
+        return []
+    fields = {phase.name: list(phase.updates) for phase in job.phases("round") if phase.updates}
+    clipped = [{"norm": norm, "share": float(np.mean(share))} for norm, share in shares.items()]
+    return [Note("clipped", {"fields": fields, "norms": clipped})]
 
 
 def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
