@@ -15,9 +15,8 @@ import torch
 from equifed.federation import Federation
 from equifed.methods import FedAvg, FedProx, LocalTraining
 from equifed.models import MLP
-from equifed.settings import RunSettings
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Simulation, make_job
-from equifed.training import Local
 
 
 def federation(sizes: list[int], features: int) -> Federation:

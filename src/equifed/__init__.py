@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, load, load_femnist
     from equifed.results.result import Result
-    from equifed.settings import RunSettings
+    from equifed.settings import Local, RunSettings
     from equifed.simulator import simulate, sweep
-    from equifed.training import Local
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
     "Federation": "equifed.federation",
-    "Local": "equifed.training",
+    "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
     "load": "equifed.federation",

@@ -28,7 +28,7 @@ from torch import Tensor
 from equifed.codec import CodecName
 from equifed.errors import ConfigError
 from equifed.task import Task
-from equifed.training import EmpiricalRisk, Local, LocalTraining, Start
+from equifed.training import EmpiricalRisk, LocalTraining, Start
 from equifed.tree import Tree
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "Data",
     "Draw",
     "EmpiricalRisk",
-    "Local",
     "LocalTraining",
     "Method",
     "Phase",

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from equifed.protocol import Draw, Local, Task
+    from equifed.protocol import Draw, Task
+    from equifed.settings import Local
 
 
 @cache

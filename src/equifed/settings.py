@@ -11,9 +11,49 @@ from typing import Any, Literal, TypedDict
 
 from equifed.channel import Channel
 from equifed.errors import ConfigError, check_number, unknown_name
-from equifed.training import Local
 
 EngineName = Literal["lanes", "reference"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How each client trains between two exchanges. The optimiser starts afresh every round."""
+
+    epochs: int = 1
+    """Passes over the client's rows per round, each in a new order."""
+    batch_size: int | None = 32
+    """Rows per step; the last batch of an epoch may be shorter. None: all rows in one step."""
+    learning_rate: float = 0.01
+    """Step size of the first round."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """The update rule."""
+    momentum: float = 0.0
+    """Heavy-ball momentum of SGD."""
+    weight_decay: float = 0.0
+    """L2 penalty added to the gradient, as in torch's SGD and Adam."""
+    learning_rate_decay: float = 1.0
+    """The step size is multiplied by this after every round."""
+
+    def __post_init__(self) -> None:
+        check_number("epochs", self.epochs, whole=True, low=1)
+        if self.batch_size is not None:
+            check_number("batch_size", self.batch_size, whole=True, low=1)
+        if self.optimizer not in ("sgd", "adam"):
+            raise unknown_name("optimizer", self.optimizer, ("adam", "sgd"), key="optimizer")
+        check_number("momentum", self.momentum, low=0)
+        if self.momentum >= 1:
+            raise ConfigError(f"must be below 1, got {self.momentum}.", key="momentum", value=self.momentum)
+        if self.optimizer == "adam" and self.momentum:
+            raise ConfigError(
+                "belongs to SGD; Adam has its own. Leave it at 0 with Adam.", key="momentum", value=self.momentum
+            )
+        check_number("learning_rate", self.learning_rate, above=0)
+        check_number("learning_rate_decay", self.learning_rate_decay, above=0)
+        check_number("weight_decay", self.weight_decay, low=0)
+
+    def rate(self, round: int) -> float:
+        """The step size of round 1, 2, ..."""
+        return self.learning_rate * self.learning_rate_decay ** (round - 1)
 
 
 @dataclass(frozen=True)
@@ -49,19 +89,19 @@ class RunSettings:
                 check_number(each.name, getattr(self, each.name), whole=whole, low=each.metadata["low"])
         _ = self.channel  # which checks its own settings
         if self.dropout >= 1:
-            raise ConfigError(f"dropout is a probability below 1, got {self.dropout}.")
+            raise ConfigError(f"is a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         if self.clients_per_round not in (None, "all"):
             check_number("clients_per_round", self.clients_per_round, whole=True, low=1)
         if self.seeds is not None:
             object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
         if self.engine not in ("lanes", "reference"):
-            raise ConfigError(unknown_name("engine", self.engine, ("lanes", "reference")))
+            raise unknown_name("engine", self.engine, ("lanes", "reference"), key="engine")
         if not isinstance(self.device, str):
-            raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {self.device!r}.")
+            raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {self.device!r}.", key="device")
         if self.compile not in (True, False, "auto"):
-            raise ConfigError(f"compile must be True, False or 'auto', got {self.compile!r}.")
+            raise ConfigError(f"must be True, False or 'auto', got {self.compile!r}.", key="compile")
         if not isinstance(self.local, Local):
-            raise ConfigError(f"local must be equifed.Local(...), got {self.local!r}.")
+            raise ConfigError(f"must be equifed.Local(...), got {self.local!r}.", key="local")
 
     @property
     def seed_list(self) -> list[int]:
@@ -95,15 +135,15 @@ class RunOptions(TypedDict, total=False):
 
 def _checked_seeds(given: Any) -> tuple[int, ...]:
     if isinstance(given, numbers.Integral):
-        check_number("seeds, when it says how many,", given, whole=True, low=1)
+        check_number("seeds", given, whole=True, low=1)
         return tuple(range(int(given)))
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ConfigError(f"seeds must be a list of whole numbers, or how many, got {given!r}.")
+        raise ConfigError(f"must be a list of whole numbers, or how many, got {given!r}.", key="seeds", value=given)
     seeds = tuple(given)
     if not seeds:
-        raise ConfigError("seeds must name at least one seed.")
+        raise ConfigError("must name at least one seed.", key="seeds")
     for seed in seeds:
-        check_number("a seed", seed, whole=True, low=0)
+        check_number("seeds", seed, whole=True, low=0, what="A seed")
     if len(set(seeds)) != len(seeds):
-        raise ConfigError(f"seeds must differ, got {list(seeds)}.")
+        raise ConfigError(f"must differ, got {list(seeds)}.", key="seeds", value=given)
     return tuple(int(seed) for seed in seeds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equifed.errors import ConfigError
-from equifed.training import Local
 from equifed.tree import Tree
+
+if TYPE_CHECKING:
+    from equifed.settings import Local
 
 TaskKind = Literal["classification", "regression"]
 

@@ -1,91 +1,21 @@
-"""Local training: its settings, and its meaning as a value that one client can call and the simulator can vectorise."""
+"""Local training: optimisers, and its meaning as a value that one client can call and the simulator can vectorise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from equifed import tree
-from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
     from equifed.protocol import Data, Record
-
-
-@dataclass(frozen=True)
-class Local:
-    """How each client trains between two exchanges. The optimiser starts afresh every round."""
-
-    epochs: int = 1
-    """Passes over the client's rows per round, each in a new order."""
-    batch_size: int | None = 32
-    """Rows per step; the last batch of an epoch may be shorter. None: all rows in one step."""
-    learning_rate: float = 0.01
-    """Step size of the first round."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """The update rule."""
-    momentum: float = 0.0
-    """Heavy-ball momentum of SGD."""
-    weight_decay: float = 0.0
-    """L2 penalty added to the gradient, as in torch's SGD and Adam."""
-    learning_rate_decay: float = 1.0
-    """The step size is multiplied by this after every round."""
-
-    def __post_init__(self) -> None:
-        check_number("local epochs", self.epochs, whole=True, low=1)
-        if self.batch_size is not None:
-            check_number("batch size (None takes all rows)", self.batch_size, whole=True, low=1)
-        if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(unknown_name("optimizer", self.optimizer, ("adam", "sgd")))
-        check_number("momentum", self.momentum, low=0)
-        if self.momentum >= 1:
-            raise ConfigError(f"momentum must lie below 1, got {self.momentum}.")
-        if self.optimizer == "adam" and self.momentum:
-            raise ConfigError("momentum belongs to SGD; Adam has its own. Leave it at 0 with optimizer='adam'.")
-        check_number("learning rate", self.learning_rate, above=0)
-        check_number("learning rate decay", self.learning_rate_decay, above=0)
-        check_number("weight decay", self.weight_decay, low=0)
-
-    def rate(self, round: int) -> float:
-        """The step size of round 1, 2, ..."""
-        return self.learning_rate * self.learning_rate_decay ** (round - 1)
-
-    def start(self, parameters: Tree) -> Tree:
-        """The optimiser's state before the first step."""
-        if self.optimizer == "adam":
-            some = tree.leaves(parameters)[0]
-            zeros = tree.zeros_like(parameters)
-            return AdamState(torch.zeros((), dtype=some.dtype, device=some.device), zeros, zeros)
-        return tree.zeros_like(parameters) if self.momentum else ()
-
-    def step(self, parameters: Tree, gradient: Tree, state: Tree, rate: Tensor | float) -> tuple[Tree, Tree]:
-        """One step of the optimiser; pure."""
-        if self.weight_decay:
-            gradient = tree.add_scaled(gradient, parameters, self.weight_decay)
-        if self.optimizer == "adam":
-            return self._adam(parameters, gradient, state, rate)
-        if self.momentum:
-            # u <- momentum u + g;  theta <- theta - rate u
-            state = tree.map(lambda u, g: self.momentum * u + g, state, gradient)
-            gradient = state
-        return tree.map(lambda p, g: p - rate * g, parameters, gradient), state
-
-    @staticmethod
-    def _adam(parameters: Tree, gradient: Tree, state: AdamState, rate: Tensor | float) -> tuple[Tree, Tree]:
-        b1, b2, eps = 0.9, 0.999, 1e-8
-        t = state.t + 1
-        # m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  theta <- theta - rate mhat / (sqrt(vhat) + eps)
-        m = tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, gradient)
-        v = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.v, gradient)
-        c1, c2 = 1 - b1**t, 1 - b2**t
-        new = tree.map(lambda p, m, v: p - rate * (m / c1) / ((v / c2).sqrt() + eps), parameters, m, v)
-        return new, AdamState(t, m, v)
+    from equifed.settings import Local
 
 
 class AdamState(NamedTuple):
@@ -95,6 +25,41 @@ class AdamState(NamedTuple):
     """First moment."""
     v: Tree
     """Second moment."""
+
+
+def optimizer_start(local: Local, parameters: Tree) -> Tree:
+    """The optimiser's state before the first step."""
+    if local.optimizer == "adam":
+        leaf = tree.leaves(parameters)[0]
+        zeros = tree.zeros_like(parameters)
+        return AdamState(torch.zeros((), dtype=leaf.dtype, device=leaf.device), zeros, zeros)
+    return tree.zeros_like(parameters) if local.momentum else ()
+
+
+def optimizer_step(
+    local: Local, parameters: Tree, gradient: Tree, state: Tree, rate: Tensor | float
+) -> tuple[Tree, Tree]:
+    """One step of the optimiser; pure."""
+    if local.weight_decay:
+        gradient = tree.add_scaled(gradient, parameters, local.weight_decay)
+    if local.optimizer == "adam":
+        return _adam(parameters, gradient, state, rate)
+    if local.momentum:
+        # u <- momentum u + g;  theta <- theta - rate u
+        state = tree.map(lambda u, g: local.momentum * u + g, state, gradient)
+        gradient = state
+    return tree.map(lambda p, g: p - rate * g, parameters, gradient), state
+
+
+def _adam(parameters: Tree, gradient: Tree, state: AdamState, rate: Tensor | float) -> tuple[Tree, Tree]:
+    b1, b2, eps = 0.9, 0.999, 1e-8
+    t = state.t + 1
+    # m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  theta <- theta - rate mhat / (sqrt(vhat) + eps)
+    m = tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, gradient)
+    v = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.v, gradient)
+    c1, c2 = 1 - b1**t, 1 - b2**t
+    new = tree.map(lambda p, m, v: p - rate * (m / c1) / ((v / c2).sqrt() + eps), parameters, m, v)
+    return new, AdamState(t, m, v)
 
 
 class Start(NamedTuple):
@@ -172,7 +137,7 @@ class LocalTraining:
     def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         local = data.task.local
         parameters, context, per_row = self.prepare(down, state, data)
-        optimizer = local.start(parameters)
+        optimizer = optimizer_start(local, parameters)
         gradient = grad(self.loss)
         steps = len(data.batches) // local.epochs
         chosen = None
@@ -180,7 +145,6 @@ class LocalTraining:
             if self.resample is not None and number % steps == 0:
                 context, chosen = self.resample(parameters, context, data.uniforms[number // steps], data)
             batch = data.batch(rows if chosen is None else chosen[rows], per_row)
-            parameters, optimizer = local.step(
-                parameters, gradient(parameters, context, batch), optimizer, data.learning_rate
-            )
+            slope = gradient(parameters, context, batch)
+            parameters, optimizer = optimizer_step(local, parameters, slope, optimizer, data.learning_rate)
         return self.finish(parameters, down, state, data, context)

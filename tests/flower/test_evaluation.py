@@ -18,7 +18,8 @@ from equifed.flower.evaluation import read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
 from equifed.metrics.frame import Scored
 from equifed.notes import Note
-from equifed.protocol import Local, Task
+from equifed.protocol import Task
+from equifed.settings import Local
 from flower.inprocess import Nodes, federate, nodes, setting, simulate, table
 
 

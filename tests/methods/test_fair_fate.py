@@ -16,7 +16,7 @@ from equifed.methods import FairFate, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedV
 from equifed.methods.reweighing import cell_counts, cell_weights
 from equifed.methods.validation import RATIOS, fairness
 from equifed.protocol import Data, Task
-from equifed.training import Local
+from equifed.settings import Local
 from methods.plain import sigmoid
 
 D = 3

@@ -17,7 +17,7 @@ from equifed.methods import FairFed, FedMinMax, fairbatch
 from equifed.methods.fairfed import FAIRNESS, difference
 from equifed.methods.fedminmax import project
 from equifed.protocol import Data, Task
-from equifed.training import Local
+from equifed.settings import Local
 from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)

@@ -13,7 +13,7 @@ from equifed.federation import Federation
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FedProx, LocalKernel
 from equifed.methods._kernels import dependence, exact_dependence, frequencies, outputs
 from equifed.protocol import Data, Task
-from equifed.training import Local
+from equifed.settings import Local
 from methods.plain import sigmoid
 
 D = 3

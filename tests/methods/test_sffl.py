@@ -20,8 +20,8 @@ from equifed.methods import SFFL, FedEM
 from equifed.methods.fairfed import FAIRNESS
 from equifed.methods.sffl import gap, self_aware
 from equifed.protocol import Data, Task
+from equifed.settings import Local
 from equifed.simulator import Simulation, make_job
-from equifed.training import Local
 from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)

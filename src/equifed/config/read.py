@@ -21,8 +21,8 @@ from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.protocol import Method
 from equifed.registry import Registry
+from equifed.settings import Local
 from equifed.simulator.job import check_swept
-from equifed.training import Local
 
 if TYPE_CHECKING:
     from equifed.data import Preset

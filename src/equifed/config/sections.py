@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from equifed import models, partition
 from equifed.protocol import Method
 from equifed.registry import Registry
-from equifed.settings import RunSettings
-from equifed.training import Local
+from equifed.settings import Local, RunSettings
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
 

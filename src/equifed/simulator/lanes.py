@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from equifed.simulator.engine import (
 from equifed.simulator.job import Job
 from equifed.simulator.stepper import Stepper, Training, portions
 from equifed.simulator.tables import Tables
+from equifed.training import optimizer_start, optimizer_step
 from equifed.tree import Tree
 
 
@@ -335,7 +336,8 @@ class LanesEngine:
 
         shared = self._is_shared(inputs)
         begin: Start = self._map(stage, position, prepare, (down, own), inputs, lanes)
-        make = vmap(vmap(local.start)) if shared else vmap(local.start)
+        start = partial(optimizer_start, local)
+        make = vmap(vmap(start)) if shared else vmap(start)
         optimizer = make(begin.parameters) if tree.leaves(begin.parameters) else ()
         carry, structure = tree.flatten((begin.parameters, optimizer))
         fixed = (begin.context, inputs["rate"], inputs["hyper"], inputs["draws"], inputs["group"], inputs["scaling"])
@@ -355,7 +357,7 @@ class LanesEngine:
                     own = (context, fixed[1], hyper, *fixed[3:])
                     parameters, optimizer = tree.unflatten(carry, structure)
                     gradient = grad(loss)(parameters, own, x, y, s, mask, rows)
-                    return tree.leaves(local.step(parameters, gradient, optimizer, fixed[1]))
+                    return tree.leaves(optimizer_step(local, parameters, gradient, optimizer, fixed[1]))
 
                 return (vmap(setting) if shared else setting)(carry, fixed[0], fixed[2], rows)
 

@@ -35,12 +35,11 @@ from equifed.metrics.frame import metrics_frame
 from equifed.models import LeNet
 from equifed.protocol import Data, Method, Phase, Record, Task
 from equifed.protocol import LocalTraining as Train
-from equifed.settings import RunSettings
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job
 from equifed.simulator.tables import make_tables
-from equifed.training import Local
 from equifed.tree import Tree
 
 ROUNDS = 3000

@@ -24,10 +24,9 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
 from equifed.protocol import Method
-from equifed.settings import RunSettings
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.job import Job
-from equifed.training import Local
 
 NAMES = {"SP": "demographic_parity_ratio", "EO": "equal_opportunity_ratio", "EQO": "average_odds_ratio"}
 """The paper's names of the metrics."""

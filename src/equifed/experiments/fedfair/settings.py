@@ -26,9 +26,8 @@ from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.models import Logistic
 from equifed.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.protocol import Method
-from equifed.settings import RunSettings
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
-from equifed.training import Local
 
 DATASETS = ("drug", "compas", "adult")
 MEASURES = ("AC", "FR", "HM")

@@ -27,9 +27,8 @@ from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
 from equifed.protocol import Method
-from equifed.settings import RunSettings
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, make_job
-from equifed.training import Local
 
 LOCAL = Local(epochs=5, batch_size=64, learning_rate=0.01, optimizer="adam")
 CLIENTS, ROUNDS, REGRESSION_ROUNDS = 4, 20, 50

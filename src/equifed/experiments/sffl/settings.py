@@ -26,9 +26,8 @@ from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.models import Logistic
 from equifed.protocol import Method
-from equifed.settings import RunSettings
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, make_job
-from equifed.training import Local
 
 LOCAL = Local(epochs=2, batch_size=128, learning_rate=0.01)
 CLIENTS, ROUNDS, SEEDS = 20, 150, 5
