@@ -15,7 +15,6 @@ does with clipped updates is a mean weighted by the same weights, so no client c
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.errors import ConfigError, check_number
+from equifed.errors import ConfigError
 from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Record, Update
 from equifed.tree import Tree
 
@@ -49,10 +48,6 @@ class Channel:
 
     clip: float | Tensor | None = None
     """The largest L2 norm that an update of a client may have; longer ones are scaled down to it. None: any."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.clip, Tensor) and self.clip not in (None, math.inf):
-            check_number("clip", self.clip, above=0)
 
     def check(self, method: Method) -> None:
         """Raise a ConfigError for what cannot be done to this method's replies."""

@@ -4,12 +4,12 @@ results."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
-from equifed.channel import Channel
 from equifed.errors import ConfigError, check_number, unknown_name
 
 EngineName = Literal["lanes", "reference"]
@@ -87,7 +87,8 @@ class RunSettings:
             if "low" in each.metadata:
                 whole = type(each.default) is int
                 check_number(each.name, getattr(self, each.name), whole=whole, low=each.metadata["low"])
-        _ = self.channel  # which checks its own settings
+        if self.clip not in (None, math.inf):
+            check_number("clip", self.clip, above=0)
         if self.dropout >= 1:
             raise ConfigError(f"is a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         if self.clients_per_round not in (None, "all"):
@@ -107,11 +108,6 @@ class RunSettings:
     def seed_list(self) -> list[int]:
         """The seeds, none where they are left to the federations."""
         return [] if self.seeds is None or isinstance(self.seeds, int) else list(self.seeds)
-
-    @property
-    def channel(self) -> Channel:
-        """What replies go through."""
-        return Channel(self.clip)
 
     def changed(self, options: RunOptions) -> RunSettings:
         """These settings with some of them replaced."""

@@ -197,7 +197,7 @@ class FlowerEngine:
                 most, what = (rows, ", the rows that it declared") if high == ROWS else (high, "")
                 if (leaf < low).any() or (leaf > most).any():
                     raise BadMessage(f"has {name} outside {low:g} to {most:g}{what}")
-        channel = self.job.settings.channel
+        channel = self.job.channel
         too_long = channel.too_long(phase, tree.map(lambda leaf: leaf.cpu(), down), reply)
         if too_long:
             raise BadMessage(f"has in {too_long} an update of a norm above {channel.clip:g}, to which it is clipped")

@@ -80,6 +80,11 @@ class Job:
                 hook.remove()
         return sum(sizes)
 
+    @cached_property
+    def channel(self) -> Channel:
+        """What the clients' replies go through."""
+        return Channel(self.settings.clip)
+
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""
         return self.configured(self.runs[run].hyper)[0]
@@ -88,7 +93,7 @@ class Job:
         """The method and the channel with these values of theirs."""
         channel = {name: value for name, value in hyper.items() if name in CHANNEL_OPTIONS}
         own = {name: value for name, value in hyper.items() if name not in channel}
-        return dataclasses.replace(self.method, **own), dataclasses.replace(self.settings.channel, **channel)
+        return dataclasses.replace(self.method, **own), dataclasses.replace(self.channel, **channel)
 
     def phases(self, stage: Stage, hyper: Mapping[str, Any] | None = None) -> tuple[Phase, ...]:
         """The phases of a stage with these hyper-parameters, or with those of the first run; their replies go through
@@ -246,7 +251,7 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
         if hasattr(method, name):
             raise ConfigError(f"{name} of {method.name} cannot be swept: runs have a setting of that name too.")
         for value in values:
-            Channel(**{name: value})
+            RunSettings().changed({name: value})  # type: ignore[misc]
         return
     for value in values:
         check_value(type(method), name, value)

@@ -415,7 +415,7 @@ class LanesEngine:
 
         stacked: Record = tree.map(spread, reply)
         here = torch.from_numpy(present.astype(np.float32)).to(self.job.device)
-        return self.job.settings.channel.gather(phase, stacked, here, self._index(cohorts))
+        return self.job.channel.gather(phase, stacked, here, self._index(cohorts))
 
     def _server(self, stage: Stage, position: int, server: Tree, replies: Record, heard: np.ndarray) -> Tree:
         """Every run's server step; a run that heard nobody keeps its state."""

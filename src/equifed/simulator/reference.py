@@ -133,7 +133,7 @@ class Reference:
 def gather(job: Job, phase: Phase, replies: list[Record], clients: np.ndarray) -> Gathered:
     """What the server's step gets from the replies of these clients, which are all there."""
     present, who = torch.ones(len(replies), device=job.device), torch.from_numpy(clients).to(job.device)
-    return job.settings.channel.gather(phase, tree.stack(replies), present, who)
+    return job.channel.gather(phase, tree.stack(replies), present, who)
 
 
 def finite(value: Tree) -> bool:
