@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from equifed.flower.agreement import action, exchanges
-from equifed.methods import REGISTRY, kind_of
+from equifed.methods import REGISTRY, make
 from equifed.protocol import Phase
 from equifed.simulator.engine import Stage
 
@@ -20,14 +20,14 @@ WHEN = {"setup": "once, before round 1", "round": "every round", "final": "once,
 def table() -> str:
     """Every exchange of every method that a federation can carry out."""
     head = ["method", "when", "message", "to the silo", "from the silo", "the server needs"]
-    names = [name for name in [*REGISTRY, "fedavg+eo", "fedavg+ceo"] if not kind_of(name).pooled]
+    names = [name for name in [*REGISTRY, "fedavg+eo", "fedavg+ceo"] if not make(name).pooled]
     lines = [head, ["---"] * len(head), *(line for name in names for line in rows(name))]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rows(name: str) -> Iterator[list[str]]:
     own = f"[{name}](methods/{name}.md)" if name in REGISTRY else f"`{name}`"
-    found = [(stage, phase) for stage, _, phase in exchanges(kind_of(name)())]
+    found = [(stage, phase) for stage, _, phase in exchanges(make(name))]
     for _, same in groupby(found, key=lambda each: (each[0], each[1].down, each[1].up, each[1].gather)):
         alike = list(same)
         stage, phase = alike[0]

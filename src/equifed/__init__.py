@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from equifed import data, methods, metrics, models, partition, postprocess, report
+    from equifed import data, methods, metrics, models, partition, report
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, load, load_femnist
+    from equifed.methods import postprocess
     from equifed.results.result import Result
     from equifed.settings import Local, RunSettings
     from equifed.simulator import simulate, sweep
@@ -30,10 +31,11 @@ _HOMES = {
     "RunSettings": "equifed.settings",
     "load": "equifed.federation",
     "load_femnist": "equifed.federation",
+    "postprocess": "equifed.methods",
     "simulate": "equifed.simulator",
     "sweep": "equifed.simulator",
 }
-_MODULES = ("data", "methods", "metrics", "models", "partition", "postprocess", "report")
+_MODULES = ("data", "methods", "metrics", "models", "partition", "report")
 
 __all__ = [
     "ConfigError",

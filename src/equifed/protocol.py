@@ -18,7 +18,8 @@ Rules for client and server functions:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
@@ -219,8 +220,8 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 class Method:
     """Base of all methods: defaults for what a method need not define.
 
-    Subclasses are frozen dataclasses whose fields are the hyper-parameters, a docstring under each; `round` is
-    required. The server's state is a NamedTuple; its field `theta` is the global model.
+    Subclasses are frozen dataclasses whose fields are the hyper-parameters, with a default and a docstring each;
+    `round` is required. The server's state is a NamedTuple; its field `theta` is the global model.
     """
 
     name: ClassVar[str] = ""
@@ -237,10 +238,26 @@ class Method:
     """Clients end up with models of their own: predictions depend on the client's state."""
     predicts_with: ClassVar[tuple[str, ...]] = ("theta",)
     """Server fields that `predict` uses: what a client needs to apply the model itself."""
+    adjusts: ClassVar[bool] = False
+    """`adjust` changes predictions, and needs the rows' groups for it."""
     pooled: ClassVar[bool] = False
     """No federated method but a reference: it trains on the rows of all clients in one place."""
     sweepable: ClassVar[bool] = True
     """Runs (seeds, sweep values) can share one vectorised call; False: they are looped over."""
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The method itself; of a method around another, that one's parts and then itself."""
+        return (self,)
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """The hyper-parameters by name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.metadata.get("hyper", True)}
+
+    def with_hyper(self, **values: Any) -> Method:
+        """The same method with other hyper-parameters."""
+        return replace(self, **values)
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -269,6 +286,18 @@ class Method:
     def init_client(self, task: Task, parameters: Tree) -> Tree:
         """What a client keeps between rounds; () when nothing."""
         return ()
+
+    def sent(self, server: Any, names: tuple[str, ...]) -> Record:
+        """The server's fields of these names, as a message to a client holds them."""
+        return {name: getattr(server, name) for name in names}
+
+    def received(self, fields: Record) -> Any:
+        """What a client knows of the server's state from such fields: `predict` takes it for the state."""
+        return SimpleNamespace(**fields)
+
+    def model_of(self, server: Any, clients: Any) -> Tree:
+        """The trained model: the server's `theta`, else the clients' own, along a leading axis; {} for neither."""
+        return server.theta if hasattr(server, "theta") else getattr(clients, "theta", {})
 
     def predict(self, task: Task, server: Any, client: Tree, x: Tensor) -> Tensor:
         """Probabilities (classification) or values (regression) for the rows x; see `Task.predict`."""

@@ -47,6 +47,11 @@ def add_scaled(a: Tree, b: Tree, factor: Tensor | float) -> Tree:
     return map(lambda x, y: x + factor * y, a, b)
 
 
+def prototype(tree: Tree) -> Tensor:
+    """The first leaf: new tensors that go with the tree take its type and device."""
+    return leaves(tree)[0]
+
+
 def zeros_like(tree: Tree) -> Tree:
     return map(torch.zeros_like, tree)
 

@@ -21,7 +21,7 @@ from equifed.experiments.e2fl import settings as e2fl
 from equifed.methods import E2FL
 from equifed.protocol import Task
 from equifed.simulator import Simulation, Step
-from equifed.simulator.engine import down_of, field_bytes
+from equifed.simulator.engine import field_bytes
 
 
 def silent(title: str, simulation: Simulation) -> Any:
@@ -72,7 +72,7 @@ def test_the_bytes_of_lenet() -> None:
         begin = initial if method.num_models is None else tree.stack([initial] * method.num_models)
         server = method.init(task, begin)
         (phase,) = method.round
-        assert sum(field_bytes(phase, name, value) for name, value in down_of(server, phase).items()) == down
+        assert sum(field_bytes(phase, name, value) for name, value in method.sent(server, phase.down).items()) == down
         reply = {"ranking": server.R, "group": torch.zeros((), dtype=torch.int16)}
         assert sum(field_bytes(phase, name, value) for name, value in reply.items()) == ranking + 2
         # what is counted is what is written

@@ -11,8 +11,8 @@ from scipy.optimize import linprog
 
 import equifed as ef
 from equifed.federation import Federation
-from equifed.methods.postprocess import equal_cost, equal_odds
-from equifed.postprocess import CalibratedEqualizedOdds, EqualizedOdds
+from equifed.methods._rules import equal_cost, equal_odds
+from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.simulator import Simulation, make_job
 
 
@@ -122,7 +122,7 @@ def test_equal_cost_equals_the_costs_and_keeps_calibration(cost: str) -> None:
         method = CalibratedEqualizedOdds(ef.methods.FedAvg(), cost=cost)
         rates = torch.tensor([[m[g], base[g]]]).expand(len(own), 2)
         draws = (np.arange(50) + 0.5) / 50
-        new = np.stack([method.post_adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])  # type: ignore[attr-defined]
+        new = np.stack([method.adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])
         assert len(np.unique(new)) == len(np.unique(own)) + (m[g] > 0)
         for value in np.unique(new):
             assert np.broadcast_to(label, new.shape)[new == value].mean() == pytest.approx(value)
@@ -177,10 +177,10 @@ def test_rates_are_fitted_on_the_final_models_decisions(uneven: Federation, fit:
         own.append(counts_of(y[part], s[part], decisions(plain.parameters[4], x[part])))
     if fit == "global":
         expected = equal_odds(torch.tensor(np.sum(own, axis=0)))
-        torch.testing.assert_close(step.state.server.rates[0], expected)
+        torch.testing.assert_close(step.state.server.own["rates"][0], expected)
     else:
         expected = torch.stack([equal_odds(torch.tensor(counts)) for counts in own])
-        torch.testing.assert_close(step.state.clients.rates[0], expected)
+        torch.testing.assert_close(step.state.clients.own["rates"][0], expected)
     messages = processed.messages.set_index("phase")
     assert messages.loc["fit", "up"] == ("decisions" if fit == "global" else "")
     assert messages.loc["fit", "down"] == "theta"
@@ -217,7 +217,7 @@ def test_predict_and_adjust_can_be_used_afterwards(uneven: Federation) -> None:
     never = method.adjust(job.task, server, client, score, s, torch.ones(50))
     torch.testing.assert_close(never, score)
     always = method.adjust(job.task, server, client, score, s, torch.zeros(50) - 1)
-    torch.testing.assert_close(always, server.rates[s, 1].to(score.dtype))
+    torch.testing.assert_close(always, server.own["rates"][s, 1].to(score.dtype))
 
 
 def ef_take(part):  # type: ignore[no-untyped-def]
@@ -228,19 +228,20 @@ def ef_take(part):  # type: ignore[no-untyped-def]
 
 def test_names_options_and_errors(uneven: Federation) -> None:
     method = ef.methods.make("fedfair+eo", epsilon=0.3, fit="global")
-    assert (method.name, method.epsilon, method.fit) == ("fedfair+eo", 0.3, "global")  # type: ignore[attr-defined]
-    assert type(method) is type(EqualizedOdds(ef.methods.FedFair(epsilon=0.3), fit="global"))
-    assert dataclasses.replace(method, epsilon=0.1) == EqualizedOdds(ef.methods.FedFair(epsilon=0.1), fit="global")
-    docs = ef.methods.documentation(type(method))
-    assert docs["epsilon"]
-    assert docs["fit"]
+    assert method == EqualizedOdds(ef.methods.FedFair(epsilon=0.3), fit="global")
+    assert method.with_hyper(epsilon=0.1, fit="client") == EqualizedOdds(ef.methods.FedFair(epsilon=0.1))
+    assert (method.name, method.hyper["epsilon"], method.hyper["fit"]) == ("fedfair+eo", 0.3, "global")
+    known = ef.methods.options(method)
+    assert known.keys() == method.hyper.keys()
+    assert known["epsilon"].description
+    assert known["fit"].description
     with pytest.raises(ef.ConfigError, match=r"Unknown post-processing 'oe'.*Known: ceo, eo"):
         ef.methods.make("fedavg+oe")
     with pytest.raises(ef.ConfigError, match="Unknown method 'fedavgg'"):
         ef.methods.make("fedavgg+eo")
     with pytest.raises(ef.ConfigError, match="is post-processed already"):
         EqualizedOdds(CalibratedEqualizedOdds(ef.methods.FedAvg()))
-    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: fit must be one of 'client', 'global'"):
+    with pytest.raises(ef.ConfigError, match=r"^fit must be one of 'client', 'global'"):
         ef.methods.make("fedavg+eo", fit="both")
     with pytest.raises(ef.ConfigError, match=r"fit must be one of 'client', 'global', got 'both'"):
         ef.simulate(EqualizedOdds(ef.methods.FedAvg(), fit="both"), uneven, **SETTINGS)  # type: ignore[arg-type]
@@ -276,11 +277,12 @@ def test_every_method_can_be_post_processed(uneven: Federation, name: str, how: 
         np.testing.assert_array_equal(value, result.parameters[4][field])
 
 
-def test_a_method_whose_names_the_rule_would_override_is_refused() -> None:
+def test_a_hyper_parameter_that_both_have_is_refused() -> None:
+    @dataclasses.dataclass(frozen=True)
     class Clashing(ef.methods.FedAvg):
-        def post_rates(self) -> None: ...
+        fit: str = "well"
 
-    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: Clashing defines post_rates, which Odds would override"):
+    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: fedavg and EqualizedOdds both have a hyper-parameter fit"):
         EqualizedOdds(Clashing())
 
 
@@ -293,7 +295,7 @@ def test_a_result_predicts_with_the_fitted_rates(uneven: Federation, fit: str) -
     more = {"client": "silo-2"} if fit == "client" else {}
     decided = result.predict(x, s=s, run=4, **more)
     final = result.final_states[4]
-    rates = (final.clients.rates[2] if fit == "client" else final.server.rates).numpy()
+    rates = (final.clients.own["rates"][2] if fit == "client" else final.server.own["rates"]).numpy()
     positive = decisions(result.parameters[4], x)
     for g in (0, 1):
         for part in (0, 1):

@@ -289,15 +289,15 @@ def test_what_a_method_logs_is_drawn(tmp_path):
 def test_citations(pair, tmp_path):
     assert "McMahan et al." in page_of(pair, tmp_path).text
     for name, kind in REGISTRY.items():
-        cited = citation(kind)
+        cited = citation(kind())
         assert not (name == "local" and cited.plain)
         if cited.bibtex:
             assert cited.plain, name
             assert re.fullmatch(r"@\w+\{[\w:-]+,\n.*\n\}", cited.bibtex, re.DOTALL)
             assert cited.bibtex.count("{") == cited.bibtex.count("}")
             assert "methods" not in cited.bibtex
-    assert "Salazar" in citation(ef.methods.FairFate).bibtex
-    assert citation(ef.methods.FedAvgGR) == citation(ef.methods.FedAvgLR)
+    assert "Salazar" in citation(ef.methods.FairFate()).bibtex
+    assert citation(ef.methods.FedAvgGR()) == citation(ef.methods.FedAvgLR())
     composed = run(ef.postprocess.CalibratedEqualizedOdds(ef.methods.FedAvg()), federation())
     text = page_of([composed], tmp_path).text
     assert "McMahan et al." in text

@@ -12,15 +12,13 @@ from rich.table import Table
 
 from equifed import methods
 from equifed.cli.tables import plain_table
-from equifed.methods.hyper import type_names
 from equifed.protocol import Method
 
 
 def describe_method(name: str) -> dict[str, Any]:
     """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
-    kind = methods.kind_of(name)
-    method = kind()
-    cited = methods.citation(kind)
+    method = methods.make(name)
+    cited = methods.citation(method)
     phases = [
         {"stage": stage, "phase": phase.name, "down": phase.down, "up": phase.up, "gather": phase.gather}
         for stage in ("setup", "round", "final")
@@ -29,49 +27,48 @@ def describe_method(name: str) -> dict[str, Any]:
     needs = [
         label
         for label, wanted in (
-            (f"{' or '.join(kind.tasks)} labels", kind.tasks != Method.tasks),
-            ("validation set", kind.needs_validation),
-            ("client memory", kind.init_client is not Method.init_client),
-            ("client groups", kind.needs_client_groups),
+            (f"{' or '.join(method.tasks)} labels", method.tasks != Method.tasks),
+            ("validation set", method.needs_validation),
+            ("client memory", type(method).init_client is not Method.init_client),
+            ("client groups", method.needs_client_groups),
         )
         if wanted
     ]
     return {
         "name": name,
-        "summary": inspect.getdoc(kind) or "",
-        "equations": inspect.cleandoc(sys.modules[kind.__module__].__doc__ or ""),
+        "summary": inspect.getdoc(type(method)) or "",
+        "equations": inspect.cleandoc(sys.modules[type(method).__module__].__doc__ or ""),
         "citation": cited.plain or None,
         "bibtex": cited.bibtex or None,
-        "parent": kind.parent or None,
+        "parent": method.parent or None,
         "needs": needs,
         "personal": method.personal,
-        "sweepable": kind.sweepable,
+        "sweepable": method.sweepable,
         "gather": "stack" if any(phase["gather"] == "stack" for phase in phases) else "sum",
         "exchanges_per_round": len(method.round),
         "phases": phases,
         "leaves_a_client": list(dict.fromkeys(field for phase in phases for field in phase["up"])),
-        "hyper_parameters": _hyper_parameters(kind),
+        "hyper_parameters": _hyper_parameters(method),
     }
 
 
-def _hyper_parameters(kind: Any) -> list[dict[str, Any]]:
-    docs, types = methods.documentation(kind), type_names(kind)
+def _hyper_parameters(method: Method) -> list[dict[str, Any]]:
     return [
         {
-            "name": field.name.replace("_", "-"),
-            "type": types[field.name],
-            "default": None if field.default is dataclasses.MISSING else field.default,
-            "range": _range(field.metadata),
-            "description": " ".join(docs[field.name].split()),
+            "name": option.name.replace("_", "-"),
+            "type": option.type_name,
+            "default": None if option.default is dataclasses.MISSING else option.default,
+            "range": _range(option),
+            "description": " ".join(option.description.split()),
         }
-        for field in dataclasses.fields(kind)
+        for option in methods.options(method).values()
     ]
 
 
-def _range(metadata: Any) -> str:
-    low, high, choices = (metadata.get(key) for key in ("low", "high", "choices"))
-    if choices is not None:
-        return ", ".join(map(str, choices)) + ("; or a list of several" if metadata.get("several") else "")
+def _range(option: methods.Option) -> str:
+    low, high = option.low, option.high
+    if option.choices is not None:
+        return ", ".join(map(str, option.choices)) + ("; or a list of several" if option.several else "")
     if low is not None and high is not None:
         return f"{low} to {high}"
     return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""

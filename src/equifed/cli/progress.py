@@ -91,7 +91,7 @@ class Watch:
 
     def _measured(self, step: Step) -> str:
         values = self._values(step)["mean"]
-        own = getattr(self.job.method, "fairness", ())  # one metric or several
+        own = self.job.method.hyper.get("fairness", ())  # one metric or several
         wanted = (own,) if isinstance(own, str) else tuple(own)
         disparity = next((name for name in (*wanted, *DISPARITIES) if name in values), "")
         shown = [name for name in ("loss", "accuracy", "rmse", disparity) if name in values]

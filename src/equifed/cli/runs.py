@@ -19,7 +19,7 @@ from equifed.cli.tables import Record, comparison, footnotes, pareto_table, reco
 from equifed.config import Config, build, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
-from equifed.methods import REGISTRY, kind_of
+from equifed.methods import REGISTRY, make
 from equifed.report.silos import other_notes
 from equifed.simulator import Result
 from equifed.store import Recording, RunFolder, Store
@@ -173,7 +173,7 @@ def _names(text: str) -> list[str]:
     """The methods that --methods names."""
     names = split_names(text, "--methods")
     for name in names:
-        kind_of(name)
+        make(name)
     return names
 
 
@@ -182,13 +182,13 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
 
     Only methods that nobody asked for by name are left out.
     """
-    kind, fed = type(config.method), feds[0]
+    method, fed = config.method, feds[0]
     lacks = [
         what
         for what, lacking in (
-            (f"{' or '.join(kind.tasks)} labels", fed.label_kind not in kind.tasks),
-            ("a validation set", kind.needs_validation and not len(fed.validation)),
-            ("client groups", kind.needs_client_groups and fed.client_groups is None),
+            (f"{' or '.join(method.tasks)} labels", fed.label_kind not in method.tasks),
+            ("a validation set", method.needs_validation and not len(fed.validation)),
+            ("client groups", method.needs_client_groups and fed.client_groups is None),
         )
         if lacking
     ]

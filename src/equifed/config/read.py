@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
@@ -65,7 +65,7 @@ def parse_config(
         reader.problem("partition", "the files already say which client holds which rows; remove this section")
     model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
     local = reader.local()
-    method = reader.choice("method", "name", methods.REGISTRY, None, methods.kind_of)
+    method = reader.choice("method", "name", methods.REGISTRY, None, methods.make)
     sweep = reader.sweep(method)
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
     reader.stop_if_wrong()
@@ -199,11 +199,12 @@ class _Reader:
         chosen = self.checked(f"{name}.{selector}", partial(find, kind))
         if chosen is None:
             return None
-        if not (isinstance(chosen, type) and dataclasses.is_dataclass(chosen)):  # a function or a model ready to use
+        has_options = isinstance(chosen, Method) or (isinstance(chosen, type) and dataclasses.is_dataclass(chosen))
+        if not has_options:  # a function or a model ready to use
             for key in given:
                 self.problem(f"{name}.{key}", f"there is nothing to set: {kind} has no options")
             return chosen
-        known = {kebab(field.name) for field in dataclasses.fields(chosen)}
+        known = {kebab(option) for option in methods.options(chosen)}
         options = {key: value for key, value in (default or {}).items() if key in known and key not in given}
         if default and kind != default.get(selector):
             options = {key: value for key, value in options.items() if key == "num-partitions"}
@@ -216,13 +217,15 @@ class _Reader:
         made: Local = self._made("local", Local, given, renamed={"epochs": "local-epochs"})
         return made
 
-    def _made(self, name: str, kind: type, given: Mapping[str, Any], renamed: Mapping[str, str] | None = None) -> Any:
+    def _made(
+        self, name: str, kind: type | Method, given: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+    ) -> Any:
         checked = self.section(name, _options_model(kind, tuple((renamed or {}).items())), given)
         if checked is None:
             return None
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         keys = {field: info.alias or field for field, info in type(checked).model_fields.items()}
-        if issubclass(kind, Method):
+        if isinstance(kind, Method):
             return self.checked(name, lambda: methods.make(kind.name, **values), keys)
         return self.checked(name, lambda: kind(**values), keys)
 
@@ -256,25 +259,23 @@ def _spoken(keys: Iterable[str], text: str) -> list[str]:
 
 
 @cache
-def _options_model(kind: type, renamed: tuple[tuple[str, str], ...]) -> type[BaseModel]:
+def _options_model(kind: type | Method, renamed: tuple[tuple[str, str], ...]) -> type[BaseModel]:
     """A pydantic model of a dataclass, with its defaults and the docstrings under its fields as descriptions."""
-    docs, hints = methods.documentation(kind), get_type_hints(kind)
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        default = ... if field.default is dataclasses.MISSING else field.default
-        alias = dict(renamed).get(field.name, kebab(field.name))
-        bounds = {"ge": field.metadata.get("low"), "le": field.metadata.get("high")}
-        fields[field.name] = (
-            Annotated[hints[field.name], BeforeValidator(_tuples)],
+    for name, option in methods.options(kind).items():
+        default: Any = ... if option.default is dataclasses.MISSING else option.default
+        bounds: dict[str, Any] = {"ge": option.low, "le": option.high}
+        fields[name] = (
+            Annotated[option.type, BeforeValidator(_tuples)],
             Field(
                 default,
-                alias=alias,
-                description=docs.get(field.name),
+                alias=dict(renamed).get(name, kebab(name)),
+                description=option.description,
                 **{key: value for key, value in bounds.items() if value is not None},
             ),
         )
     settings = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=False, protected_namespaces=())
-    return create_model(kind.__name__, __config__=settings, **fields)
+    return create_model(kind.name if isinstance(kind, Method) else kind.__name__, __config__=settings, **fields)
 
 
 def _tuples(value: Any) -> Any:

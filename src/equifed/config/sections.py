@@ -158,7 +158,7 @@ class Config:
         sections["model"] = _described(self.model, models.REGISTRY)
         local = {("local_epochs" if key == "epochs" else key): value for key, value in fields_of(self.local).items()}
         sections["local"] = _spelt({**local, "batch_size": self.local.batch_size or "all"})
-        sections["method"] = {"name": self.method.name} | _spelt(fields_of(self.method))
+        sections["method"] = {"name": self.method.name} | _spelt(self.method.hyper)
         if self.sweep:
             sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
         if self.flower is not None:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,8 +131,7 @@ class Silo:
     def fields(self, names: tuple[str, ...]) -> Record:
         """The server's fields as they are before the first round: what their names, shapes and types must be."""
         job = self.engine.job
-        server = job.method.init(job.task, job.initial[0])
-        return {name: getattr(server, name) for name in names}
+        return job.method.sent(job.method.init(job.task, job.initial[0]), names)
 
     def model_fields(self) -> Record:
         return self.fields(self.engine.job.method.predicts_with)
@@ -180,7 +178,9 @@ class Silo:
     def evaluated(self, down: Record, state: Any, min_count: int) -> ArrayRecord:
         """Counts on its own test rows, small ones withheld."""
         with torch.no_grad():
-            scored = self.evaluator.own(SimpleNamespace(**self._here(down)), self._here(state), self.place)
+            scored = self.evaluator.own(
+                self.engine.job.method.received(self._here(down)), self._here(state), self.place
+            )
         return withheld(scored, max(min_count, self.setting.flower.min_count))
 
 

@@ -26,7 +26,6 @@ from equifed.simulator.engine import (
     Rejection,
     State,
     data_of,
-    down_of,
     initial_state,
     record_message,
     validation_data,
@@ -79,8 +78,9 @@ class FlowerEngine:
             self.link.welcome(min(self.deadline, 60.0))
         if not sampled and before is None:
             return Exchange(state, present, [])
-        down = down_of(server, phase)
-        model = {name: getattr(server, name) for name in self.job.method.predicts_with} if before is not None else {}
+        method = self.job.method
+        down = method.sent(server, phase.down)
+        model = method.sent(server, method.predicts_with) if before is not None else {}
         number = exchange_number(round, stage, position)
         train = pack(down | model, self._codecs)
         kind, riding = f"train.{action(stage, phase)}", before is not None
@@ -114,7 +114,7 @@ class FlowerEngine:
         except Exception as error:  # replies that are each possible, and together are not
             failed = {"phase": phase.name, "error": f"{type(error).__name__}: {error}"}
             return Exchange(state, there, rejections, Note("server-step-failed", failed))
-        if not finite([getattr(server, name) for name in self.job.method.predicts_with]):
+        if not finite(method.sent(server, method.predicts_with)):
             return Exchange(state, there, rejections, Note("model-not-finite", {"phase": phase.name}))
         kept = kept.clone()
         kept[torch.from_numpy(who)] = number
@@ -126,7 +126,7 @@ class FlowerEngine:
         """Ask everyone for what it counts with the model of this state."""
         server, kept = tree.take(state.server, 0), state.clients[0]
         number = exchange_number(round, "final", MOST_PHASES - 1)
-        model = {name: getattr(server, name) for name in self.job.method.predicts_with}
+        model = self.job.method.sent(server, self.job.method.predicts_with)
         late = self._late(kept)
         asked = [k for k in range(len(self._ids)) if self._ids[k] not in late]
         requests = self._evaluation_requests(model, kept, asked, number, round)
@@ -232,7 +232,7 @@ def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
     with torch.no_grad():
         for stage in STAGES:
             for position, phase in enumerate(job.phases(stage)):
-                found[stage, position], state = silo.work(phase, down_of(server, phase), state, 0, 0, 0)
+                found[stage, position], state = silo.work(phase, job.method.sent(server, phase.down), state, 0, 0, 0)
     return found
 
 

@@ -21,14 +21,14 @@ from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
 from equifed.methods.frl import FRL
-from equifed.methods.hyper import check, check_value, documentation
+from equifed.methods.hyper import Option, check, check_value, options
 from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
 from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.lco import LCO
 from equifed.methods.local import LocalTraining
 from equifed.methods.local_kernel import LocalKernel
-from equifed.methods.postprocess import HOW, compose
+from equifed.methods.postprocess import POST_PROCESSING
 from equifed.methods.qffl import QFFL
 from equifed.methods.reweighing import FedAvgGR, FedAvgLR
 from equifed.methods.separate_training import SeparateTraining
@@ -65,14 +65,14 @@ __all__ = [
     "LocalKernel",
     "LocalTraining",
     "Method",
+    "Option",
     "SeparateTraining",
     "check",
     "check_value",
     "citation",
     "citations",
-    "documentation",
-    "kind_of",
     "make",
+    "options",
 ]
 
 _BUILT_IN: dict[str, type[Method]] = {
@@ -113,23 +113,26 @@ REGISTRY: Registry[type[Method]] = Registry(
 )
 
 
-def kind_of(name: str) -> type[Method]:
-    """The class with this registry name; NAME+eo and NAME+ceo are NAME post-processed."""
-    base, plus, how = name.partition("+")
+def make(name: str, **hyper_parameters: Any) -> Method:
+    """The method with this registry name; NAME+eo and NAME+ceo are NAME post-processed.
+
+    Hyper-parameters may be written with dashes or underscores.
+    """
+    base, plus, rule = name.partition("+")
     kind = REGISTRY[base]
     kind.name = REGISTRY.name_of(kind)  # one from outside may have none, or one that does not lead to it
-    if plus and how not in HOW:
-        raise ConfigError(f"{name}: {unknown_name('post-processing', how, HOW)}")
-    return compose(kind, HOW[how]) if plus else kind  # type: ignore[arg-type]
-
-
-def make(name: str, **hyper_parameters: Any) -> Method:
-    """The method with this registry name; hyper-parameters may be written with dashes or underscores."""
-    kind = kind_of(name)
+    without = [option.name for option in options(kind).values() if option.required]
+    if without:
+        raise ConfigError(f"{name}: every hyper-parameter needs a default, which {', '.join(without)} lacks.")
+    method = kind()
+    if plus:
+        if rule not in POST_PROCESSING:
+            raise unknown_name("post-processing", rule, POST_PROCESSING)
+        method = POST_PROCESSING[rule](method)
     values = {
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
         for key, value in hyper_parameters.items()
     }
     for key, value in values.items():
-        check_value(kind, key, value)
-    return kind(**values)
+        check_value(method, key, value)
+    return method.with_hyper(**values)

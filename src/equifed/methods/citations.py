@@ -7,9 +7,9 @@ import re
 import sys
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from equifed.methods.postprocess import PostProcessed
+from equifed.methods._wrapper import Wrapper
 from equifed.protocol import Method
 
 
@@ -20,39 +20,39 @@ class Citation(NamedTuple):
     """Empty where references.bib has no entry."""
 
 
-def citation(kind: type[Method]) -> Citation:
-    """A module's first paragraph is a citation when it names a year or an arXiv number.
-
-    For a post-processed method, its own and the rule's: see `citations`.
-    """
-    parts = citations(kind)
-    return Citation("; ".join(part.plain for part in parts), "\n\n".join(part.bibtex for part in parts if part.bibtex))
-
-
-def citations(kind: type[Method]) -> list[Citation]:
-    """The papers of a method: one, none, or for a post-processed one also that of the rule."""
-    if issubclass(kind, PostProcessed):
-        rule = Citation(kind.post_citation, _entries().get(kind.post_suffix, ""))
-        inner: Any = kind.__bases__[-1]
-        return [*citations(inner), rule]
-    own = _own(kind)
-    return [own] if own.plain or own.bibtex else []
+def citation(method: Method) -> Citation:
+    """All its papers as one; see `citations`."""
+    papers = citations(method)
+    return Citation(
+        "; ".join(each.plain for each in papers), "\n\n".join(each.bibtex for each in papers if each.bibtex)
+    )
 
 
-def _own(kind: type[Method]) -> Citation:
-    first = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n")[0]
+def citations(method: Method) -> list[Citation]:
+    """The papers of a method: one or none for each of the parts that it is composed of."""
+    papers = [_of_wrapper(part) if isinstance(part, Wrapper) else _of_module(part) for part in method.parts]
+    return [paper for paper in papers if paper.plain or paper.bibtex]
+
+
+def _of_wrapper(wrapper: Wrapper) -> Citation:
+    return Citation(wrapper.citation, _entries().get(wrapper.suffix[1:], ""))
+
+
+def _of_module(method: Method) -> Citation:
+    """A module's first paragraph is a citation when it names a year or an arXiv number."""
+    first = inspect.cleandoc(sys.modules[type(method).__module__].__doc__ or "").split("\n\n")[0]
     named = re.search(r"\b(19|20)\d\d\b|arXiv:", first)
-    return Citation(" ".join(first.split()) if named else "", _entries().get(kind.name, ""))
+    return Citation(" ".join(first.split()) if named else "", _entries().get(method.name, ""))
 
 
 @cache
 def _entries() -> dict[str, str]:
     """references.bib by method, without the line that names the methods."""
     text = resources.files("equifed.methods").joinpath("references.bib").read_text(encoding="utf-8")
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for entry in re.findall(r"^@.*?^}", text, re.MULTILINE | re.DOTALL):
         names = re.search(r"^ *methods *= *\{(.*)\},\n", entry, re.MULTILINE)
         if names:
             rest = entry[: names.start()] + entry[names.end() :]
-            found |= {name.strip(): rest for name in names[1].split(",")}
-    return found
+            entries |= {name.strip(): rest for name in names[1].split(",")}
+    return entries

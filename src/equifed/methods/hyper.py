@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -31,30 +32,58 @@ def hyper(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check(method: Method) -> None:
-    """Refuse hyper-parameters outside their declared range."""
-    for field in dataclasses.fields(method):
-        check_value(type(method), field.name, getattr(method, field.name))
+@dataclass(frozen=True)
+class Option:
+    """A field of a dataclass as users set it: a hyper-parameter of a method, an option of a model or a partition."""
+
+    owner: type
+    """The dataclass."""
+    name: str
+    default: Any
+    """`dataclasses.MISSING` where a value must be given."""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Any, ...] | None = None
+    several: bool = False
+    vanishes: bool = False
+
+    @property
+    def required(self) -> bool:
+        field = next(field for field in dataclasses.fields(self.owner) if field.name == self.name)
+        return field.default is field.default_factory is dataclasses.MISSING
+
+    @property
+    def type(self) -> Any:
+        return get_type_hints(self.owner)[self.name]
+
+    @property
+    def type_name(self) -> str:
+        """The type as a reader would write it."""
+        return self.type.__name__ if isinstance(self.type, type) else str(self.type).replace("typing.", "")
+
+    @property
+    def description(self) -> str:
+        return _descriptions(self.owner).get(self.name, "")
 
 
-def check_value(kind: type[Method], name: str, value: Any) -> None:
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    if name not in fields:
-        raise ConfigError(unknown_name(f"hyper-parameter of {kind.name}", name, fields))
-    metadata = fields[name].metadata
-    low, high, choices = (metadata.get(key) for key in ("low", "high", "choices"))
-    chosen = value if metadata.get("several") and isinstance(value, tuple) and value else (value,)
-    if choices is not None and any(each not in choices for each in chosen):
-        or_several = ", or several of them" if metadata.get("several") else ""
-        known = ", ".join(map(repr, choices))
-        raise ConfigError(f"{kind.name}: {name} must be one of {known}{or_several}, got {value!r}.")
-    if low is not None or high is not None:
-        whole = type(fields[name].default) is int
-        check_number(f"{kind.name}: {name}", value, low=low, high=high, whole=whole)
+def options(of: Method | type) -> dict[str, Option]:
+    """The fields of a dataclass by name; a method's hyper-parameters, those of all parts that it is composed of."""
+    kinds = [type(part) for part in of.parts] if isinstance(of, Method) else [of]
+    return {option.name: option for kind in kinds for option in _options(kind)}
 
 
 @cache
-def documentation(kind: type) -> dict[str, str]:
+def _options(kind: type) -> list[Option]:
+    limits = ("low", "high", "choices", "several", "vanishes")
+    return [
+        Option(kind, field.name, field.default, **{key: field.metadata[key] for key in limits if key in field.metadata})
+        for field in dataclasses.fields(kind)
+        if field.metadata.get("hyper", True)
+    ]
+
+
+@cache
+def _descriptions(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, its bases' included."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
@@ -71,15 +100,26 @@ def documentation(kind: type) -> dict[str, str]:
                 and isinstance(after.value.value, str)
             ):
                 docs[statement.target.id] = inspect.cleandoc(after.value.value)
-    return {field.name: docs.get(field.name, "") for field in dataclasses.fields(kind)}
+    return docs
 
 
-def type_names(kind: type) -> dict[str, str]:
-    """Each field's type as a reader would write it."""
-    hints = get_type_hints(kind)
-    return {
-        field.name: getattr(hints[field.name], "__name__", str(hints[field.name]))
-        if isinstance(hints[field.name], type)
-        else str(hints[field.name]).replace("typing.", "")
-        for field in dataclasses.fields(kind)
-    }
+def check(method: Method) -> None:
+    """Refuse hyper-parameters outside their declared range."""
+    for name, value in method.hyper.items():
+        check_value(method, name, value)
+
+
+def check_value(method: Method, name: str, value: Any) -> None:
+    """Refuse a hyper-parameter that the method does not have, or a value outside its declared range."""
+    known = options(method)
+    if name not in known:
+        raise unknown_name(f"hyper-parameter of {method.name}", name, known, key=name)
+    option = known[name]
+    chosen = value if option.several and isinstance(value, tuple) and value else (value,)
+    if option.choices is not None and any(each not in option.choices for each in chosen):
+        or_several = ", or several of them" if option.several else ""
+        allowed = ", ".join(map(repr, option.choices))
+        raise ConfigError(f"must be one of {allowed}{or_several}, got {value!r}.", key=name, value=value)
+    if option.low is not None or option.high is not None:
+        whole = type(option.default) is int
+        check_number(name, value, low=option.low, high=option.high, whole=whole)

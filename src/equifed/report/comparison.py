@@ -142,10 +142,10 @@ class Comparison:
 
 
 def is_pooled(method: str) -> bool:
-    from equifed.methods import kind_of
+    from equifed.methods import make
 
     try:
-        return kind_of(method).pooled
+        return make(method).pooled
     except ConfigError:  # a result of somebody's own method
         return False
 

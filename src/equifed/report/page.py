@@ -367,12 +367,12 @@ def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
     from equifed.data import DATASETS
-    from equifed.methods import citations, kind_of
+    from equifed.methods import citations, make
 
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
         try:
-            found = citations(kind_of(name))
+            found = citations(make(name))
         except ConfigError:  # somebody's own method
             continue
         for cited in found:

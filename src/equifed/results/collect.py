@@ -51,7 +51,7 @@ class Collector:
         swept = list(job.runs[0].hyper)
         info = {
             "method": job.method.name,
-            "hyper_parameters": dataclasses.asdict(job.method),
+            "hyper_parameters": job.method.hyper,
             "swept": swept,
             "data": fed.name,
             "provenance": dict(fed.provenance),
@@ -231,8 +231,6 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     for r, run in enumerate(job.runs):
         server: Any = tree.take(state.server, r)
         own: Any = tree.take(state.clients, r)
-        # what wraps a method keeps that one's states under `inner`
-        server, own = getattr(server, "inner", server), getattr(own, "inner", own)
-        theta = server.theta if hasattr(server, "theta") else getattr(own, "theta", {})
+        theta = job.method.model_of(server, own)
         result[_key(run)] = {name: value.numpy() for name, value in tree.named(theta).items()}
     return result

@@ -62,7 +62,7 @@ class FinalState:
         own = tree.take(self.clients, 0 if client is None else self.ids.index(client))
         with torch.no_grad():
             prediction = method.predict(task, self.server, own, features)
-            if type(method).adjust is not Method.adjust:
+            if method.adjusts:
                 if s is None:
                     raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
                 codes = torch.from_numpy(_codes(s, groups, len(features)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -139,10 +139,6 @@ def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
     codec = phase.codecs.get(name)
     shapes = [(leaf.shape[leading:], leaf.element_size()) for leaf in tree.leaves(value)]
     return sum(CODECS[codec].size(shape) if codec else math.prod(shape) * size for shape, size in shapes)
-
-
-def down_of(server: Any, phase: Phase) -> Record:
-    return {name: getattr(server, name) for name in phase.down}
 
 
 def data_of(parts: tuple[Tensor, Tensor, Tensor, Tensor] | None, job: Job) -> Data | None:

@@ -15,7 +15,6 @@ from torch.func import vmap
 from equifed import randomness, tree
 from equifed.federation import RowSets
 from equifed.metrics.frame import Scored
-from equifed.protocol import Method
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
@@ -41,7 +40,7 @@ class Evaluator:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self._at_once = max(64, EVAL_BYTES // job.row_bytes())
-        self._adjusts = type(job.method).adjust is not Method.adjust
+        self._adjusts = job.method.adjusts
         self._draws: dict[int, Tensor] = {}
         self._settled: dict[int, dict[str, Scored]] = {}
         """Scores of the runs that have ended."""

@@ -93,7 +93,7 @@ class Job:
         """The method and the channel with these values of theirs."""
         channel = {name: value for name, value in hyper.items() if name in CHANNEL_OPTIONS}
         own = {name: value for name, value in hyper.items() if name not in channel}
-        return dataclasses.replace(self.method, **own), dataclasses.replace(self.channel, **channel)
+        return self.method.with_hyper(**own), dataclasses.replace(self.channel, **channel)
 
     def phases(self, stage: Stage, hyper: Mapping[str, Any] | None = None) -> tuple[Phase, ...]:
         """The phases of a stage with these hyper-parameters, or with those of the first run; their replies go through
@@ -248,17 +248,17 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
 def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
     """Raise a ConfigError for what cannot be swept: of the method, or of the channel."""
     if name in CHANNEL_OPTIONS:
-        if hasattr(method, name):
+        if name in method.hyper:
             raise ConfigError(f"{name} of {method.name} cannot be swept: runs have a setting of that name too.")
         for value in values:
             RunSettings().changed({name: value})  # type: ignore[misc]
         return
     for value in values:
-        check_value(type(method), name, value)
+        check_value(method, name, value)
         check_number(f"{name}, swept,", value)
-    if isinstance(getattr(method, name), bool):
+    if isinstance(method.hyper[name], bool):
         raise ConfigError(f"{name} is true or false and cannot be swept in one call; simulate both.")
-    if isinstance(getattr(method, name), int):
+    if isinstance(method.hyper[name], int):
         raise ConfigError(f"{name} is a size, and runs of different sizes cannot share one call; simulate each.")
 
 

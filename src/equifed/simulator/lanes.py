@@ -34,7 +34,6 @@ from equifed.simulator.engine import (
     State,
     check_reply,
     data_of,
-    down_of,
     initial_state,
     record_message,
     validation_data,
@@ -181,7 +180,7 @@ class LanesEngine:
         per_lane = (slice(None),) if alone else (slice(None), None)
         slot, client = lanes.slot[per_lane], lanes.client[per_lane]
         run_at, client_at = self._index(runs), self._index(client)
-        down = self._of_runs(down_of(state.server, phase), runs)
+        down = self._of_runs(self.job.method.sent(state.server, phase.down), runs)
         own = tree.map(lambda leaf: leaf[run_at, client_at], state.clients)
         inputs = self._inputs(phase, lanes, round, runs)
         try:

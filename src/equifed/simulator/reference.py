@@ -23,7 +23,6 @@ from equifed.simulator.engine import (
     State,
     check_reply,
     data_of,
-    down_of,
     initial_state,
     record_message,
     validation_data,
@@ -54,7 +53,7 @@ class Reference:
         for r, run in enumerate(self.job.runs):
             phase = self.job.phases(stage, run.hyper)[position]
             server = tree.take(state.server, r)
-            down = down_of(server, phase)
+            down = self.job.method.sent(server, phase.down)
             replies: list[Record] = []
             for slot, client in enumerate(cohorts[r]):
                 if not present[r, slot]:

@@ -214,7 +214,7 @@ def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, str], fl
 def with_global_ranking(job: Job) -> Job:
     """E2FL (GM): clients predict with the global ranking."""
     assert isinstance(job.method, E2FL)
-    return dataclasses.replace(job, method=dataclasses.replace(job.method, use="global"))
+    return dataclasses.replace(job, method=job.method.with_hyper(use="global"))
 
 
 def _final_with_global_ranking(sim: Simulation, step: Step) -> Any:

@@ -23,8 +23,8 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
+from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.models import Logistic
-from equifed.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.protocol import Method
 from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job

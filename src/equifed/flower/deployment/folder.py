@@ -31,7 +31,7 @@ from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, check_number
 from equifed.flower.deployment.credentials import LOOPBACK, write_certificates, write_key_pair
 from equifed.flower.deployment.installed import require_flower
-from equifed.methods import kind_of
+from equifed.methods import make
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,12 +156,12 @@ def create(
     _check_silos(silos)
     _check_address(address, port)
     check_number("rounds", rounds, whole=True, low=1)
-    kind = kind_of(method)
+    trained = make(method)
     trial = schema is None
-    tables, schema = _trial(silos, kind) if schema is None else ({}, schema)
-    _check_method(kind, schema)
+    tables, schema = _trial(silos, trained) if schema is None else ({}, schema)
+    _check_method(trained, schema)
     files = {name: f"../data/{name}.parquet" for name in silos}
-    needed = {"validation-file": f"../data/{VALIDATION}.parquet"} if kind.needs_validation else {}
+    needed = {"validation-file": f"../data/{VALIDATION}.parquet"} if trained.needs_validation else {}
     settings: dict[str, Any] = {
         "run": {"rounds": rounds},
         "data": {"schema": "schema.json", **needed, "files": files},
@@ -198,7 +198,7 @@ def create(
             "port": port,
             "remote": address not in LOOPBACK,
             "trial": trial,
-            "needs_validation": kind.needs_validation,
+            "needs_validation": trained.needs_validation,
             "end": end.date().isoformat(),
             "schema": schema,
         }
@@ -246,14 +246,14 @@ def read_schema(path: Path) -> Schema:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _trial(silos: Sequence[str], kind: type[Method]) -> tuple[dict[str, pd.DataFrame], Schema]:
+def _trial(silos: Sequence[str], method: Method) -> tuple[dict[str, pd.DataFrame], Schema]:
     """COMPAS as FAIR-FATE read it: its own columns and values, dealt at random, and their schema."""
     dataset = get_dataset("compas")
     preset = dataset.preset("fair-fate")
     frame = dataset.fetch(preset, None).frame
     used = dict.fromkeys([*preset.features, *(rule.column for rule in preset.sensitive), preset.label])
     order = np.random.default_rng(SEED).permutation(len(frame))
-    held = round(VALIDATION_SHARE * len(frame)) if kind.needs_validation else 0
+    held = round(VALIDATION_SHARE * len(frame)) if method.needs_validation else 0
     rows = dict(zip(silos, np.array_split(order[held:], len(silos)), strict=True))
     if held:
         rows[VALIDATION] = order[:held]
@@ -354,15 +354,15 @@ def _check_address(address: str, port: int) -> None:
         )
 
 
-def _check_method(kind: type[Method], schema: Schema) -> None:
-    if kind.pooled:
+def _check_method(method: Method, schema: Schema) -> None:
+    if method.pooled:
         raise ConfigError(
-            f"{kind.name} trains on the rows of all clients in one place, which a federation does not have. "
+            f"{method.name} trains on the rows of all clients in one place, which a federation does not have. "
             "Choose another with --method; `equifed methods` lists them."
         )
     task = "regression" if schema.task == "regression" else "binary" if len(schema.classes) == 2 else "multiclass"
-    if task not in kind.tasks:
+    if task not in method.tasks:
         raise ConfigError(
-            f"{kind.name} is for {' or '.join(kind.tasks)} labels, but the schema's label {schema.label!r} is {task}. "
-            "Choose another with --method; `equifed methods` lists them."
+            f"{method.name} is for {' or '.join(method.tasks)} labels, but the schema's label {schema.label!r} is "
+            f"{task}. Choose another with --method; `equifed methods` lists them."
         )

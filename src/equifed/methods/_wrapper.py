@@ -1,0 +1,166 @@
+"""Wrappers: a method around a method. What a wrapper does not change, it takes from the method inside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.tree import Tree
+
+
+class Around(NamedTuple):
+    """The state of the server, or of a client, under a wrapper."""
+
+    inner: Any
+    """Its state in the method inside."""
+    own: Record
+    """What the wrapper keeps beside it, by name."""
+
+
+def derived(value: Callable[[Any], Any]) -> Any:
+    """A class attribute of methods that a wrapper computes from the method inside."""
+    return property(value)
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """Base of methods around another: hyper-parameters, phases and states are those inside, and its own beside them."""
+
+    suffix: ClassVar[str] = ""
+    """What follows the name of the method inside."""
+    citation: ClassVar[str] = ""
+    """The wrapper's paper, in one line."""
+    name: ClassVar[str] = derived(lambda self: f"{self.inner.name}{self.suffix}")
+    tasks: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.tasks"))
+    needs_validation: ClassVar[bool] = derived(attrgetter("inner.needs_validation"))
+    needs_client_groups: ClassVar[bool] = derived(attrgetter("inner.needs_client_groups"))
+    personal: ClassVar[bool] = derived(attrgetter("inner.personal"))
+    predicts_with: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.predicts_with"))
+    adjusts: ClassVar[bool] = derived(attrgetter("inner.adjusts"))
+    pooled: ClassVar[bool] = derived(attrgetter("inner.pooled"))
+    sweepable: ClassVar[bool] = derived(attrgetter("inner.sweepable"))
+
+    inner: Method = dataclasses.field(metadata={"hyper": False})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Method):
+            raise ConfigError(
+                f"{type(self).__name__} goes around a method such as equifed.methods.FedAvg(), got {self.inner!r}."
+            )
+        shared = self.inner.hyper.keys() & super().hyper.keys()
+        if shared:
+            raise ConfigError(
+                f"{self.name}: {self.inner.name} and {type(self).__name__} both have a hyper-parameter "
+                f"{', '.join(sorted(shared))}. Give it another name in one of them."
+            )
+
+    # -- hyper-parameters ----------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        return (*self.inner.parts, self)
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        return {**self.inner.hyper, **super().hyper}
+
+    def with_hyper(self, **values: Any) -> Method:
+        own = {name: values.pop(name) for name in super().hyper if name in values}
+        return dataclasses.replace(self, inner=self.inner.with_hyper(**values), **own)
+
+    def check(self, task: Task) -> None:
+        self.inner.check(task)
+
+    # -- exchanges -----------------------------------------------------------------------------------------------------
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        return tuple(self.around(phase) for phase in self.inner.setup)
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        return tuple(self.around(phase) for phase in self.inner.round)
+
+    @property
+    def final(self) -> tuple[Phase, ...]:
+        return tuple(self.around(phase) for phase in self.inner.final)
+
+    def around(self, phase: Phase) -> Phase:
+        """A phase of the method inside, on its part of the states."""
+        work = phase.client
+
+        def prepare(down: Record, state: Around, data: Data) -> Start:
+            assert isinstance(work, LocalTraining)
+            return work.prepare(down, state.inner, data)
+
+        def finish(parameters: Tree, down: Record, state: Around, data: Data, context: Tree) -> tuple[Record, Around]:
+            assert isinstance(work, LocalTraining)
+            reply, inner = work.finish(parameters, down, state.inner, data, context)
+            return reply, state._replace(inner=inner)
+
+        def call(down: Record, state: Around, data: Data) -> tuple[Record, Around]:
+            reply, inner = work(down, state.inner, data)
+            return reply, state._replace(inner=inner)
+
+        def server(server: Around, replies: Record, validation: Data | None) -> Around:
+            return server._replace(inner=phase.server(server.inner, replies, validation))
+
+        client: ClientWork = call
+        if isinstance(work, LocalTraining):
+            client = dataclasses.replace(work, prepare=prepare, finish=finish)
+        return dataclasses.replace(phase, client=client, server=server)
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_models(self) -> int | None:
+        return self.inner.num_models
+
+    def init(self, task: Task, parameters: Tree) -> Around:
+        return Around(self.inner.init(task, parameters), self.own_server(task, tree.prototype(parameters)))
+
+    def init_client(self, task: Task, parameters: Tree) -> Around:
+        return Around(self.inner.init_client(task, parameters), self.own_client(task, tree.prototype(parameters)))
+
+    def own_server(self, task: Task, like: Tensor) -> Record:
+        """What the wrapper keeps at the server, before round 1; on the device of `like`."""
+        return {}
+
+    def own_client(self, task: Task, like: Tensor) -> Record:
+        """What the wrapper keeps at a client."""
+        return {}
+
+    def sent(self, server: Around, names: tuple[str, ...]) -> Record:
+        own = {name: server.own[name] for name in names if name in server.own}
+        return own | self.inner.sent(server.inner, tuple(name for name in names if name not in own))
+
+    def received(self, fields: Record) -> Around:
+        return Around(self.inner.received(fields), fields)
+
+    def model_of(self, server: Around, clients: Around) -> Tree:
+        return self.inner.model_of(server.inner, clients.inner)
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    def predict(self, task: Task, server: Around, client: Around, x: Tensor) -> Tensor:
+        return self.inner.predict(task, server.inner, client.inner, x)
+
+    def adjust(self, task: Task, server: Around, client: Around, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        return self.inner.adjust(task, server.inner, client.inner, prediction, s, u)
+
+    def adapt(self, task: Task, server: Around, data: Data, steps: int) -> Around:
+        return Around(self.inner.adapt(task, server.inner, data, steps), self.own_client(task, data.mask))
+
+    def observe(self, server: Around) -> dict[str, Tensor]:
+        return self.inner.observe(server.inner)
+
+    def converged(self, server: Around) -> Tensor:
+        return self.inner.converged(server.inner)
