@@ -49,8 +49,8 @@ def pack(path: Path) -> None:
 def federation(path: Path, size: e2fl.Size, seed: int) -> Federation:
     """What `equifed.load("mnist", partition=RotationGroups(...))` gives, from the packed file."""
     # by its path: the package of all data sets needs pandas
-    where = Path(equifed.__file__).parent / "data" / "rotate.py"
-    spec = importlib.util.spec_from_file_location("rotate", where)
+    where = Path(equifed.__file__).parent / "data" / "images.py"
+    spec = importlib.util.spec_from_file_location("images", where)
     assert spec is not None
     assert spec.loader is not None
     rotate = importlib.util.module_from_spec(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 import torch
 
 import equifed as ef
-from equifed.data import Schema
+from equifed.config import parse_config
+from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, DataError, EquifedWarning
 from equifed.federation import Federation
 
@@ -291,12 +294,69 @@ def test_every_seed_has_the_same_natural_clients() -> None:
 
 
 def test_a_function_may_deal_the_rows() -> None:
-    def halves(rows: ef.partition.Rows, rng: np.random.Generator) -> ef.partition.Partition:
+    def halves(rows: ef.partition.Table, rng: np.random.Generator) -> ef.partition.Partition:
         return ef.partition.Partition.from_owner(np.arange(len(rows.label)) % 2, ("a", "b"))
 
     fed = Federation.from_frame(table(), label="ill", sensitive="sex", partition=halves)
-    assert fed.provenance["partition"] == {"kind": "halves"}
+    assert fed.provenance["partition"]["kind"].endswith(".halves")
     assert fed.ids == ("a", "b")
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRegion:
+    """A partitioner of somebody else, with names of its own: one client per hospital, those of a job left out."""
+
+    place: str
+    leave_out: tuple[str, str]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.leave_out[0],)
+
+    @property
+    def client_columns(self) -> tuple[str, ...]:
+        return (self.place,)
+
+    def __call__(self, table: ef.partition.Table, rng: np.random.Generator) -> ef.partition.Partition:
+        names, owner = table.values(self.place)
+        column, value = self.leave_out
+        owner = np.where(table.by(column) == value, -1, owner)
+        return ef.partition.Partition.from_owner(owner, tuple(map(str, names)))
+
+
+def test_a_partitioner_from_outside_gets_the_columns_it_asks_for() -> None:
+    frame = table()
+    fed = Federation.from_frame(
+        frame, label="ill", sensitive="sex", partition=ByRegion("hospital", ("job", "nurse")), validation=0, test=0
+    )
+    kept = frame[frame["job"] != "nurse"]
+    assert dict(zip(fed.ids, fed.train.sizes, strict=True)) == kept["hospital"].value_counts().to_dict()
+    assert {name.split("=")[0] for name in fed.features} == {"age", "job", "race"}
+    with pytest.raises(ConfigError, match=r"Unknown column to partition by 'ward'.*label"):
+        Federation.from_frame(frame, label="ill", sensitive="sex", partition=ByRegion("ward", ("job", "nurse")))
+
+    def nobody(table: ef.partition.Table, rng: np.random.Generator) -> ef.partition.Partition: ...
+
+    nobody.columns = "job"
+    with pytest.raises(ConfigError, match=r"columns of the partitioner .* must list names of columns, got 'job'"):
+        Federation.from_frame(frame, label="ill", sensitive="sex", partition=nobody)
+
+
+def test_tables_cannot_be_turned() -> None:
+    with pytest.raises(ConfigError, match="Only the images of a named data set"):
+        Federation.from_frame(
+            table(), label="ill", sensitive="sex", partition=ef.partition.RotationGroups((1, 1), rows_per_client=9)
+        )
+
+
+def test_constructors_show_their_options() -> None:
+    for make, names in (
+        (Federation.from_frame, {"label", "sensitive", "partition", "features", "scaling"}),
+        (Federation.from_files, {"schema", "validation_file", "client_groups"}),
+    ):
+        shown = inspect.signature(make).parameters
+        assert names <= set(shown)
+        assert not any(option.kind is option.VAR_KEYWORD for option in shown.values())
 
 
 # -- from files --------------------------------------------------------------------------------------------------------
@@ -469,8 +529,42 @@ def test_named_data_is_partitioned_by_any_of_its_columns() -> None:
     assert [each.num_clients for each in by] == [3, 3]
     own = ef.load("compas", partition=ef.partition.DirichletPerClient(alpha=1.0, size=50, natural="race"))
     assert "Hispanic" in own.ids
+    outside = ef.load("compas", partition=ByRegion("age_cat", ("race", "Other")))
+    assert outside.ids == ("25 - 45", "Greater than 45", "Less than 25")
     with pytest.raises(ConfigError, match=r"Unknown column of compas 'sexx'. Did you mean 'sex'"):
         ef.load("compas", partition=ef.partition.Natural("sexx"))
+
+
+def test_python_and_configurations_use_one_default_partition() -> None:
+    for name, preset in (("compas", "fair-fate"), ("mnist", "e2fl"), ("acs_income", "default"), ("drug", "fedfair")):
+        method = {"method": {"name": "fedavg"}}
+        config = parse_config({"data": {"name": name, "preset": preset}, "run": {"rounds": 1}, **method})
+        chosen = get_dataset(name).preset(preset)
+        assert config.partition == chosen.default_partition()
+        assert config.model == chosen.default_model()
+    fed = ef.load("german")
+    assert fed.provenance["partition"] == ef.partition.describe(get_dataset("german").preset(None).default_partition())
+
+
+def test_a_data_set_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clinics_w5.py").write_text(
+        "import pandas as pd\n"
+        "from equifed.data import Dataset, Preset, Sensitive\n"
+        "def read(contents):\n"
+        "    n = range(200)\n"
+        "    return pd.DataFrame({'age': [20 + 7 * i % 50 for i in n], 'sex': ['fm'[i % 3 == 0] for i in n],\n"
+        "                         'ill': ['no yes'.split()[i % 5 < 2] for i in n]})\n"
+        "sex = Sensitive(column='sex')\n"
+        "preset = Preset('default', 'all rows', 200, 1, ('f', 'm'), 'ill', ('age',), (sex,), 'yes')\n"
+        "CLINICS = Dataset('clinics', 'Clinics', (), read, {'default': preset}, 'made up', 'none', 'none')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fed = ef.load("clinics_w5:CLINICS", partition=ef.partition.IID(2))
+    assert (fed.num_clients, fed.groups, fed.classes) == (2, ("f", "m"), ("no", "yes"))
+    assert fed.provenance["data"] == "clinics_w5:CLINICS"
+    assert (fed.rows.s == 1).sum() == 67
+    with pytest.raises(ConfigError, match=r"is not a data set: it must be an equifed.data.Dataset"):
+        ef.load("clinics_w5:preset")
 
 
 @pytest.mark.parametrize(

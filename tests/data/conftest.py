@@ -17,10 +17,10 @@ def home() -> Path:
 
 @pytest.fixture(scope="session")
 def load(home):
-    """`data.load_encoded` by (name, preset); the last few results are kept, the large ones make way."""
+    """`Dataset.encode` by (name, preset); the last few results are kept, the large ones make way."""
 
     @functools.lru_cache(maxsize=4)
     def loaded(name: str, preset: str):
-        return data.load_encoded(name, preset, home)
+        return data.get_dataset(name).encode(preset, home)
 
     return loaded

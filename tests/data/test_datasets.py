@@ -57,7 +57,8 @@ def by_group(encoded: data.Encoded) -> dict[str, tuple[int, float]]:
 @pytest.mark.parametrize(("name", "preset"), ALL)
 def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, home, name, preset):
     needs(name)
-    encoded, chosen, bunch = load(name, preset)
+    encoded, chosen, frame, hashes = load(name, preset)
+    bunch = data.DATASETS[name].bunch(chosen, frame, hashes)
     n = chosen.rows
     assert len(encoded.x) == len(encoded.y) == len(encoded.s) == len(bunch.frame) == n
     assert int(np.prod(encoded.x.shape[1:])) == chosen.inputs == len(encoded.feature_names)
@@ -125,7 +126,7 @@ def test_adult_against_the_raw_lines(needs, load, home):
             n, positives = by_group(load("adult", preset)[0])[sex]
             assert positives / n == pytest.approx(rate, abs=5e-5)
 
-    encoded, chosen, _ = load("adult", "fair-fate")
+    encoded, chosen, *_ = load("adult", "fair-fate")
     for column in (1, 3, 13):  # workclass, education, native country: "?" is the first category
         known = sorted({row[column] for row in rows})
         codes = np.array([known.index(row[column]) for row in rows]) / (len(known) - 1)
@@ -139,12 +140,12 @@ def test_adult_against_the_raw_lines(needs, load, home):
 def test_e2fl_adult_fits_the_papers_table_3(needs, load, home):
     """Its rates by sex are those of the rows without missing values, up to its unstated split."""
     needs("adult")
-    encoded, _, bunch = load("adult", "e2fl")
+    encoded, _, frame, _ = load("adult", "e2fl")
     male = encoded.group_names.index("Male")
     assert (encoded.s == male).mean() == pytest.approx(0.675, abs=5e-4)
     assert 0.308 < encoded.y[encoded.s == male].mean() < 0.314
     assert encoded.y[encoded.s != male].mean() == pytest.approx(0.113, abs=1e-3)
-    assert bunch.frame["split"].value_counts().to_dict() == {"train": 30_162, "test": 15_060}
+    assert frame["split"].value_counts().to_dict() == {"train": 30_162, "test": 15_060}
 
 
 def test_compas_against_the_raw_lines(needs, load, home):
@@ -168,7 +169,7 @@ def test_compas_against_the_raw_lines(needs, load, home):
             clean = [row["two_year_recid"] == "0" for row in part if (row["race"] == "Caucasian") == white]
             expected[group] = (len(clean), sum(clean))
         assert by_group(load("compas", preset)[0]) == expected
-    encoded, chosen, _ = load("compas", "fair-fate")
+    encoded, chosen, *_ = load("compas", "fair-fate")
     charges = sorted({row["c_charge_desc"] for row in described})
     column = chosen.features.index("c_charge_desc")
     codes = np.array([charges.index(row["c_charge_desc"]) for row in described]) / (len(charges) - 1)
@@ -185,7 +186,7 @@ def test_compas_against_the_raw_lines(needs, load, home):
 
 def test_german_is_decoded(needs, load, home):
     needs("german")
-    encoded, _, bunch = load("german", "default")
+    encoded, _, frame, _ = load("german", "default")
     rows = [line.split() for line in raw(home, "german", "german.data").splitlines()]
     good = {"female": [0, 0], "male": [0, 0]}
     for row in rows:
@@ -193,10 +194,10 @@ def test_german_is_decoded(needs, load, home):
         good[sex][0] += 1
         good[sex][1] += row[20] == "1"
     assert by_group(encoded) == {sex: tuple(counts) for sex, counts in good.items()}
-    assert bunch.frame.isna().sum().sum() == 0
-    assert bunch.frame.loc[0, "purpose"] == "radio or television"
-    assert not any(bunch.frame[column].astype(str).str.fullmatch(r"A\d+").any() for column in bunch.frame)
-    assert "personal_status" not in bunch.feature_names
+    assert frame.isna().sum().sum() == 0
+    assert frame.loc[0, "purpose"] == "radio or television"
+    assert not any(frame[column].astype(str).str.fullmatch(r"A\d+").any() for column in frame)
+    assert not any("personal_status" in name for name in encoded.feature_names)
 
 
 def test_law_rates_and_grades(needs, load, home):
@@ -236,11 +237,11 @@ def test_drug_is_decoded(needs, load, home):
     for group, white in (("non-white", False), ("white", True)):
         never = [row[31] == "CL0" for row in rows if (row[5] == "-0.31685") == white]
         expected[group] = (len(never), sum(never))
-    encoded, _, bunch = load("drug", "fedfair")
+    encoded, _, frame, _ = load("drug", "fedfair")
     assert by_group(encoded) == expected
     assert expected["white"][0] == 1_720
-    assert bunch.frame.isna().sum().sum() == 0
-    assert bunch.frame["gender"].value_counts().to_dict() == {"male": 943, "female": 942}
+    assert frame.isna().sum().sum() == 0
+    assert frame["gender"].value_counts().to_dict() == {"male": 943, "female": 942}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_bank_counts(needs, load, home, name, file, yes):
 def test_communities_against_the_raw_lines(needs, load, home):
     needs("communities")
     rows = [line.split(",") for line in raw(home, "communities", "communities.data").split("\n") if line]
-    encoded, _, bunch = load("communities", "kffl")
+    encoded, _, frame, _ = load("communities", "kffl")
     np.testing.assert_allclose(encoded.y, [float(row[127]) for row in rows], rtol=1e-6)
     white = np.array([float(row[8]) for row in rows])
     np.testing.assert_array_equal(encoded.s, white >= 0.5)
@@ -273,13 +274,13 @@ def test_communities_against_the_raw_lines(needs, load, home):
     if names.is_file():
         lines = names.read_text().splitlines()
         declared = [line.split()[1] for line in lines if line.startswith("@attribute")]
-        assert list(bunch.frame.columns) == declared
+        assert list(frame.columns) == declared
 
 
 def test_acs_income_against_the_raw_table(needs, load, home):
     needs("acs_income")
     table = pd.read_parquet(home / "acs" / acs.INCOME_FILE.name, columns=["SEX", "Y", "AGEP", "OCCP", "STATE"])
-    encoded, chosen, bunch = load("acs_income", "sffl")
+    encoded, chosen, frame, _ = load("acs_income", "sffl")
     np.testing.assert_array_equal(encoded.y, table["Y"])
     np.testing.assert_array_equal(encoded.s, table["SEX"] == 1)
     np.testing.assert_array_equal(encoded.x[:, chosen.features.index("OCCP")], table["OCCP"])
@@ -287,7 +288,7 @@ def test_acs_income_against_the_raw_table(needs, load, home):
     assert by_group(encoded) == {"Female": (538_547, 150_050), "Male": (583_347, 257_632)}
     in_wyoming = (table["STATE"] == "WY").to_numpy()
     assert (encoded.columns["STATE"] == "WY").sum() == in_wyoming.sum() == 3_064
-    assert (bunch.frame["STATE"].cat.categories == sorted(table["STATE"].unique())).all()
+    assert (frame["STATE"].cat.categories == sorted(table["STATE"].unique())).all()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ def test_acs_income_against_the_raw_table(needs, load, home):
 def test_acs_people_against_the_raw_table(needs, load, home, name, column, value):
     needs(name)
     table = pd.read_parquet(home / "acs" / acs.PEOPLE_FILE.name, columns=[column, "SEX", "AGEP", "MIL"])
-    encoded, chosen, _ = load(name, "sffl")
+    encoded, chosen, *_ = load(name, "sffl")
     np.testing.assert_array_equal(encoded.y, table[column] == value)
     np.testing.assert_array_equal(encoded.s, table["SEX"] == 1)
     np.testing.assert_array_equal(encoded.x[:, chosen.features.index("MIL")], table["MIL"].fillna(0))
@@ -354,7 +355,7 @@ def test_the_states_of_the_acs_files(needs, home):
 
 def test_mnist_against_the_raw_bytes(needs, load, home):
     needs("mnist")
-    encoded, chosen, bunch = load("mnist", "default")
+    encoded, chosen, frame, _ = load("mnist", "default")
     assert encoded.x.shape == (70_000, 1, 28, 28)
     content = raw_bytes(home, "mnist", "t10k-images-idx3-ubyte")
     first = np.frombuffer(content, np.uint8, count=784, offset=16).reshape(28, 28)
@@ -365,7 +366,7 @@ def test_mnist_against_the_raw_bytes(needs, load, home):
     ]
     assert (encoded.columns["split"][:60_000] == "train").all()
     assert encoded.class_names == tuple("0123456789")
-    assert bunch.data.shape == (70_000, 784)
+    assert frame[list(chosen.features)].shape == (70_000, 784)
     assert chosen.image == (1, 28, 28)
 
 
@@ -397,7 +398,7 @@ def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(needs, home):
 
 
 def test_the_fetch_functions_are_the_registry(needs, home):
-    for name in data.available():
+    for name in data.DATASETS:
         assert callable(getattr(data, f"fetch_{name}"))
     needs("german")
     bunch = data.fetch_german(home=home)
@@ -411,37 +412,41 @@ def test_the_fetch_functions_are_the_registry(needs, home):
 def test_a_changed_preset_can_be_loaded(needs, home):
     needs("german")
     base = data.DATASETS["german"].presets["default"]
-    encoded, chosen, _ = data.load_encoded("german", replace(base, features=("age", "sex")), home)
+    encoded, chosen, *_ = data.DATASETS["german"].encode(replace(base, features=("age", "sex")), home)
     assert encoded.feature_names == ("age", "sex=female", "sex=male")
     assert chosen.sensitive_as_input
     with pytest.raises(DataError, match="must have 999 rows, but the files give 1000"):
-        data.load_encoded("german", replace(base, rows=999), home)
+        data.DATASETS["german"].encode(replace(base, rows=999), home)
 
 
 def test_further_columns_are_carried_along(needs, home):
     needs("german")
-    encoded, _, bunch = data.load_encoded("german", None, home, columns=["housing", "sex"])
+    german = data.DATASETS["german"]
+    loaded = german.encode(None, home, columns=["housing", "sex"])
     for name in ("housing", "sex"):
-        np.testing.assert_array_equal(encoded.columns[name], bunch.frame[name])
+        np.testing.assert_array_equal(loaded.encoded.columns[name], loaded.frame[name])
     with pytest.raises(ConfigError, match=r"Unknown column of german 'houses'. Did you mean 'housing'"):
-        data.load_encoded("german", None, home, columns=["houses"])
+        german.encode(None, home, columns=["houses"])
+    with pytest.raises(ConfigError, match=r"Unknown column of german 'lable'. Did you mean 'label'") as caught:
+        german.encode(None, home, columns=["lable"])
+    assert {"label", "group", "housing"} <= set(caught.value.allowed)
 
 
 def test_unknown_names_list_the_known_and_the_closest():
     with pytest.raises(ConfigError, match="Did you mean 'compas'"):
-        data.load_encoded("compass")
+        data.get_dataset("compass")
     with pytest.raises(ConfigError, match=r"preset of adult 'fairfate'. Did you mean 'fair-fate'"):
-        data.load_encoded("adult", "fairfate")
+        data.get_dataset("adult").preset("fairfate")
     assert data.get_dataset("bank-additional").name == "bank_additional"
 
 
 def test_describe_is_plain_data():
-    for name in data.available():
-        told = data.describe(name)
+    for name in data.DATASETS:
+        told = data.get_dataset(name).describe()
         assert json.loads(json.dumps(told)) == told
         assert next(iter(told["presets"])) == "default"
         assert {"title", "citation", "license", "presets", "files"} <= set(told)
-    told = data.describe("compas")["presets"]["fair-fate"]
+    told = data.get_dataset("compas").describe()["presets"]["fair-fate"]
     assert (told["rows"], told["columns"], told["clients"], told["clients_per_round"]) == (6_167, 10, 10, 3)
     assert (told["groups"], told["positive"]) == (["Other", "Caucasian"], "did not recidivate")
 

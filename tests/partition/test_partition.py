@@ -14,10 +14,10 @@ from equifed import partition as P
 from equifed.errors import ConfigError, DataError
 
 
-def make_rows(n: int, seed: int = 0, groups: int = 2, states: int = 5) -> P.Rows:
+def make_rows(n: int, seed: int = 0, groups: int = 2, states: int = 5) -> P.Table:
     rng = np.random.default_rng(seed)
     state = rng.choice([f"S{i}" for i in range(states)], n, p=np.arange(1, states + 1) / (states * (states + 1) / 2))
-    return P.Rows(rng.integers(0, 2, n), rng.integers(0, groups, n), {"STATE": state})
+    return P.Table(rng.integers(0, 2, n), rng.integers(0, groups, n), {"STATE": state})
 
 
 def sizes(partition: P.Partition) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_dirichlet_follows_the_papers_rounding():
 
 def test_dirichlet_rounding_overflow_takes_from_the_last():
     # 6 rows in equal shares of 0.6: each rounds up to 1, and the last four clients find nothing
-    rows = P.Rows(np.zeros(10, dtype=int), np.zeros(10, dtype=int), {"cell": np.repeat([0, 1], [6, 4])})
+    rows = P.Table(np.zeros(10, dtype=int), np.zeros(10, dtype=int), {"cell": np.repeat([0, 1], [6, 4])})
     result = P.Dirichlet(10, 1e9, partition_by=("cell",))(rows, np.random.default_rng(0))
     assert_disjoint(result, 10, all_rows=True)
     first = [int((r < 6).sum()) for r in result.rows]
@@ -129,7 +129,7 @@ def test_per_client_takes_its_mix_from_its_state():
 
 
 def test_per_client_takes_what_there_is():
-    rows = P.Rows(np.array([0] * 95 + [1] * 5), np.zeros(100, dtype=int), {"STATE": np.zeros(100)})
+    rows = P.Table(np.array([0] * 95 + [1] * 5), np.zeros(100, dtype=int), {"STATE": np.zeros(100)})
     result = P.DirichletPerClient(alpha=1e8, size=60, natural="STATE")(rows, np.random.default_rng(0))
     assert np.bincount(rows.label[result.rows[0]]).tolist() == [30, 5]
     shared = P.DirichletPerClient(alpha=1e8, size=20, num_partitions=4)(rows, np.random.default_rng(0))
@@ -138,7 +138,7 @@ def test_per_client_takes_what_there_is():
 
 def test_per_client_prior():
     rng = np.random.default_rng(0)
-    rows = P.Rows((rng.random(40_000) < 0.1).astype(int), np.zeros(40_000, dtype=int))
+    rows = P.Table((rng.random(40_000) < 0.1).astype(int), np.zeros(40_000, dtype=int))
     for prior, share in [("uniform", 0.5), ("population", rows.label.mean())]:
         result = P.DirichletPerClient(num_partitions=4, alpha=1e6, size=1000, prior=prior)(rows, rng)
         assert [rows.label[r].mean() for r in result.rows] == pytest.approx([share] * 4, abs=0.01)
@@ -162,7 +162,7 @@ def test_per_client_splits_large_states_and_keeps_the_largest():
     majority=st.sampled_from([0.6, 0.75, 0.9, 1.0]),
 )
 def test_skewed_shares(n0, n1, half, majority):
-    rows = P.Rows(np.zeros(n0 + n1, dtype=int), np.repeat([3, 7], [n0, n1]))
+    rows = P.Table(np.zeros(n0 + n1, dtype=int), np.repeat([3, 7], [n0, n1]))
     share = min(n0, n1) / (n0 + n1)
     if share < 1 - majority + 0.05:
         return
@@ -177,7 +177,7 @@ def test_skewed_shares(n0, n1, half, majority):
 
 
 def test_skewed_by_group_works_for_groups_of_any_size():
-    rows = P.Rows(np.zeros(1000, dtype=int), np.repeat([0, 1], [970, 30]))
+    rows = P.Table(np.zeros(1000, dtype=int), np.repeat([0, 1], [970, 30]))
     result = P.Skewed(4, 0.9, of="group")(rows, np.random.default_rng(0))
     assert_disjoint(result, 1000, all_rows=True)
     held = np.array([[(rows.group[members] == g).sum() for g in (0, 1)] for members in result.rows])
@@ -189,7 +189,7 @@ def test_skewed_by_group_works_for_groups_of_any_size():
 
 
 def test_skewed_refuses_with_numbers():
-    rows = P.Rows(np.zeros(1000, dtype=int), np.repeat([0, 1], [950, 50]))
+    rows = P.Table(np.zeros(1000, dtype=int), np.repeat([0, 1], [950, 50]))
     with pytest.raises(ConfigError, match=r"950 and 50 rows in the groups"):
         P.Skewed(4)(rows, np.random.default_rng(0))
     with pytest.raises(ConfigError, match=r"exactly two groups; the rows have 3 groups \(codes 0, 1, 2\)"):
@@ -211,7 +211,7 @@ def test_natural():
 
 
 def test_rotation_groups_of_the_paper():
-    rows = P.Rows(np.zeros(60_000, dtype=int), np.zeros(60_000, dtype=int))
+    rows = P.Table(np.zeros(60_000, dtype=int), np.zeros(60_000, dtype=int))
     result = P.RotationGroups()(rows, np.random.default_rng(0))
     assert_disjoint(result, 60_000, all_rows=True)
     assert (sizes(result) == 60).all()
@@ -274,11 +274,11 @@ def test_bad_columns():
     with pytest.raises(ConfigError, match="Unknown column"):
         P.Dirichlet(2, 1.0, partition_by=("label", "sex"))(rows, np.random.default_rng(0))
     with pytest.raises(DataError, match="'group' has 3 rows, the label has 2"):
-        P.IID(1)(P.Rows(np.zeros(2), np.zeros(3)), np.random.default_rng(0))
+        P.IID(1)(P.Table(np.zeros(2), np.zeros(3)), np.random.default_rng(0))
     for column in (np.array([1.0, np.nan]), *(np.array(["a", none], dtype=object) for none in (None, pd.NA))):
         with pytest.raises(DataError, match="'STATE' has 1 missing values, the first in row 1"):
-            P.Natural("STATE")(P.Rows(np.zeros(2), np.zeros(2), {"STATE": column}), np.random.default_rng(0))
-    mixed = P.Rows(np.zeros(2), np.zeros(2), {"STATE": np.array(["a", 1], dtype=object)})
+            P.Natural("STATE")(P.Table(np.zeros(2), np.zeros(2), {"STATE": column}), np.random.default_rng(0))
+    mixed = P.Table(np.zeros(2), np.zeros(2), {"STATE": np.array(["a", 1], dtype=object)})
     for partitioner in (P.Natural("STATE"), P.Dirichlet(1, 1.0, partition_by="STATE")):
         with pytest.raises(DataError, match="'STATE' mixes values"):
             partitioner(mixed, np.random.default_rng(0))

@@ -388,16 +388,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 def data_list(json: Json = False) -> None:
     """List the data sets."""
     from equifed.cli.tables import plain_table
-    from equifed.data import available, describe
+    from equifed.data import DATASETS
 
-    found = [describe(name) for name in available()]
+    datasets = {name: dataset.describe() for name, dataset in DATASETS.items()}
     if json:
-        print_json(found)
+        print_json(list(datasets.values()))
         return
     table = plain_table("data set", "what", "presets", "files")
-    for each in found:
-        missing = [file for file, place in each["files"].items() if place == "not here"]
-        table.add_row(each["name"], each["title"], ", ".join(each["presets"]), "to fetch" if missing else "here")
+    for name, facts in datasets.items():
+        missing = [file for file, place in facts["files"].items() if place == "not here"]
+        table.add_row(name, facts["title"], ", ".join(facts["presets"]), "to fetch" if missing else "here")
     show(table)
 
 
@@ -406,9 +406,9 @@ def data_list(json: Json = False) -> None:
 def data_describe(name: DatasetName, json: Json = False) -> None:
     """Describe a data set: where it comes from, its presets, its files."""
     from equifed.cli.describe import presets_table
-    from equifed.data import describe
+    from equifed.data import get_dataset
 
-    about = describe(name)
+    about = get_dataset(name).describe()
     if json:
         print_json(about)
         return
@@ -421,10 +421,11 @@ def data_describe(name: DatasetName, json: Json = False) -> None:
 @command
 def data_fetch(name: DatasetName, json: Json = False) -> None:
     """Bring a data set's files into the data home ($EQUIFED_DATA) and check them."""
-    from equifed.data import data_home, describe, get_dataset
+    from equifed.data import data_home, get_dataset
 
-    get_dataset(name).fetch(None, None)
-    files = describe(name)["files"]
+    dataset = get_dataset(name)
+    dataset.fetch()
+    files = dataset.describe()["files"]
     if json:
         print_json({"name": name, "files": files})
     else:

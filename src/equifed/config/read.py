@@ -60,7 +60,7 @@ def parse_config(
     reader.stop_if_wrong()
     assert run is not None
     assert data is not None
-    held = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, _partition_of(data, preset))
+    held = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, _partition_of(preset))
     if data.files and "partition" in merged:
         reader.problem("partition", "the files already say which client holds which rows; remove this section")
     model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
@@ -102,24 +102,15 @@ def _data_of(data: DataSection) -> Preset | None:
     return get_dataset(data.name).preset(data.preset)
 
 
-def _partition_of(data: DataSection, preset: Preset | None) -> dict[str, Any]:
-    if preset is None:
-        return {}
-    if preset.image and preset.name == "e2fl":
-        return {"kind": "rotation-groups"}
-    if preset.natural:
-        return {"kind": "natural", "column": preset.natural}
-    return {"kind": "dirichlet", "num-partitions": preset.num_partitions, "alpha": 0.5}
+def _partition_of(preset: Preset | None) -> dict[str, Any]:
+    described = {} if preset is None else partition.describe(preset.default_partition())
+    return {kebab(key): value for key, value in described.items()}
 
 
 def _model_of(data: DataSection, preset: Preset | None, folder: Path) -> dict[str, Any]:
     if preset is None:
         return {"kind": "linear" if _schema_task(data, folder) == "regression" else "logistic"}
-    if preset.image:
-        return {"kind": "lenet"}
-    if preset.task == "regression":
-        return {"kind": "linear"}
-    return {"kind": "logistic"}
+    return {"kind": models.REGISTRY.name_of(type(preset.default_model()))}
 
 
 def _schema_task(data: DataSection, folder: Path) -> str:

@@ -1,10 +1,10 @@
 """Data sets: loaders with fairlearn's conventions, presets after the papers, encoding by a shared schema."""
 
+from equifed.data.dataset import Bunch, Dataset, Preset
 from equifed.data.download import data_home
-from equifed.data.encoding import Column, Encoded, Schema, Sensitive, encode
-from equifed.data.preset import Bunch, Dataset, Preset
-from equifed.data.registry import DATASETS, available, describe, get_dataset, load_encoded
-from equifed.data.rotate import rotate_images
+from equifed.data.images import rotate_images
+from equifed.data.schema import Column, Encoded, Schema, Sensitive
+from equifed.data.sets import DATASETS, get_dataset
 from equifed.data.sets.acs import fetch_acs_employment, fetch_acs_health_insurance, fetch_acs_income
 from equifed.data.sets.adult import fetch_adult
 from equifed.data.sets.bank import fetch_bank, fetch_bank_additional
@@ -25,10 +25,7 @@ __all__ = [
     "Preset",
     "Schema",
     "Sensitive",
-    "available",
     "data_home",
-    "describe",
-    "encode",
     "fetch_acs_employment",
     "fetch_acs_health_insurance",
     "fetch_acs_income",
@@ -43,6 +40,5 @@ __all__ = [
     "fetch_law",
     "fetch_mnist",
     "get_dataset",
-    "load_encoded",
     "rotate_images",
 ]

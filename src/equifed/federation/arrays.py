@@ -135,7 +135,7 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
             f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none."
         )
     if given == {False}:
-        from equifed.data.encoding import as_numbers  # here: other arrays need no pandas
+        from equifed.data.encode import as_numbers  # here: other arrays need no pandas
 
         tables = [np.asarray(_numpy(part[2])) for _, part in named]
         if all(table.ndim == 1 for table in tables):

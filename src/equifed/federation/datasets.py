@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, overload
 from equifed import partition as parts
 from equifed.errors import ConfigError
 from equifed.federation.federation import Federation, check_seed
-from equifed.federation.images import rotated
-from equifed.federation.split import check_partition, columns_used, deal, describe_partition
+from equifed.federation.images import turned
+from equifed.federation.split import AnyPartitioner, check_partition, deal
 from equifed.federation.tables import check_complete
+from equifed.partition.base import columns_of
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +25,7 @@ def load(
     name: str,
     *,
     preset: str | Preset | None = ...,
-    partition: parts.Partitioner | None = ...,
+    partition: AnyPartitioner | None = ...,
     seed: int = ...,
     home: str | os.PathLike[str] | None = ...,
 ) -> Federation: ...
@@ -33,7 +34,7 @@ def load(
     name: str,
     *,
     preset: str | Preset | None = ...,
-    partition: parts.Partitioner | None = ...,
+    partition: AnyPartitioner | None = ...,
     seeds: Iterable[int],
     home: str | os.PathLike[str] | None = ...,
 ) -> list[Federation]: ...
@@ -41,37 +42,37 @@ def load(
     name: str,
     *,
     preset: str | Preset | None = None,
-    partition: parts.Partitioner | None = None,
+    partition: AnyPartitioner | None = None,
     seed: int = 0,
     seeds: Iterable[int] | None = None,
     home: str | os.PathLike[str] | None = None,
 ) -> Federation | list[Federation]:
     """A named data set as a federation; with `seeds`, one federation each, with a split and a partition of its own.
 
-    Without a partition, clients are the preset's natural ones (states) or equal random chunks. The rows are held
-    once however many seeds there are.
+    `name` is one of `equifed data list`, or "module:NAME" for an `equifed.data.Dataset` in a module of your own.
+    Without a partition, the preset's own is used. The rows are held once however many seeds there are.
     """
-    from equifed import data
-    from equifed.data.download import data_home
+    from equifed.data import data_home, get_dataset
 
     seed_list = [check_seed(value) for value in _seed_list(seed, seeds)]
     if partition is not None:
         check_partition(partition)
-    columns = [] if partition is None else columns_used(partition)
-    encoded, chosen, bunch = data.load_encoded(name, preset, home, columns)
+    columns = [] if partition is None else columns_of(partition)
+    dataset = get_dataset(name)
+    encoded, chosen, frame, hashes = dataset.encode(preset, home, columns)
     if partition is None:
-        partition = parts.Natural(chosen.natural) if chosen.natural else parts.IID(chosen.num_partitions)
+        partition = chosen.default_partition()
     provenance = {
         "data": name,
         "preset": chosen.name,
-        "files": dict(bunch.source_hashes),
-        "partition": describe_partition(partition),
+        "files": hashes,
+        "partition": parts.describe(partition),
     }
-    check_complete(bunch.frame, columns_used(partition))
-    if isinstance(partition, parts.RotationGroups):
-        made = rotated(encoded, partition, seed_list, data_home(home) / name)
+    check_complete(frame, columns_of(partition))
+    dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test)
+    if dealt[0].angles is not None:
+        made = turned(encoded, dealt, seed_list, data_home(home) / dataset.name)
     else:
-        dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test)
         made = [Federation.of(encoded, holdings, seed=s) for s, holdings in zip(seed_list, dealt, strict=True)]
     made = [dataclasses.replace(fed, name=name, provenance=provenance).checked() for fed in made]
     return made if seeds is not None else made[0]

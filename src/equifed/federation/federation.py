@@ -14,8 +14,8 @@ import numpy as np
 from equifed.errors import ConfigError, DataError, EquifedWarning, check_number, unknown_name
 from equifed.federation import arrays, tables
 from equifed.federation.describe import Description
-from equifed.federation.split import Holdings, check_partition, deal, describe_partition, fit_scaling, split_silos
-from equifed.partition import Partitioner
+from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
+from equifed.partition import describe
 from equifed.task import TaskKind
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Federation:
         *,
         label: str,
         sensitive: str | Sensitive | Sequence[str | Sensitive],
-        partition: Partitioner,
+        partition: AnyPartitioner,
         seed: int = 0,
         features: Sequence[str] | None = None,
         positive: object = None,
@@ -215,7 +215,7 @@ class Federation:
         )
         split = (1 - validation - test, validation, test)
         (holdings,) = deal(encoded, partition, [seed], split, client_test=client_test)
-        provenance = {"partition": describe_partition(partition)}
+        provenance = {"partition": describe(partition)}
         return cls.of(encoded, holdings, seed=seed, name=name, provenance=provenance).checked()
 
     @classmethod
@@ -285,6 +285,8 @@ class Federation:
         standardise: bool = True,
     ) -> Federation:
         """From a table of numbers and the rows of it that everybody holds, unchecked."""
+        if holdings.angles is not None:
+            raise ConfigError("Only the images of a named data set, such as mnist, can be turned by groups.")
         train = RowSets.of(holdings.train)
         return cls(
             rows=Rows(encoded.x, encoded.y, encoded.s, encoded.attribute),

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equifed import partition as parts
-from equifed import randomness
 from equifed.errors import ConfigError
 from equifed.federation.federation import Federation, Rows, RowSets
-from equifed.federation.split import partition_rows, take_rows
+from equifed.federation.split import Holdings
 
 if TYPE_CHECKING:
     from equifed.data import Encoded
@@ -41,27 +39,22 @@ def load_femnist(train: str | Path, test: str | Path) -> Federation:
     return dataclasses.replace(fed, groups=("all",))
 
 
-def rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[int], folder: Path) -> list[Federation]:
+def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], folder: Path) -> list[Federation]:
     """E2FL's FairMNISTRotate: each client's images turned by its group's angle; tested on the test images so turned.
 
     All seeds share one table: for every group the training images that some seed deals to it, then the test images,
     which are the same for every partition and so kept, turned, in `folder`.
     """
-    from equifed.data import rotate_images
-    from equifed.data.rotate import rotate_cached
+    from equifed.data.images import rotate_cached, rotate_images
 
+    angles, client_groups, test = dealt[0].angles, dealt[0].client_groups, dealt[0].test  # the same for every seed
+    assert angles is not None and client_groups is not None  # noqa: PT018 - what brings the caller here
     if encoded.x.ndim != 4 or "split" not in encoded.columns:
-        raise ConfigError("Rotation groups need images with a given test set, such as mnist.")
-    train = np.flatnonzero(encoded.columns["split"] == "train")
-    test = np.flatnonzero(encoded.columns["split"] == "test")
-    table = take_rows(partition_rows(encoded), train)
-    deals = [partition(table, randomness.generator(seed, "partition")) for seed in seeds]
-    count = len(partition.clients_per_group)
-    angles = [360 / count * g for g in range(count)]
-    client_groups = np.repeat(np.arange(count), partition.clients_per_group)  # the same for every seed
+        raise ConfigError("Groups turned by an angle need images with a given test set, such as mnist.")
+    count = len(angles)
     needed = [
-        np.unique(np.concatenate([train[:0], *(train[deal.rows[k]] for deal in deals for k in members)]))
-        for members in (np.flatnonzero(client_groups == g) for g in range(count))
+        np.unique(np.concatenate([test[:0], *(holdings.train[k] for holdings in dealt for k in members)]))
+        for members in (np.flatnonzero(client_groups == g).tolist() for g in range(count))
     ]
     blocks = [*needed, *[test] * count]
     stop = np.cumsum([len(block) for block in blocks])
@@ -83,19 +76,19 @@ def rotated(encoded: Encoded, partition: parts.RotationGroups, seeds: Sequence[i
             rows=shared,
             train=RowSets.of(
                 [
-                    start[g] + np.searchsorted(needed[g], train[rows])
-                    for g, rows in zip(client_groups, deal.rows, strict=True)
+                    start[g] + np.searchsorted(needed[g], rows)
+                    for g, rows in zip(client_groups, holdings.train, strict=True)
                 ]
             ),
             validation=held[:0],
             test=held,
             client_test=RowSets(held, client_groups * len(test), (client_groups + 1) * len(test)),
-            ids=deal.ids,
+            ids=holdings.ids,
             classes=encoded.class_names,
             groups=tuple(f"{angle:g} degrees" for angle in angles),
             features=encoded.feature_names,
             client_groups=client_groups,
             seed=seed,
         )
-        for seed, deal in zip(seeds, deals, strict=True)
+        for seed, holdings in zip(seeds, dealt, strict=True)
     ]

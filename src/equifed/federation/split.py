@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from equifed.partition.base import sorted_values
 if TYPE_CHECKING:
     from equifed.data import Encoded
 
+AnyPartitioner = parts.Partitioner | parts.PartitionFunction
 Split = tuple[float, float, float]
 """Train, validation, test: shares that add up to 1, or numbers of rows."""
 
@@ -33,25 +33,27 @@ class Holdings(NamedTuple):
     """Test rows of each client, if any."""
     client_groups: np.ndarray | None = None
     """Known group of each client, if any."""
+    angles: tuple[float, ...] | None = None
+    """Degrees by which the images of each group of clients are to be turned, if at all."""
 
 
 def deal(
     encoded: Encoded,
-    partition: parts.Partitioner,
+    partition: AnyPartitioner,
     seeds: Sequence[int],
     split: Split,
     split_column: str | None = None,
     client_test: float = 0.0,
 ) -> list[Holdings]:
     """For each seed: split all rows, deal the training rows to clients, hold back each client's own test rows."""
-    table = partition_rows(encoded)
+    table = _partition_table(encoded)
     return [_deal(encoded, table, partition, seed, split, split_column, client_test) for seed in seeds]
 
 
 def _deal(
     encoded: Encoded,
-    table: parts.Rows,
-    partition: parts.Partitioner,
+    table: parts.Table,
+    partition: AnyPartitioner,
     seed: int,
     split: Split,
     split_column: str | None,
@@ -63,7 +65,7 @@ def _deal(
         train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
     else:
         train, validation, test = _cut(order, split)
-    dealt = partition(take_rows(table, train), randomness.generator(seed, "partition"))
+    dealt = partition(_take(table, train), randomness.generator(seed, "partition"))
     held = [train[rows] for rows in dealt.rows]
     client_tests = None
     if client_test:
@@ -75,7 +77,7 @@ def _deal(
             for client, rows in zip(dealt.ids, held, strict=True)
         ]
         held, client_tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Holdings(dealt.ids, held, validation, test, client_tests, dealt.client_groups)
+    return Holdings(dealt.ids, held, validation, test, client_tests, dealt.client_groups, dealt.angles)
 
 
 def split_silos(
@@ -116,7 +118,7 @@ def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.nd
     return first, second, third
 
 
-def partition_rows(encoded: Encoded) -> parts.Rows:
+def _partition_table(encoded: Encoded) -> parts.Table:
     """What a partitioner sees of all rows."""
     label = encoded.y
     if encoded.task == "regression":
@@ -125,13 +127,13 @@ def partition_rows(encoded: Encoded) -> parts.Rows:
     columns = {name: np.asarray(values) for name, values in encoded.columns.items()}
     named = {"label": label, "group": encoded.s, **columns}
     levels = {name: sorted_values(name, values) for name, values in named.items()}
-    return parts.Rows(label, encoded.s, columns, levels)
+    return parts.Table(label, encoded.s, columns, levels)
 
 
-def take_rows(table: parts.Rows, rows: np.ndarray) -> parts.Rows:
+def _take(table: parts.Table, rows: np.ndarray) -> parts.Table:
     """The table of these rows only."""
     columns = {name: values[rows] for name, values in table.columns.items()}
-    return parts.Rows(table.label[rows], table.group[rows], columns, table.levels)
+    return parts.Table(table.label[rows], table.group[rows], columns, table.levels)
 
 
 def _hold_back(
@@ -160,26 +162,6 @@ def shift_and_factor(mean: np.ndarray, deviation: np.ndarray, columns: np.ndarra
     shift, factor = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
     shift[columns], factor[columns] = mean, 1 / np.where(deviation > 0, deviation, 1)
     return shift, factor
-
-
-def describe_partition(partition: parts.Partitioner) -> dict[str, Any]:
-    """A partitioner as its registry name and options."""
-    names = {kind: name for name, kind in parts.REGISTRY.items()}
-    kind = names.get(type(partition), getattr(partition, "__name__", type(partition).__name__))
-    return {"kind": kind, **(dataclasses.asdict(partition) if dataclasses.is_dataclass(partition) else {})}
-
-
-def columns_used(partition: parts.Partitioner) -> list[str]:
-    """The columns that a partitioner looks at, besides the label and the group."""
-    by = getattr(partition, "partition_by", ())
-    named = (*natural_columns(partition), *((by,) if isinstance(by, str) else by))
-    return [name for name in dict.fromkeys(named) if name not in ("label", "group")]
-
-
-def natural_columns(partition: parts.Partitioner) -> list[str]:
-    """The columns that say whose row it is."""
-    named = [getattr(partition, name, None) for name in ("column", "natural")]
-    return [name for name in named if name is not None]
 
 
 def check_partition(partition: object) -> None:

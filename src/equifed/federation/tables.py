@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed import partition as parts
 from equifed.errors import ConfigError, DataError, unknown_name
-from equifed.federation.split import columns_used, natural_columns
+from equifed.federation.split import AnyPartitioner
+from equifed.partition.base import client_columns_of, columns_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def encode_frame(
     frame: pd.DataFrame,
-    partition: parts.Partitioner,
+    partition: AnyPartitioner,
     *,
     label: object,
     sensitive: Any,
@@ -38,13 +38,13 @@ def encode_frame(
         raise ConfigError(f"from_frame needs a pandas data frame, got {type(frame).__name__}.")
     frame = _with_text_names(frame)
     label, rules = column_name("label", label), sensitive_rules(sensitive)
-    columns = columns_used(partition)
+    columns = columns_of(partition)
     for column in columns:
         if column not in frame.columns:
             raise ConfigError(unknown_name("column to partition by", column, ["label", "group", *frame.columns]))
     check_complete(frame, columns)
     if features is None:
-        hidden = {label, *natural_columns(partition)}
+        hidden = {label, *client_columns_of(partition)}
         hidden |= set() if sensitive_as_input else {rule if isinstance(rule, str) else rule.column for rule in rules}
         features = [column for column in frame.columns if column not in hidden]
     elif isinstance(features, str) or not len(features):
@@ -57,7 +57,7 @@ def encode_frame(
 
 def check_complete(frame: pd.DataFrame, columns: Sequence[str]) -> None:
     """Every row must say where it belongs, whichever rows a seed trains on."""
-    from equifed.data.encoding import check_complete
+    from equifed.data.encode import check_complete
 
     for column in columns:
         check_complete(frame, column)

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from equifed.data.encoding import LARGEST
+from equifed.data.encode import MAX_FLOAT32
 from equifed.errors import RunError
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, read_about, unpack
 
@@ -174,7 +174,7 @@ def _introduced(content: RecordDict, scaled: int) -> Member:
     found = unpack(content, FIELDS, like)
     total, squares = (found[name].numpy() for name in like)
     # |x| fits 32 bits, and by Cauchy and Schwarz (sum x)^2 <= n sum x^2
-    far = (np.abs(total) > rows * LARGEST).any() or (squares < 0).any() or (squares > rows * LARGEST**2).any()
+    far = (np.abs(total) > rows * MAX_FLOAT32).any() or (squares < 0).any() or (squares > rows * MAX_FLOAT32**2).any()
     if far or (total**2 > rows * squares * (1 + 1e-6)).any():
         raise BadMessage("introduces itself with sums that no rows have")
     return Member(rows, tests, (total, squares))

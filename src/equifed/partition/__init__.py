@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from equifed.partition.base import Partition, Partitioner, Rows
+from equifed.partition.base import Partition, Partitioner, PartitionFunction, Table
 from equifed.partition.partitioners import IID, Dirichlet, DirichletPerClient, Natural, RotationGroups, Skewed
 from equifed.registry import Registry
 
@@ -21,9 +21,17 @@ REGISTRY: Registry[Any] = Registry(
         "rotation-groups": RotationGroups,
     },
     fits=lambda thing: callable(thing) and (not isinstance(thing, type) or dataclasses.is_dataclass(thing)),
-    must_be="a dataclass whose instances are called with (rows, rng), or a function of these",
+    must_be="a dataclass whose instances are called with (table, rng), or a function of these",
 )
 """By the name that a configuration uses."""
+
+
+def describe(partition: Partitioner | PartitionFunction) -> dict[str, Any]:
+    """A partitioner as its registry name and options."""
+    if isinstance(partition, type) or not dataclasses.is_dataclass(partition):
+        return {"kind": REGISTRY.name_of(partition)}
+    return {"kind": REGISTRY.name_of(type(partition)), **dataclasses.asdict(partition)}
+
 
 __all__ = [
     "IID",
@@ -32,8 +40,10 @@ __all__ = [
     "DirichletPerClient",
     "Natural",
     "Partition",
+    "PartitionFunction",
     "Partitioner",
     "RotationGroups",
-    "Rows",
     "Skewed",
+    "Table",
+    "describe",
 ]

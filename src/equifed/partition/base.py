@@ -11,15 +11,15 @@ import numpy as np
 from equifed.errors import ConfigError, DataError, unknown_name
 
 
-class Rows(NamedTuple):
-    """What a partitioner may look at: one entry per row, no features."""
+class Table(NamedTuple):
+    """What a partitioner sees: one entry per row, no features."""
 
     label: np.ndarray
     """Class codes [n]; for regression a bin of the target."""
     group: np.ndarray
     """Group codes [n]."""
     columns: Mapping[str, np.ndarray] = {}
-    """Further columns by name, e.g. "STATE"."""
+    """The columns that the partitioner asks for, by name, e.g. "STATE"."""
     levels: Mapping[str, np.ndarray] = {}
     """All values of a column, sorted, where these rows are only some of a table's."""
 
@@ -36,10 +36,10 @@ class Rows(NamedTuple):
 
     def values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """All values of the column `name`, sorted, and the number of each row's value among them."""
-        found, code = _unique(name, self.by(name))
+        values, code = _unique(name, self.by(name))
         if name not in self.levels:
-            return found, code
-        return self.levels[name], np.searchsorted(self.levels[name], found)[code]
+            return values, code
+        return self.levels[name], np.searchsorted(self.levels[name], values)[code]
 
     def cells(self, names: Sequence[str]) -> tuple[np.ndarray, int]:
         """Cell of each row (a combination of values of `names` that occurs), and the number of cells."""
@@ -59,28 +59,73 @@ class Partition:
     ids: tuple[str, ...]
     """Name of each client."""
     client_groups: np.ndarray | None = None
-    """Known group of each client (rotation groups), else None."""
+    """Known group of each client, else None."""
+    angles: tuple[float, ...] | None = None
+    """Degrees by which the images of each group of clients are turned, else None."""
 
     @classmethod
-    def from_owner(cls, owner: np.ndarray, ids: Sequence[str], client_groups: np.ndarray | None = None) -> Partition:
+    def from_owner(
+        cls,
+        owner: np.ndarray,
+        ids: Sequence[str],
+        client_groups: np.ndarray | None = None,
+        angles: tuple[float, ...] | None = None,
+    ) -> Partition:
         """From the client number of each row, -1 for a row that nobody holds."""
         order = np.argsort(owner, kind="stable")
         sizes = np.bincount(owner + 1, minlength=len(ids) + 1)
-        return cls(tuple(np.split(order, np.cumsum(sizes)[:-1])[1:]), tuple(ids), client_groups)
+        return cls(tuple(np.split(order, np.cumsum(sizes)[:-1])[1:]), tuple(ids), client_groups, angles)
 
 
 class Partitioner(Protocol):
-    """Deals rows to clients; all randomness comes from `rng`."""
+    """Deals rows to clients; all randomness comes from `rng`.
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition: ...
+    A plain function of (table, rng) is a partitioner too, one that looks at the label and the group only.
+    """
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns that it looks at; "label" and "group" are always there."""
+        return ()
+
+    @property
+    def client_columns(self) -> Sequence[str]:
+        """Those of them that say to whom a row belongs: they are not inputs of a model unless asked for."""
+        return ()
+
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition: ...
 
 
-def row_count(rows: Rows) -> int:
+class PartitionFunction(Protocol):
+    """A partitioner without options."""
+
+    def __call__(self, table: Table, rng: np.random.Generator, /) -> Partition: ...
+
+
+def columns_of(partition: Partitioner | PartitionFunction) -> list[str]:
+    """The columns of the table that a partitioner looks at, besides the label and the group."""
+    names = (*_names(partition, "columns"), *client_columns_of(partition))
+    return [name for name in dict.fromkeys(names) if name not in ("label", "group")]
+
+
+def client_columns_of(partition: Partitioner | PartitionFunction) -> tuple[str, ...]:
+    """The columns that say to whom a row belongs."""
+    return _names(partition, "client_columns")
+
+
+def _names(partition: Partitioner | PartitionFunction, attribute: str) -> tuple[str, ...]:
+    names = getattr(partition, attribute, ())  # a function has no attributes
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{attribute} of the partitioner {partition!r} must list names of columns, got {names!r}.")
+    return tuple(names)
+
+
+def row_count(table: Table) -> int:
     """Number of rows, after checking that every column has that many."""
-    n = len(rows.label)
-    for name in ("group", *rows.columns):
-        if len(rows.by(name)) != n:
-            raise DataError(f"Column {name!r} has {len(rows.by(name))} rows, the label has {n}.")
+    n = len(table.label)
+    for name in ("group", *table.columns):
+        if len(table.by(name)) != n:
+            raise DataError(f"Column {name!r} has {len(table.by(name))} rows, the label has {n}.")
     return n
 
 

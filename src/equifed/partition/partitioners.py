@@ -11,7 +11,8 @@ import numpy as np
 from equifed.errors import ConfigError, check_number
 from equifed.partition.base import (
     Partition,
-    Rows,
+    Partitioner,
+    Table,
     check_column,
     check_columns,
     check_enough_rows,
@@ -24,7 +25,7 @@ DRAWS = 100  # how often Dirichlet draws anew to reach min_rows before it gives 
 
 
 @dataclass(frozen=True)
-class IID:
+class IID(Partitioner):
     """Random chunks of equal size (they differ by at most one row)."""
 
     num_partitions: int
@@ -33,14 +34,14 @@ class IID:
     def __post_init__(self) -> None:
         check_number("num_partitions", self.num_partitions, whole=True, above=0)
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
-        n = row_count(rows)
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
+        n = row_count(table)
         check_enough_rows(self.num_partitions, n)
         return Partition.from_owner(rng.permutation(np.arange(n) % self.num_partitions), numbered(self.num_partitions))
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Partitioner):
     """Each cell, by default (label, group), is spread over the clients in Dirichlet shares (FAIR-FATE, E2FL).
 
     Client k gets round(size * p_k) rows of the cell and the last client what remains, as FAIR-FATE does; when
@@ -63,8 +64,12 @@ class Dirichlet:
         check_number("min_rows", self.min_rows, whole=True, low=0)
         object.__setattr__(self, "partition_by", check_columns(self.partition_by))
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
-        n = row_count(rows)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return check_columns(self.partition_by)
+
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
+        n = row_count(table)
         clients = self.num_partitions
         check_enough_rows(clients, n)
         if clients * self.min_rows > n:
@@ -72,7 +77,7 @@ class Dirichlet:
                 f"{clients} clients with at least {self.min_rows} rows need {clients * self.min_rows}"
                 f" rows; there are {n}."
             )
-        cell, num_cells = rows.cells(self.partition_by)
+        cell, num_cells = table.cells(self.partition_by)
         taken = self._sizes(np.bincount(cell, minlength=num_cells), rng)
         owner = np.empty(n, dtype=np.int64)
         owner[shuffled_by(cell, rng)] = np.repeat(np.tile(np.arange(clients), num_cells), taken.ravel())
@@ -99,7 +104,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirichletPerClient:
+class DirichletPerClient(Partitioner):
     """Each client has its own mix of cells and about `size` rows (SFFL).
 
     r_k ~ Dirichlet(alpha * prior) over the cells, and client k takes round(size * r_kc) rows of cell c from
@@ -136,11 +141,19 @@ class DirichletPerClient:
         if self.prior not in ("uniform", "population"):
             raise ConfigError(f"prior must be 'uniform' or 'population', not {self.prior!r}.")
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
-        n = row_count(rows)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return check_columns(self.partition_by)
+
+    @property
+    def client_columns(self) -> tuple[str, ...]:
+        return () if self.natural is None else (self.natural,)
+
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
+        n = row_count(table)
         check_enough_rows(self.num_partitions or 1, n)
-        cell, num_cells = rows.cells(self.partition_by)
-        pool, num_pools, pool_of_client, ids = self._pools(rows, n)
+        cell, num_cells = table.cells(self.partition_by)
+        pool, num_pools, pool_of_client, ids = self._pools(table, n)
         clients = len(ids)
 
         prior = np.ones(num_cells)
@@ -167,7 +180,7 @@ class DirichletPerClient:
         owner[shuffled_by(place, rng)] = np.repeat(who, count)
         return Partition.from_owner(owner, ids)
 
-    def _pools(self, rows: Rows, n: int) -> tuple[np.ndarray, int, np.ndarray, tuple[str, ...]]:
+    def _pools(self, table: Table, n: int) -> tuple[np.ndarray, int, np.ndarray, tuple[str, ...]]:
         """Pool of each row, number of pools, pool of each client (ascending), client names."""
         if self.natural is None:
             clients = self.num_partitions or 0
@@ -176,7 +189,7 @@ class DirichletPerClient:
                     f"{clients} clients of {self.size} rows need {clients * self.size} rows; there are {n}."
                 )
             return np.zeros(n, dtype=np.int64), 1, np.zeros(clients, dtype=np.int64), numbered(clients)
-        names, pool = rows.values(self.natural)
+        names, pool = table.values(self.natural)
         seats = _seats(np.bincount(pool, minlength=len(names)), self.num_partitions or len(names))
         ids = tuple(
             f"{name}-{i}" if count > 1 else str(name)
@@ -200,7 +213,7 @@ def _seats(sizes: np.ndarray, clients: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Skewed:
+class Skewed(Partitioner):
     """Two-sided skew: half of the clients hold mostly the first group, half mostly the second (KFFL's 90/10).
 
     of="client": a share m of each client's rows is of its half's own group. Using every row fixes the sizes of the
@@ -227,10 +240,10 @@ class Skewed:
         if not 0.5 < self.majority <= 1:
             raise ConfigError(f"majority must be above 0.5 and at most 1, not {self.majority}; use IID for 0.5.")
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
-        n = row_count(rows)
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
+        n = row_count(table)
         check_enough_rows(self.num_partitions, n)
-        values, group = np.unique(rows.group, return_inverse=True)
+        values, group = np.unique(table.group, return_inverse=True)
         if len(values) != 2:
             raise ConfigError(
                 f"Skewed needs exactly two groups; the rows have {len(values)} groups "
@@ -263,7 +276,7 @@ class Skewed:
 
 
 @dataclass(frozen=True)
-class Natural:
+class Natural(Partitioner):
     """One client per value of a column, such as a state or a hospital, in sorted order of the values.
 
     A value that has rows in the table but none among the training rows is a client without rows, so that every seed has
@@ -279,9 +292,13 @@ class Natural:
         object.__setattr__(self, "column", check_column("column", self.column))
         check_number("min_rows", self.min_rows, whole=True, low=0)
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
-        row_count(rows)
-        names, owner = rows.values(self.column)
+    @property
+    def client_columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
+        row_count(table)
+        names, owner = table.values(self.column)
         sizes = np.bincount(owner, minlength=len(names))
         small = np.flatnonzero(sizes < self.min_rows)
         if len(small):
@@ -294,10 +311,10 @@ class Natural:
 
 
 @dataclass(frozen=True)
-class RotationGroups:
+class RotationGroups(Partitioner):
     """Equal clients in groups of given sizes, for images rotated by group (FairMNISTRotate, E2FL).
 
-    Rows are dealt at random, each to at most one client; `client_groups` of the result is the group's number.
+    Rows are dealt at random, each to at most one client; the result has each client's group and each group's angle.
     Rows beyond clients * rows_per_client stay unused.
     """
 
@@ -318,8 +335,8 @@ class RotationGroups:
         if not sum(self.clients_per_group):
             raise ConfigError(f"clients_per_group has no client: {self.clients_per_group}.")
 
-    def __call__(self, rows: Rows, rng: np.random.Generator) -> Partition:
-        n = row_count(rows)
+    def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
+        n = row_count(table)
         clients = sum(self.clients_per_group)
         used = clients * self.rows_per_client
         if used > n:
@@ -328,5 +345,7 @@ class RotationGroups:
             )
         owner = np.full(n, -1, dtype=np.int64)
         owner[rng.permutation(n)[:used]] = np.repeat(np.arange(clients), self.rows_per_client)
-        client_groups = np.repeat(np.arange(len(self.clients_per_group)), self.clients_per_group)
-        return Partition.from_owner(owner, numbered(clients), client_groups)
+        groups = len(self.clients_per_group)
+        client_groups = np.repeat(np.arange(groups), self.clients_per_group)
+        angles = tuple(360 / groups * g for g in range(groups))
+        return Partition.from_owner(owner, numbered(clients), client_groups, angles)

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from equifed.data.dataset import Bunch, Dataset, Preset, presets
 from equifed.data.download import File, OpenUrl, download
-from equifed.data.encoding import Sensitive
-from equifed.data.preset import Bunch, Dataset, Preset, presets
+from equifed.data.schema import Sensitive
 from equifed.errors import DataError
 
 FOLDER = "https://www2.census.gov/programs-surveys/acs/data/pums/2018/1-Year"

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from equifed.data.dataset import Bunch, Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
-from equifed.data.encoding import Sensitive
-from equifed.data.preset import Bunch, Dataset, Preset, presets
+from equifed.data.schema import Sensitive
 
 ARCHIVE = "https://archive.ics.uci.edu/static/public/2/adult.zip"
 FOLDER = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -114,6 +114,7 @@ ADULT = Dataset(
             sensitive=SEX,
             split=(40_000, 0, 5_222),
             num_partitions=50,
+            alpha=None,
             clients_per_round=50,
             drop_missing=True,
         ),

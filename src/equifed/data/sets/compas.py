@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from equifed.data.dataset import Bunch, Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
-from equifed.data.encoding import Sensitive
-from equifed.data.preset import Bunch, Dataset, Preset, presets
+from equifed.data.schema import Sensitive
 
 NAME = "compas-scores-two-years.csv"
 FILES = (
@@ -109,6 +109,7 @@ COMPAS = Dataset(
             sensitive=(Sensitive(column="race"),),
             split=(4_800, 0, 478),
             num_partitions=20,
+            alpha=None,
             clients_per_round=20,
             where=(("race", ("African-American", "Caucasian")),),
         ),

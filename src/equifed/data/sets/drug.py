@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from equifed.data.dataset import Bunch, Dataset, Preset, presets
 from equifed.data.download import File, Url
-from equifed.data.encoding import Sensitive
-from equifed.data.preset import Bunch, Dataset, Preset, presets
+from equifed.data.schema import Sensitive
 
 NAME = "drug_consumption.data"
 FILES = (
@@ -132,6 +132,7 @@ DRUG = Dataset(
             sensitive=WHITE,
             split=(1_600, 0, 285),
             num_partitions=10,
+            alpha=None,
             clients_per_round=10,
         ),
     ),

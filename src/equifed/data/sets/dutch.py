@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from equifed.data.dataset import Bunch, Dataset, Preset, presets
 from equifed.data.download import File, Url
-from equifed.data.encoding import Sensitive
-from equifed.data.preset import Bunch, Dataset, Preset, presets
+from equifed.data.schema import Sensitive
 
 SURVEY = "https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data"
 FILES = (

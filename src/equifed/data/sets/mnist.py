@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from equifed.data.dataset import Bunch, Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
-from equifed.data.preset import Bunch, Dataset, Preset, presets
 from equifed.errors import DataError
+from equifed.partition import RotationGroups
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -98,11 +99,15 @@ MNIST = Dataset(
                 split_column="split",
                 num_partitions=clients,
                 clients_per_round=sampled,
+                partition=partition,
                 image=(1, SIDE, SIDE),
             )
-            for name, description, clients, sampled in (
-                ("default", "Pixels in 0..1, the usual split, one group.", 100, 10),
-                ("e2fl", "1,000 clients of 60 images, 25 per round; groups come by rotation.", 1_000, 25),
+            for name, clients, sampled, partition, description in (
+                ("default", 100, 10, None, "Pixels in 0..1, the usual split, one group."),
+                (
+                    *("e2fl", 1_000, 25, RotationGroups()),
+                    "1,000 clients of 60 images, 25 per round; groups come by rotation.",
+                ),
             )
         )
     ),

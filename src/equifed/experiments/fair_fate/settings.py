@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equifed import metrics as M
-from equifed.data import load_encoded
+from equifed.data import get_dataset
 from equifed.errors import ConfigError, unknown_name
 from equifed.experiments.running import Watch, carry_out
 from equifed.federation import Federation, Rows, RowSets
@@ -126,7 +126,7 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
         raise ConfigError(unknown_name("data set of FAIR-FATE", dataset, CLIENTS))
     if sigma not in SIGMAS:
         raise ConfigError(unknown_name("sigma", sigma, SIGMAS))
-    encoded, preset, bunch = load_encoded(dataset, "fair-fate")
+    encoded, preset, _, hashes = get_dataset(dataset).encode("fair-fate")
     count = CLIENTS[dataset][0]
     rows = Rows(encoded.x, encoded.y, encoded.s)
     made = []
@@ -153,7 +153,7 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
                 provenance={
                     "data": dataset,
                     "preset": preset.name,
-                    "files": dict(bunch.source_hashes),
+                    "files": hashes,
                     "partition": {"kind": "FAIR-FATE's own", "sigma": sigma},
                 },
             )

@@ -146,8 +146,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
 
 def _inputs(dataset: str, preset: Any) -> int:
     """How many inputs the preset has once encoded."""
-    bunch = get_dataset(dataset).fetch(preset, None)
-    return int(preset.schema(bunch.frame).encode(bunch.frame).x.shape[1])
+    return int(get_dataset(dataset).encode(preset).encoded.x.shape[1])
 
 
 def simulation(arm: Arm, feds: list[Federation], dropout: float = 0.0) -> Simulation:

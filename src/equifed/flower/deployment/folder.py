@@ -250,7 +250,7 @@ def _trial(silos: Sequence[str], method: Method) -> tuple[dict[str, pd.DataFrame
     """COMPAS as FAIR-FATE read it: its own columns and values, dealt at random, and their schema."""
     dataset = get_dataset("compas")
     preset = dataset.preset("fair-fate")
-    frame = dataset.fetch(preset, None).frame
+    frame, _ = dataset.table(preset)
     used = dict.fromkeys([*preset.features, *(rule.column for rule in preset.sensitive), preset.label])
     order = np.random.default_rng(SEED).permutation(len(frame))
     held = round(VALIDATION_SHARE * len(frame)) if method.needs_validation else 0

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from equifed.data import rotate, rotate_images
+from equifed.data import images as rotate
+from equifed.data import rotate_images
 from equifed.errors import DataError
 
 

@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder
 
-from equifed.data import Column, Schema, Sensitive, encode
+from equifed.data import Column, Encoded, Schema, Sensitive
 from equifed.errors import ConfigError, DataError, EquifedWarning
+
+
+def encode(frame: pd.DataFrame, *, columns=(), **options) -> Encoded:
+    return Schema.infer(frame, **options).encode(frame, columns=columns)
 
 
 @pytest.fixture

@@ -248,5 +248,5 @@ def test_a_failing_pip_gives_its_reason(tmp_path):
 
 def test_describe_tells_where_the_files_lie(needs, home, tmp_path):
     needs("german")
-    assert data.describe("german", tmp_path)["files"] == {"german.data": "not here"}
-    assert data.describe("german", home)["files"]["german.data"].endswith("german.data")
+    assert data.DATASETS["german"].describe(tmp_path)["files"] == {"german.data": "not here"}
+    assert data.DATASETS["german"].describe(home)["files"]["german.data"].endswith("german.data")

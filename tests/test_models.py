@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vjp, vmap
 
-from equifed.layers import Linear
+from equifed.models import SharedLinear as Linear
 
 LANES, SETTINGS, ROWS, IN, OUT = 3, 4, 7, 5, 2
 

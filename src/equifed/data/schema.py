@@ -8,7 +8,7 @@ its column and row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -17,18 +17,29 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, unknown_name
+from equifed.data.encode import (
+    as_numbers,
+    as_text,
+    check_size,
+    codes_of,
+    column_of,
+    far_from_zero,
+    holds_numbers,
+    numbers_of,
+    row_error,
+    shortened,
+    sorted_texts,
+)
+from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
-Task = Literal["classification", "regression"]
+TaskKind = Literal["classification", "regression"]
 
 MISSING = "(missing)"
-MOST_GROUPS = 20
-LARGEST = float(np.finfo(np.float32).max)
-MOSTLY = 0.9  # a text column with a larger share of numbers is a number column with bad cells
+MAX_GROUPS = 20
 MANY_CATEGORIES = 50
-FAR = 1000.0  # deviations from 0: from here on float32 would lose digits that standardising needs
+FAR_DEVIATIONS = 1000.0  # this many deviations from 0, float32 loses digits that standardising needs
 
 
 class _Strict(BaseModel):
@@ -80,13 +91,13 @@ class Sensitive(_Strict):
     def infer(self, frame: pd.DataFrame) -> Sensitive:
         """The same rule with every value of the frame named, where it named none."""
         if self.continuous and (self.mean is None or self.deviation is None):
-            number = _numbers(_series(frame, self.column))
+            number = numbers_of(column_of(frame, self.column))
             return self.model_copy(update={"mean": float(number.mean()), "deviation": float(number.std()) or 1.0})
         if self.threshold is not None or self.groups:
             return self
-        series = _series(frame, self.column)
-        values = _sorted_texts(series)
-        if pd.api.types.is_numeric_dtype(series) and len(values) > MOST_GROUPS:
+        series = column_of(frame, self.column)
+        values = sorted_texts(series)
+        if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
             raise DataError(
                 f"Sensitive column {self.column!r} has {len(values)} different numbers, too many for groups. "
                 "Give a threshold, or a column that names the groups."
@@ -95,13 +106,13 @@ class Sensitive(_Strict):
 
     def names(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], list[str]]:
         """Per row the index into the list of this column's group names."""
-        series = _series(frame, self.column)
+        series = column_of(frame, self.column)
         if self.threshold is not None:
-            above = _numbers(series) >= self.threshold
+            above = numbers_of(series) >= self.threshold
             return above.astype(np.int64), [str(self.below), str(self.at_least)]
         known = list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
         position = {name: i for i, name in enumerate(known)}
-        codes = _codes(
+        codes = codes_of(
             series,
             {value: position[name] for value, name in self.groups.items()},
             noun="group",
@@ -112,7 +123,7 @@ class Sensitive(_Strict):
     def numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """The column as numbers without a false order [n, d]: see `Data.sensitive`."""
         if self.continuous:
-            values = _numbers(_series(frame, self.column))
+            values = numbers_of(column_of(frame, self.column))
             assert self.mean is not None and self.deviation is not None  # noqa: PT018 - filled by `infer`
             return ((values - self.mean) / self.deviation).astype(np.float32)[:, None]
         codes, names = self.names(frame)
@@ -135,12 +146,13 @@ class Encoded:
     group_names: tuple[str, ...]
     scale_columns: NDArray[np.bool_]
     """[d] the inputs that the caller standardises with the mean and deviation of its training rows."""
-    task: Task
+    task: TaskKind
     attribute: NDArray[np.float32] | None = None
     """[n, d] the sensitive attribute as numbers, where it says more than the group: continuous, or several columns."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Raw columns carried along, row by row (STATE, split), for natural partitions and given splits."""
+    """Further columns as they are, row by row (STATE, split), for partitions and given splits."""
     schema: Schema | None = None
+    """None for images, whose pixels are the inputs."""
 
 
 class Schema(_Strict):
@@ -148,7 +160,7 @@ class Schema(_Strict):
 
     columns: tuple[Column, ...]
     label: str
-    task: Task = "classification"
+    task: TaskKind = "classification"
     classes: tuple[str, ...] = ()
     """Label values in code order; class 1 of two is the positive one. Empty: the label is a number."""
     label_range: tuple[float, float] | None = None
@@ -197,7 +209,7 @@ class Schema(_Strict):
         categorical: Sequence[str] = (),
         encoding: Encoding = "onehot",
         scaling: Scaling = "standard",
-        task: Task = "classification",
+        task: TaskKind = "classification",
         label_range: tuple[float, float] | None = None,
         sensitive_as_input: bool = False,
     ) -> Schema:
@@ -218,7 +230,7 @@ class Schema(_Strict):
             hidden = {label} if sensitive_as_input else {label, *(rule.column for rule in rules)}
             features = [str(name) for name in frame.columns if name not in hidden]
         for name in categorical:
-            _series(frame, name)
+            column_of(frame, name)
         columns = tuple(_infer_column(frame, name, name in categorical, scaling) for name in features)
         values = {
             "columns": columns,
@@ -255,7 +267,7 @@ class Schema(_Strict):
             scale_columns=scale,
             task=self.task,
             attribute=self._attribute(frame),
-            columns={name: _series(frame, name).to_numpy() for name in columns},
+            columns={name: column_of(frame, name).to_numpy() for name in columns},
             schema=self,
         )
 
@@ -282,13 +294,13 @@ class Schema(_Strict):
         scale = np.zeros(width, dtype=np.bool_)
         for column in self.columns:
             start = len(names)
-            series = _series(frame, column.name)
+            series = column_of(frame, column.name)
             if column.kind == "numeric":
-                values = _numbers(series)
+                values = numbers_of(series)
                 low, high = column.low, column.high
             else:
                 position = {value: i for i, value in enumerate(column.categories)}
-                codes = _codes(series, position, noun="category", missing=position.get(MISSING))
+                codes = codes_of(series, position, noun="category", missing=position.get(MISSING))
                 if wide:
                     x[np.arange(len(frame)), start + codes] = 1
                     names += [f"{column.name}={value}" for value in column.categories]
@@ -298,7 +310,7 @@ class Schema(_Strict):
                 values = (values - low) / (high - low) if high > low else values - low
             elif self.scaling == "standard" and column.offset:
                 values = values - column.offset
-            elif self.scaling == "standard" and _far_from_zero(values, 100 * FAR):
+            elif self.scaling == "standard" and far_from_zero(values, 100 * FAR_DEVIATIONS):
                 warnings.warn(
                     f"Column {column.name!r} has values around {values.mean():.6g} that differ by {values.std():.3g} "
                     "only: as 32-bit numbers many become the same. Subtract a constant first, or give the column of "
@@ -306,35 +318,30 @@ class Schema(_Strict):
                     EquifedWarning,
                     stacklevel=4,
                 )
-            _check_size(values, series)
+            check_size(values, series)
             x[:, start] = values
             scale[start] = self.scaling == "standard"
             names.append(column.name)
         return x, tuple(names), scale
 
     def _labels(self, frame: pd.DataFrame) -> NDArray[np.int64] | NDArray[np.float32]:
-        series = _series(frame, self.label)
+        series = column_of(frame, self.label)
         if self.classes:
-            codes = _codes(series, {v: i for i, v in enumerate(self.classes)}, noun="class")
+            codes = codes_of(series, {v: i for i, v in enumerate(self.classes)}, noun="class")
             return codes if self.task == "classification" else codes.astype(np.float32)
-        values = _numbers(series)
+        values = numbers_of(series)
         if self.label_range:
             low, high = self.label_range
             values = (values - low) / (high - low)
-            _check_size(values, series)
+            check_size(values, series)
         return values.astype(np.float32)
 
 
-def encode(frame: pd.DataFrame, *, columns: Sequence[str] = (), **options: Any) -> Encoded:
-    """Infer the schema of a table, with the options of `Schema.infer`, and encode that table by it."""
-    return Schema.infer(frame, **options).encode(frame, columns=columns)
-
-
 def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scaling) -> Column:
-    series = _series(frame, name)
-    if is_code or not _holds_numbers(series):
+    series = column_of(frame, name)
+    if is_code or not holds_numbers(series):
         missing = [MISSING] if series.isna().any() else []
-        values = [value for value in _sorted_texts(series) if value != MISSING]
+        values = [value for value in sorted_texts(series) if value != MISSING]
         if len(values) > MANY_CATEGORIES and 2 * len(values) > len(series):
             warnings.warn(
                 f"Column {name!r} has {len(values)} categories in {len(series)} rows, like an id or a date, and is "
@@ -345,103 +352,46 @@ def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scalin
         return Column(name=name, kind="categorical", categories=(*missing, *values))
     if scaling == "none":
         return Column(name=name, kind="numeric")
-    numbers = _numbers(series)
+    numbers = numbers_of(series)
     if scaling == "minmax":
         return Column(name=name, kind="numeric", low=float(numbers.min()), high=float(numbers.max()))
-    return Column(name=name, kind="numeric", offset=float(numbers.mean()) if _far_from_zero(numbers, FAR) else 0.0)
-
-
-def _far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:
-    """Whether the mean is more than so many deviations from 0; never for a constant, which has no digits to lose."""
-    return bool(len(values)) and 0 < values.std() * deviations < abs(values.mean()) and bool(np.ptp(values))
-
-
-def _holds_numbers(series: pd.Series[Any]) -> bool:
-    """Whether a column is one of numbers; a bad cell among numbers is an error, not a reason to call them categories.
-
-    Numbers written as text throughout (postal codes kept as text) and the category dtype stay categories.
-    """
-    if pd.api.types.is_numeric_dtype(series):
-        return True
-    if not (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
-        return False
-    counts = series.value_counts()
-    if not len(counts):
-        return False
-    texts = np.array([isinstance(value, str) for value in counts.index])
-    truths = np.array([isinstance(value, bool | np.bool_) for value in counts.index])
-    numbers = pd.to_numeric(pd.Series(counts.index, dtype=object), errors="coerce").notna().to_numpy() & ~truths
-    if numbers.all():
-        return not texts.all()
-    if counts.to_numpy()[numbers].sum() <= MOSTLY * counts.sum():
-        return False
-    bad = series.isin(counts.index[~numbers])
-    row = int(np.argmax(bad.to_numpy()))
-    raise _row_error(
-        series,
-        row,
-        f"{series.iloc[row]!r} is not a number, but {counts.to_numpy()[numbers].sum()} of {counts.sum()} values are. "
-        "Correct or drop it; if they are codes of categories, say so (category dtype in a frame, a schema for files).",
+    return Column(
+        name=name, kind="numeric", offset=float(numbers.mean()) if far_from_zero(numbers, FAR_DEVIATIONS) else 0.0
     )
 
 
-def check_complete(frame: pd.DataFrame, name: str) -> None:
-    """Refuse a missing value in a column that says where the rows belong."""
-    series = _series(frame, name)
-    missing = series.isna().to_numpy()
-    if missing.any():
-        raise _row_error(
-            series,
-            int(missing.argmax()),
-            f"the value is missing, so the row has no place in the partition ({int(missing.sum())} such rows). Drop "
-            "them or fill them in.",
-        )
-
-
 def check_task(task: object) -> None:
-    if task not in get_args(Task):
-        raise ConfigError(unknown_name("task", task, get_args(Task)))
+    if task not in get_args(TaskKind):
+        raise ConfigError(unknown_name("task", task, get_args(TaskKind)))
 
 
-def _check_size(values: NDArray[np.float64], series: pd.Series[Any]) -> None:
-    """Scaled values must still be numbers in float32."""
-    bad = ~(np.abs(values) <= LARGEST)
-    if bad.any():
-        text = "the value is too large after scaling. Correct it, or widen the range in the schema."
-        raise _row_error(series, int(np.argmax(bad)), text)
-
-
-def _row_error(series: pd.Series[Any], row: int, text: str) -> RowError:
-    return RowError(text, column=str(series.name), row=series.index[row])
-
-
-def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task) -> tuple[str, ...]:
-    series = _series(frame, label)
+def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: TaskKind) -> tuple[str, ...]:
+    series = column_of(frame, label)
     if task == "regression" and positive is None:
         return ()
-    if _holds_numbers(series):
+    if holds_numbers(series):
         numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         fraction = np.isfinite(numbers) & (numbers % 1 != 0)
         if fraction.any():
             row = int(np.argmax(fraction))
-            raise _row_error(
+            raise row_error(
                 series,
                 row,
                 f"{numbers[row]:g} is not the number of a class. Did you mean task='regression'? Otherwise name the "
                 "classes.",
             )
-    values = _sorted_texts(series)
+    values = sorted_texts(series)
     if len(values) < 2:
         only = f"has only one class, {values[0]!r}" if values else "has no value at all"
         raise DataError(f"Label {label!r} {only}: nothing can be learnt. Check the rows and the label column.")
     if positive is None:
         return tuple(values)
-    wanted = _text(positive)
+    wanted = as_text(positive)
     if wanted not in values:
-        raise DataError(f"Label {label!r} has no value {wanted!r} to be class 1. It has: {_some(values)}.")
+        raise DataError(f"Label {label!r} has no value {wanted!r} to be class 1. It has: {shortened(values)}.")
     if len(values) > 2:
         raise DataError(
-            f"Label {label!r} has {len(values)} values ({_some(values)}), so no single one is the positive "
+            f"Label {label!r} has {len(values)} values ({shortened(values)}), so no single one is the positive "
             "class. Leave `positive` out, or make a column with two values."
         )
     return (*(value for value in values if value != wanted), wanted)
@@ -482,87 +432,7 @@ def _group_codes(frame: pd.DataFrame, rules: Sequence[Sensitive], groups: Sequen
     return s
 
 
-def _series(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
-    if name not in frame.columns:
-        raise DataError(f"Column {name!r} is missing. The table has: {_some(map(str, frame.columns))}.")
-    column = frame[name]
-    if not isinstance(column, pd.Series):
-        raise DataError(f"Column {name!r} appears {column.shape[1]} times in the table. Keep one.")
-    return column
-
-
-def _text(value: object) -> str:
-    """One spelling per value, so that a silo whose reader took the code 1 for 1.0 still means the same."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
-def _sorted_texts(series: pd.Series[Any]) -> list[str]:
-    """The distinct values as text: in numeric order if all are numbers, else alphabetical."""
-    texts = {_text(value) for value in series.dropna().unique()}
-    try:
-        return sorted(texts, key=float)
-    except ValueError:
-        return sorted(texts)
-
-
-def _codes(
-    series: pd.Series[Any],
-    position: dict[str, int],
-    *,
-    noun: str,
-    missing: int | None = None,
-    fallback: int | None = None,
-) -> NDArray[np.int64]:
-    """Per row the code of its value; `missing` for an empty one, `fallback` for one that is not listed."""
-    raw, uniques = pd.factorize(series)
-    unlisted, empty = -1 if fallback is None else fallback, -1 if missing is None else missing
-    lookup = np.array([*(position.get(_text(value), unlisted) for value in uniques), empty], dtype=np.int64)
-    codes: NDArray[np.int64] = lookup[raw]
-    if (codes < 0).any():
-        row = int(np.argmax(codes < 0))
-        if raw[row] < 0:
-            raise _row_error(series, row, "the value is missing. Drop such rows or fill them in.")
-        raise _row_error(
-            series,
-            row,
-            f"{_text(uniques[raw[row]])!r} is not a known {noun}. Known: {_some(position)}. "
-            "Correct the value, or add it to the schema that all silos share.",
-        )
-    return codes
-
-
-def _numbers(series: pd.Series[Any]) -> NDArray[np.float64]:
-    """The column as finite numbers, or the first row that is not one."""
-    if pd.api.types.is_numeric_dtype(series):
-        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    else:
-        parsed = pd.to_numeric(series.astype(object), errors="coerce")
-        values = parsed.to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = ~(np.abs(values) <= LARGEST)
-    if bad.any():
-        row = int(np.argmax(bad))
-        value = series.iloc[row]
-        if pd.isna(value):
-            raise _row_error(series, row, "the value is missing (NaN). Drop such rows or impute them first.")
-        if np.isnan(values[row]):
-            raise _row_error(series, row, f"{value!r} is not a number.")
-        raise _row_error(series, row, "the value is infinite or too large. Drop such rows or impute them first.")
-    return values
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "")
-
-
 def _first_message(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]
-
-
-def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
-    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
-    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]

@@ -1,0 +1,156 @@
+"""Columns of a table as numbers: text to codes, groups to numbers. A value that does not fit is an error that names its
+column and row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equifed.errors import DataError, RowError
+
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+NUMBERS_SHARE = 0.9
+"""A text column with a larger share of numbers is a number column with bad cells."""
+
+
+def column_of(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
+    if name not in frame.columns:
+        raise DataError(f"Column {name!r} is missing. The table has: {shortened(map(str, frame.columns))}.")
+    column = frame[name]
+    if not isinstance(column, pd.Series):
+        raise DataError(f"Column {name!r} appears {column.shape[1]} times in the table. Keep one.")
+    return column
+
+
+def numbers_of(series: pd.Series[Any]) -> NDArray[np.float64]:
+    """The column as finite numbers, or the first row that is not one."""
+    if pd.api.types.is_numeric_dtype(series):
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        parsed = pd.to_numeric(series.astype(object), errors="coerce")
+        values = parsed.to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = ~(np.abs(values) <= MAX_FLOAT32)
+    if bad.any():
+        row = int(np.argmax(bad))
+        value = series.iloc[row]
+        if pd.isna(value):
+            raise row_error(series, row, "the value is missing (NaN). Drop such rows or impute them first.")
+        if np.isnan(values[row]):
+            raise row_error(series, row, f"{value!r} is not a number.")
+        raise row_error(series, row, "the value is infinite or too large. Drop such rows or impute them first.")
+    return values
+
+
+def codes_of(
+    series: pd.Series[Any],
+    position: dict[str, int],
+    *,
+    noun: str,
+    missing: int | None = None,
+    fallback: int | None = None,
+) -> NDArray[np.int64]:
+    """Per row the code of its value; `missing` for an empty one, `fallback` for one that is not listed."""
+    raw, uniques = pd.factorize(series)
+    unlisted, empty = -1 if fallback is None else fallback, -1 if missing is None else missing
+    lookup = np.array([*(position.get(as_text(value), unlisted) for value in uniques), empty], dtype=np.int64)
+    codes: NDArray[np.int64] = lookup[raw]
+    if (codes < 0).any():
+        row = int(np.argmax(codes < 0))
+        if raw[row] < 0:
+            raise row_error(series, row, "the value is missing. Drop such rows or fill them in.")
+        raise row_error(
+            series,
+            row,
+            f"{as_text(uniques[raw[row]])!r} is not a known {noun}. Known: {shortened(position)}. "
+            "Correct the value, or add it to the schema that all silos share.",
+        )
+    return codes
+
+
+def sorted_texts(series: pd.Series[Any]) -> list[str]:
+    """The distinct values as text: in numeric order if all are numbers, else alphabetical."""
+    texts = {as_text(value) for value in series.dropna().unique()}
+    try:
+        return sorted(texts, key=float)
+    except ValueError:
+        return sorted(texts)
+
+
+def as_text(value: object) -> str:
+    """One spelling per value, so that a silo whose reader took the code 1 for 1.0 still means the same."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def holds_numbers(series: pd.Series[Any]) -> bool:
+    """Whether a column is one of numbers; a bad cell among numbers is an error, not a reason to call them categories.
+
+    Numbers written as text throughout (postal codes kept as text) and the category dtype stay categories.
+    """
+    if pd.api.types.is_numeric_dtype(series):
+        return True
+    if not (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
+        return False
+    counts = series.value_counts()
+    if not len(counts):
+        return False
+    texts = np.array([isinstance(value, str) for value in counts.index])
+    truths = np.array([isinstance(value, bool | np.bool_) for value in counts.index])
+    numbers = pd.to_numeric(pd.Series(counts.index, dtype=object), errors="coerce").notna().to_numpy() & ~truths
+    if numbers.all():
+        return not texts.all()
+    if counts.to_numpy()[numbers].sum() <= NUMBERS_SHARE * counts.sum():
+        return False
+    bad = series.isin(counts.index[~numbers])
+    row = int(np.argmax(bad.to_numpy()))
+    raise row_error(
+        series,
+        row,
+        f"{series.iloc[row]!r} is not a number, but {counts.to_numpy()[numbers].sum()} of {counts.sum()} values are. "
+        "Correct or drop it; if they are codes of categories, say so (category dtype in a frame, a schema for files).",
+    )
+
+
+def far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:
+    """Whether the mean is more than so many deviations from 0; never for a constant, which has no digits to lose."""
+    return bool(len(values)) and 0 < values.std() * deviations < abs(values.mean()) and bool(np.ptp(values))
+
+
+def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
+    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
+    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]
+
+
+def check_complete(frame: pd.DataFrame, name: str) -> None:
+    """Refuse a missing value in a column that says where the rows belong."""
+    series = column_of(frame, name)
+    missing = series.isna().to_numpy()
+    if missing.any():
+        raise row_error(
+            series,
+            int(missing.argmax()),
+            f"the value is missing, so the row has no place in the partition ({int(missing.sum())} such rows). Drop "
+            "them or fill them in.",
+        )
+
+
+def check_size(values: NDArray[np.float64], series: pd.Series[Any]) -> None:
+    """Scaled values must still be numbers in float32."""
+    bad = ~(np.abs(values) <= MAX_FLOAT32)
+    if bad.any():
+        text = "the value is too large after scaling. Correct it, or widen the range in the schema."
+        raise row_error(series, int(np.argmax(bad)), text)
+
+
+def row_error(series: pd.Series[Any], row: int, text: str) -> RowError:
+    return RowError(text, column=str(series.name), row=series.index[row])
+
+
+def shortened(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "")
