@@ -16,7 +16,7 @@ from equifed.data import Schema
 from equifed.flower.client import app_of
 from equifed.flower.evaluation import read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
-from equifed.metrics.frame import Scored
+from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Task
 from equifed.settings import Local

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equifed import metrics as M
-from equifed.metrics.fronts import as_costs
+from equifed.metrics.catalogue import costs
 
 
 def test_dominated_by_hand() -> None:
@@ -33,6 +33,6 @@ def test_hypervolume_by_counting(seed: int) -> None:
 
 
 def test_costs_know_what_is_better() -> None:
-    np.testing.assert_allclose(as_costs("accuracy", "demographic_parity_ratio", [0.8, 0.7]), [-0.8, 0.3])
-    np.testing.assert_allclose(as_costs("rmse", "ks_distance", [[0.3, 0.2]]), [[0.3, 0.2]])
-    np.testing.assert_allclose(as_costs("accuracy", "equal_opportunity_difference", [0.8, -0.1]), [-0.8, 0.1])
+    np.testing.assert_allclose(costs(("accuracy", "demographic_parity_ratio"), [0.8, 0.7]), [-0.8, 0.3])
+    np.testing.assert_allclose(costs(("rmse", "ks_distance"), [[0.3, 0.2]]), [[0.3, 0.2]])
+    np.testing.assert_allclose(costs(("accuracy", "equal_opportunity_difference"), [0.8, -0.1]), [-0.8, 0.1])

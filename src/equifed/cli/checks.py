@@ -8,10 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from equifed.errors import ConfigError, unknown_name
-from equifed.metrics.frame import Scored, metrics_frame
 from equifed.metrics.seeds import moments
 from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.simulator import Result
@@ -122,7 +119,7 @@ def parse_checks(texts: Sequence[str] | None) -> list[AnyCheck]:
 
 def require_known(checks: Sequence[AnyCheck], job: Job) -> None:
     """Refuse checks of metrics, or of a constraint, that this run will not have."""
-    known = known_metrics(job) if checks else []
+    known = [metric.name for metric in job.metrics if metric.overall or metric.over_clients]
     for check in checks:
         if isinstance(check, Check):
             check.require(known)
@@ -144,25 +141,3 @@ def checks_of_each(checks: Sequence[AnyCheck], jobs: Sequence[Job]) -> list[list
     for job, some in zip(jobs, own, strict=True):
         require_known(some, job)
     return own
-
-
-def known_metrics(job: Job) -> list[str]:
-    """The global test metrics that this run will have, found by scoring made-up counts."""
-    fed = job.runs[0].federation
-    groups, classes = len(fed.groups), max(len(fed.classes), 1)
-
-    def ones(sets: int) -> Scored:
-        shapes = (
-            (sets, groups, classes, classes),
-            (sets, groups, classes),
-            (sets,),
-            (sets, groups),
-            (sets, groups, classes),
-        )
-        return Scored(*(np.ones(shape) for shape in shapes))
-
-    scores = {"test": ones(1)}
-    if fed.client_test is not None:
-        scores["clients"] = ones(fed.num_clients)
-    frame = metrics_frame([(1, 0, scores)], fed, job.labels)
-    return sorted(frame.loc[frame["scope"] == "global", "metric"].astype(str).unique())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 import pandas as pd
@@ -11,15 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from equifed.cli.console import err, say
-from equifed.cli.tables import COLUMNS, plain_table, short
-from equifed.metrics.frame import metrics_frame
+from equifed.cli.tables import plain_table
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import describe
+from equifed.metrics.frame import overall
+from equifed.metrics.seeds import Moments, moments
 from equifed.simulator import Step, Training
 
 LINES = 20
 """Plain lines per run."""
 PAUSE = 0.25
 """Seconds between two updates of the figures beside the bar."""
-DISPARITIES = ("demographic_parity_difference", "ks_distance", "accuracy_difference", "mean_difference")
 
 
 class Watch:
@@ -30,7 +33,13 @@ class Watch:
 
     def __init__(self, title: str, simulation: Training, done: int = 0, closely: bool = False) -> None:
         self.title, self.job, self.closely = title, simulation.job, closely
-        self._before: pd.Series[float] | None = None
+        measured = [metric.name for metric in self.job.metrics if metric.overall]
+        self._quality, disparity = catalogue.main_pair(measured)
+        fairness = self.job.method.hyper.get("fairness", ())  # one metric or several
+        targets = (fairness,) if isinstance(fairness, str) else tuple(fairness)
+        self._disparity = next((name for name in targets if name in measured), disparity)
+        self._shown = catalogue.shown(measured, "table")
+        self._before: dict[str, Moments] = {}
         self._seconds: list[float] = []
         self._done, self._last, self._figures = done, 0.0, ""
         self._next = 0.0
@@ -80,42 +89,34 @@ class Watch:
             self._next = step.round + self.job.rounds / LINES
             say(f"{self.title}: round {step.round}/{self.job.rounds}, {self._measured(step)}{self._left(step)}")
 
-    def _values(self, step: Step) -> pd.DataFrame:
-        """The global test metrics: mean and std over the runs."""
-        number, scores = max(step.scores.items())
-        frame = metrics_frame(
-            [(number, run, scored) for run, scored in enumerate(scores)], self.job.runs[0].federation, self.job.labels
-        )
-        frame = frame[(frame["scope"] == "global") & (frame["split"] == "test")]
-        return frame.groupby("metric", observed=True)["value"].agg(["mean", "std"])
+    def _values(self, step: Step, names: Sequence[str]) -> dict[str, Moments]:
+        """Global test metrics over the runs."""
+        _, scores = max(step.scores.items())
+        return {name: moments(values) for name, values in overall(scores, names).items()}
 
     def _measured(self, step: Step) -> str:
-        values = self._values(step)["mean"]
-        own = self.job.method.hyper.get("fairness", ())  # one metric or several
-        wanted = (own,) if isinstance(own, str) else tuple(own)
-        disparity = next((name for name in (*wanted, *DISPARITIES) if name in values), "")
-        shown = [name for name in ("loss", "accuracy", "rmse", disparity) if name in values]
-        return ", ".join(f"{short(name) if self._bar else name} {values[name]:.3f}" for name in shown)
+        values = self._values(step, [*filter(None, ("loss", self._quality, self._disparity))])
+        return ", ".join(
+            f"{describe(name).short if self._bar else name} {value.mean:.3f}" for name, value in values.items()
+        )
 
     def _table(self, step: Step) -> Table:
         """The main metrics now, how they differ over the runs, and how they changed since the evaluation before."""
-        mean, std = (self._values(step)[what] for what in ("mean", "std"))
+        values = self._values(step, ("loss", *self._shown))
         title = f"{self.title}: round {step.round} of {self.job.rounds}{self._left(step)}"
         table = plain_table("metric", "now", "± over runs", "change", numbers=[1, 2, 3], title=title)
         several = len(self.job.runs) > 1
-        for name in ("loss", *COLUMNS):
-            if name in mean:
-                change = "" if self._before is None else f"{mean[name] - self._before[name]:+.3f}"
-                over = f"{std[name]:.3f}" if several else ""
-                table.add_row(name.replace("_", " "), f"{mean[name]:.3f}", over, change)
+        for name, value in values.items():
+            change = f"{value.mean - self._before[name].mean:+.3f}" if name in self._before else ""
+            table.add_row(name.replace("_", " "), f"{value.mean:.3f}", f"{value.std:.3f}" if several else "", change)
         observed = pd.DataFrame([log.observed for log in step.logs])
         for column in observed:
-            own = observed[column]
-            table.add_row(f"{column} (of the method)", f"{own.mean():.3f}", f"{own.std():.3f}" if several else "", "")
+            mean, std, _ = moments(observed[column])
+            table.add_row(f"{column} (of the method)", f"{mean:.3f}", f"{std:.3f}" if several else "", "")
         lost = sum(log.dropped + log.rejected for log in step.logs)
         sampled = sum(log.sampled for log in step.logs)
         table.add_row("replies", f"{sampled - lost} of {sampled}", "", "")
-        self._before = mean
+        self._before = values
         return table
 
     def _left(self, step: Step) -> str:

@@ -20,6 +20,7 @@ from equifed.config import Config, build, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
+from equifed.metrics import catalogue
 from equifed.report.silos import other_notes
 from equifed.simulator import Result
 from equifed.store import Recording, RunFolder, Store
@@ -103,9 +104,8 @@ def pareto_of(result: Result, quality: str | None = None, disparity: str | None 
     `defined` counts the runs of the setting's `runs` in which both metrics are defined.
     """
     final = result.final()
-    quality = quality or ("rmse" if "rmse" in final else "accuracy")
-    candidates = ("demographic_parity_difference", "ks_distance", "accuracy_difference")
-    disparity = disparity or next(name for name in candidates if name in final)
+    pair = catalogue.main_pair(final.columns)
+    quality, disparity = quality or pair[0], disparity or pair[1]
     final["defined"] = final[[quality, disparity]].notna().all(axis=1)
     keys = ["method", *result.swept]
     counts = final.groupby(keys, observed=True, sort=False)["defined"].agg(["sum", "size"]).reset_index()

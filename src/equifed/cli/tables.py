@@ -9,32 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import moments
 
 if TYPE_CHECKING:
     from equifed.simulator import Result
     from equifed.store import Entry, RunFolder
 
-COLUMNS = {
-    "accuracy": "accuracy",
-    "rmse": "rmse",
-    "worst_group_accuracy": "worst group",
-    "worst_group_rmse": "worst group",
-    "demographic_parity_difference": "DP diff.",
-    "equal_opportunity_difference": "EOpp diff.",
-    "equalized_odds_difference": "EOdds diff.",
-    "accuracy_difference": "accuracy diff.",
-    "ks_distance": "KS distance",
-    "mean_difference": "mean diff.",
-}
-"""Metrics of the comparison, where the task has them, and their headings."""
-ABBREVIATIONS = {
-    "demographic_parity": "DP",
-    "equal_opportunity": "EOpp",
-    "equalized_odds": "EOdds",
-    "accuracy": "acc.",
-    "_difference": " diff.",
-}
 NARROW = 110
 """Below this width means and deviations go on two lines."""
 
@@ -92,21 +74,12 @@ def plain_table(*headings: str, numbers: Sequence[int] = (), title: str | None =
     return table
 
 
-def short(metric: str) -> str:
-    """A metric's name where there is little room."""
-    for name, abbreviation in ABBREVIATIONS.items():
-        metric = metric.replace(name, abbreviation)
-    return metric.replace("_", " ")
-
-
 def comparison(records: Sequence[Record], width: int) -> Table:
     """A row per method: mean ± sample standard deviation over seeds of the final test metrics."""
     narrow = width < NARROW
     known = set().union(*(each["metrics"] for each in records))
-    columns = [name for name in COLUMNS if name in known]
-    if "demographic_parity_difference" in columns and "accuracy_difference" in columns:
-        columns.remove("accuracy_difference")
-    headings = ["method", *(COLUMNS[name] for name in columns), "up + down", "seconds"]
+    columns = catalogue.shown(known, "table")
+    headings = ["method", *(describe(name).short for name in columns), "up + down", "seconds"]
     if narrow:
         headings = [heading.replace(" ", "\n", 1) for heading in headings]
     table = plain_table(*headings, numbers=range(1, len(headings)))
@@ -262,11 +235,8 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     table = plain_table("run", "status", "method", "data", "rounds", "seeds", "result", "name", numbers=[4, 5])
     table.columns[0].no_wrap = True  # to be copied
     for entry in entries:
-        shown = [
-            f"{short(name)} {_headline(entry.metrics, name)}"
-            for name in ("accuracy", "rmse", "demographic_parity_difference", "ks_distance")
-            if name in entry.metrics
-        ]
+        main = filter(None, catalogue.main_pair(entry.metrics))
+        shown = [f"{describe(name).short} {_headline(entry.metrics, name)}" for name in main]
         table.add_row(
             entry.id,
             entry.status,

@@ -17,7 +17,7 @@ from equifed.flower.evaluation import Withheld, together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
-from equifed.metrics.frame import Scored
+from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import LIMITS, ROWS, STAGES, Phase, Record, Stage
 from equifed.simulator.engine import (

@@ -17,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from equifed.flower.records import EVALUATION, BadMessage, unpack
-from equifed.metrics.frame import Scored
+from equifed.metrics.scored import Scored
 from equifed.protocol import Record, Task
 
 WITHHELD = -1

@@ -5,17 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-LESS_IS_BETTER = ("rmse", "loss", "worst_group_rmse")
-"""Qualities that count as better when lower."""
-
-
-def as_costs(quality: str, disparity: str, values: ArrayLike) -> NDArray[np.float64]:
-    """(quality, disparity) pairs [..., 2] as costs: 0 is best for a disparity, less is better for both."""
-    pairs = np.asarray(values, dtype=np.float64)
-    first = pairs[..., 0] if quality in LESS_IS_BETTER else -pairs[..., 0]
-    second = 1 - pairs[..., 1] if disparity.endswith("_ratio") else np.abs(pairs[..., 1])
-    return np.stack([first, second], axis=-1)
-
 
 def dominated(costs: ArrayLike, by: ArrayLike = True) -> NDArray[np.bool_]:
     """Which of the points [n, 2] another one, of those in `by`, equals or betters in both costs, and betters in one."""

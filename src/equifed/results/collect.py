@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from equifed import tree
-from equifed.metrics.frame import Scored, metrics_frame
+from equifed.metrics.frame import metrics_frame
+from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.results.predict import FinalState

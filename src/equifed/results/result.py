@@ -17,9 +17,6 @@ from equifed.results.tradeoff import Hypervolume
 if TYPE_CHECKING:
     import pandas as pd
 
-HEADLINE = ("accuracy", "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
-HEADLINE_REGRESSION = ("rmse", "ks_distance", "mean_difference")
-
 
 @dataclass(eq=False)
 class Result:

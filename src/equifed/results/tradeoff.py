@@ -10,7 +10,7 @@ import numpy as np
 from equifed import metrics as M
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import seeds
-from equifed.metrics.fronts import as_costs
+from equifed.metrics.catalogue import costs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ def pareto(final: pd.DataFrame, setting: Sequence[str], quality: str, disparity:
     low, high = seeds.percentile_interval(seeds.resampled_means(values, -2))
     for i, name in enumerate((quality, disparity)):
         points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
-    points["dominated"] = M.dominated(as_costs(quality, disparity, means)) | np.isnan(means).any(1)
+    points["dominated"] = M.dominated(costs((quality, disparity), means)) | np.isnan(means).any(1)
     return points
 
 
@@ -55,12 +55,12 @@ def hypervolume(
     if np.isnan(means).any(1).all():
         return Hypervolume(np.nan, np.nan, np.nan, reference or (np.nan, np.nan))
     if reference is None:
-        worst = np.nanargmax(as_costs(quality, disparity, means), axis=0)
+        worst = np.nanargmax(costs((quality, disparity), means), axis=0)
         reference = float(means[worst[0], 0]), float(means[worst[1], 1])
-    corner = as_costs(quality, disparity, reference)
+    corner = costs((quality, disparity), reference)
 
     def area(means: np.ndarray) -> float:
-        return M.hypervolume(as_costs(quality, disparity, means), corner)
+        return M.hypervolume(costs((quality, disparity), means), corner)
 
     resampled = seeds.resampled_means(values, -2)
     areas = [area(sample) for sample in resampled] if len(resampled) > 1 else [np.nan]

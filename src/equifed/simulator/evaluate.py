@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.federation import RowSets
-from equifed.metrics.frame import Scored
+from equifed.metrics.scored import Scored
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables

@@ -18,6 +18,7 @@ from equifed.channel import CHANNEL_OPTIONS, Channel
 from equifed.errors import ConfigError, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
+from equifed.metrics.catalogue import Metric, measured
 from equifed.protocol import Method, Phase, Stage, Task
 from equifed.settings import RunSettings
 from equifed.task import check_module
@@ -58,6 +59,11 @@ class Job:
     def labels(self) -> list[dict[str, Any]]:
         """What tells the runs apart in a table: method, swept hyper-parameters, seed."""
         return [{"method": self.method.name, **run.hyper, "seed": run.seed} for run in self.runs]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """What is measured."""
+        return measured(self.runs[0].federation)
 
     def row_bytes(self, models: int = 1) -> int:
         """Memory that one row takes in the forward pass of so many models, its features and all activations: what

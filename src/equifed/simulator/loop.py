@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import RunError
-from equifed.metrics.frame import Scored
+from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Stage
 from equifed.simulator.engine import Engine, Rejection, State

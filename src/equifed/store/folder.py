@@ -31,7 +31,7 @@ from safetensors.numpy import load_file, save
 from equifed import tree
 from equifed.config import Config, load_config
 from equifed.errors import RunError
-from equifed.metrics.frame import Scored
+from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, Rejection, State

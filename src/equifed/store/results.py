@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file, save
 
+from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
 from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
-from equifed.results.result import HEADLINE, HEADLINE_REGRESSION, Result
+from equifed.results.result import Result
 from equifed.store.files import plain, write_atomic, write_json
 
 
@@ -72,7 +73,7 @@ def load_result(folder: str | Path) -> Result:
 def headline(result: Result) -> dict[str, Any]:
     """Means over all runs of the last round's main metrics; "undefined" counts the runs that a mean lacks."""
     final = result.final()
-    over = {name: moments(final[name]) for name in (*HEADLINE, *HEADLINE_REGRESSION) if name in final}
+    over = {name: moments(final[name]) for name in catalogue.shown(final.columns, "headline")}
     undefined = {name: len(final) - value.n for name, value in over.items() if value.n < len(final)}
     means = {name: value.mean for name, value in over.items()}
     shown: dict[str, Any] = plain(means | ({"undefined": undefined} if undefined else {}))

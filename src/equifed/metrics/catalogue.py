@@ -1,0 +1,475 @@
+"""The catalogue of metrics: what each is called, means and needs, which way is better, and how it is computed.
+
+Tables, progress, report, `--fail-if`, trade-offs, the verdict and the documentation read it and nothing else, so a new
+metric is one entry here. Its order is the order in which metrics are shown. A metric from outside the package is a
+`Metric` too, named by `module:Name` or by an entry point of the group `equifed.metrics`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from equifed.errors import ConfigError
+from equifed.metrics.clients import client_equality, client_range, group_equity
+from equifed.metrics.disparities import difference, disparities
+from equifed.metrics.rates import degenerate, divide, rates
+from equifed.metrics.scored import Scored
+from equifed.registry import Registry
+
+Better = Literal["higher", "lower", "zero", "one", ""]
+LabelKind = Literal["binary", "multiclass", "regression"]
+Need = Literal["labels", "groups", "scores", "clients", "client groups"]
+CLASS_KINDS: tuple[LabelKind, ...] = ("binary", "multiclass")
+ALL_KINDS: tuple[LabelKind, ...] = (*CLASS_KINDS, "regression")
+INFINITE = (0.0, np.inf)
+
+
+class Population(Protocol):
+    """Whom an evaluation is about; a `Federation` is one."""
+
+    @property
+    def label_kind(self) -> str:
+        """binary, multiclass or regression."""
+        ...
+
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The clients."""
+        ...
+
+    @property
+    def client_groups(self) -> np.ndarray | None: ...
+
+    @property
+    def client_test(self) -> Any:
+        """Test rows of the clients' own, or None."""
+        ...
+
+
+class Evaluation:
+    """Counts and sums with any leading axes, and the rates that follow: each computed when a metric first needs it."""
+
+    def __init__(self, scored: Scored, client_groups: np.ndarray | None = None) -> None:
+        """client_groups: the known group of each client [K], where the last of the leading axes is the clients."""
+        self.counts, self.loss, self.ks, self.mean, self.predicted = scored
+        self.client_groups = client_groups
+        self._values: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A metric over all rows [...]."""
+        if name not in self._values:
+            overall = describe(name).overall
+            if overall is None:
+                raise ConfigError(f"The metric {name} is not defined over all rows.", value=name)
+            self._values[name] = overall(self)
+        return self._values[name]
+
+    @cached_property
+    def chosen(self) -> np.ndarray:
+        """Counts [..., G, C, C] as if all labels were 0: for what follows from predictions alone."""
+        counts = np.zeros(self.counts.shape)
+        counts[..., 0, :] = self.predicted
+        return counts
+
+    @cached_property
+    def group_rows(self) -> np.ndarray:
+        """Rows of each group with label and prediction [..., G]."""
+        rows: np.ndarray = self.counts.sum((-2, -1))
+        return rows
+
+    @cached_property
+    def rates(self) -> dict[str, np.ndarray]:
+        """Rates of each group, each [..., G]; count and selection rate also where labels are withheld."""
+        by_prediction = rates(self.chosen)
+        return rates(self.counts) | {
+            name: by_prediction[name] for name in ("count", "selection_rate") if name in by_prediction
+        }
+
+    @cached_property
+    def disparities(self) -> dict[str, np.ndarray]:
+        """Gaps and ratios between groups, each [...]; demographic parity also where labels are withheld."""
+        by_prediction = {name: gap for name, gap in disparities(self.chosen).items() if name in PARITY}
+        return disparities(self.counts) | by_prediction
+
+    @cached_property
+    def constant(self) -> np.ndarray:
+        """Whether a group gets one constant prediction [..., G]."""
+        return degenerate(self.chosen)
+
+    @cached_property
+    def client_equality(self) -> dict[str, np.ndarray]:
+        """How accuracy is distributed over the clients, each [...]."""
+        return client_equality(self["accuracy"])
+
+    @cached_property
+    def group_equity(self) -> dict[str, np.ndarray]:
+        """How it is distributed over groups of clients."""
+        return group_equity(self["accuracy"], self.client_groups)
+
+    @cached_property
+    def group_rmse(self) -> np.ndarray:
+        """Root mean squared error of each group [..., G]."""
+        return np.sqrt(divide(self.loss.sum(-1), self.group_rows))
+
+
+PARITY = ("demographic_parity_difference", "demographic_parity_ratio")
+Compute = Callable[[Evaluation], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    name: str
+    help: str
+    """One sentence for a reader who did not compute it."""
+    title: str = ""
+    """In words; left out: the name with spaces."""
+    short: str = ""
+    """Where there is little room; left out: the title."""
+    better: Better = ""
+    """The direction that is better, or the value that is fair: "zero" and "one" are disparities. "": neither."""
+    kinds: tuple[LabelKind, ...] = CLASS_KINDS
+    needs: tuple[Need, ...] = ("labels",)
+    """scores: all predictions in one place."""
+    range: tuple[float, float] = (0.0, 1.0)
+    shown: Literal["headline", "table", "page", ""] = ""
+    """The narrowest place that shows it without being asked: the headline of a run (in `equifed list`), the comparison
+    on the terminal, the comparison in the report; each shows what the ones before it do."""
+    in_groups: Literal["count", "rate", ""] = ""
+    """Whether the report's tables of groups show it: a number of rows, or something to draw."""
+    rests_on: Literal["count", "disclosed", "positives", "negatives", ""] = ""
+    """Of a group's rate that is a share of rows: of which rows. "disclosed" are those with label and prediction."""
+    clients: Literal["each", "range", ""] = ""
+    """Whether it is measured for every client, and summed up by its mean, worst and best client."""
+    overall: Compute | None = None
+    """Over all rows: [..., G, C, C] -> [...]."""
+    by_group: Compute | None = None
+    """Of every group: [..., G, C, C] -> [..., G]."""
+    over_clients: Compute | None = None
+    """From the clients' own evaluations: [..., K, G, C, C] -> [...]."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name.replace("_", " ").replace(".", ": "))
+        object.__setattr__(self, "short", self.short or self.title)
+
+    @property
+    def disparity(self) -> bool:
+        """Whether it says how far apart groups are."""
+        return self.better in ("zero", "one")
+
+    @property
+    def heading(self) -> str:
+        """The title as the first word of a sentence."""
+        return self.title[:1].upper() + self.title[1:]
+
+    @property
+    def direction(self) -> Literal["higher", "lower", ""]:
+        directions: dict[Better, Literal["higher", "lower", ""]] = {"zero": "lower", "lower": "lower", "": ""}
+        return directions.get(self.better, "higher")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but how it is computed: what a result keeps of a metric from outside."""
+        return {name: value for name, value in vars(self).items() if not callable(value)}
+
+    def cost(self, values: Any) -> Any:
+        """The values turned so that less is better: a gap by its size, a ratio by its distance from 1."""
+        if self.better == "one":
+            return np.abs(1 - np.asarray(values))
+        if self.better == "zero":
+            return np.abs(values)
+        return np.negative(values) if self.better == "higher" else np.asarray(values)
+
+    def applies(self, population: Population) -> bool:
+        """Whether a run on these data has it."""
+        missing = {"clients"} if population.client_test is None else set()
+        missing |= {"client groups"} if population.client_groups is None else set()
+        return population.label_kind in self.kinds and not missing & set(self.needs)
+
+
+def _rate(name: str, **facts: Any) -> Metric:
+    return Metric(name=name, by_group=lambda e: e.rates[name], **{"kinds": ("binary",), "in_groups": "rate", **facts})
+
+
+def _gap(name: str, **facts: Any) -> Metric:
+    facts = {"kinds": ("binary",), "needs": ("labels", "groups"), "better": "zero", **facts}
+    return Metric(name=name, overall=lambda e: e.disparities[name], **facts)
+
+
+_ENTRIES = (
+    Metric(
+        name="rows", help="Test rows.", kinds=ALL_KINDS, needs=(), range=INFINITE, clients="each",
+        overall=lambda e: e.predicted.sum((-2, -1)),
+    ),
+    Metric(
+        name="count", help="Test rows of the group.", title="test rows", kinds=ALL_KINDS, needs=("groups",),
+        range=INFINITE, in_groups="count", by_group=lambda e: e.predicted.sum(-1),
+    ),
+    Metric(
+        name="disclosed", title="rows disclosed", kinds=ALL_KINDS, needs=("groups",), range=INFINITE, in_groups="count",
+        help="Test rows of the group whose labels and predictions the silos disclose; positives, accuracy and error "
+        "rates rest on them.",
+    ),
+    Metric(
+        name="positives", help="Test rows of the group whose label is positive.", kinds=("binary",),
+        needs=("labels", "groups"), range=INFINITE, in_groups="count", by_group=lambda e: e.rates["positives"],
+    ),
+    Metric(
+        name="accuracy", help="Share of test rows predicted correctly.", better="higher", shown="headline",
+        in_groups="rate", rests_on="disclosed", clients="range",
+        overall=lambda e: divide(np.trace(e.counts, axis1=-2, axis2=-1).sum(-1), e.group_rows.sum(-1)),
+        by_group=lambda e: e.rates["accuracy"],
+    ),
+    Metric(
+        name="rmse", title="RMSE", help="Root of the mean squared error.", better="lower", kinds=("regression",),
+        range=INFINITE, shown="headline", in_groups="rate", clients="range",
+        overall=lambda e: np.sqrt(divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1))),
+        by_group=lambda e: e.group_rmse,
+    ),
+    Metric(
+        name="loss", help="Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE,
+        clients="each",
+        overall=lambda e: divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1)),
+        by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
+    ),
+    _gap(
+        "demographic_parity_difference", short="DP diff.", needs=("groups",), shown="headline", clients="range",
+        help="Largest gap between groups in the share predicted positive; 0 is fair.",
+    ),
+    _gap(
+        "demographic_parity_ratio", short="DP ratio", needs=("groups",), better="one",
+        help="Smallest ratio between groups of the share predicted positive; 1 is fair.",
+    ),
+    _gap(
+        "equal_opportunity_difference", short="EOpp diff.", shown="headline", clients="range",
+        help="Largest gap between groups in the true positive rate; 0 is fair.",
+    ),
+    _gap(
+        "equal_opportunity_ratio", short="EOpp ratio", better="one",
+        help="Smallest ratio between groups of the true positive rate; 1 is fair.",
+    ),
+    _gap(
+        "equalized_odds_difference", short="EOdds diff.", shown="headline", clients="range",
+        help="The larger of the gaps in true and in false positive rate; 0 is fair.",
+    ),
+    _gap(
+        "equalized_odds_ratio", short="EOdds ratio", better="one",
+        help="The smaller of the ratios of true and of false positive rates; 1 is fair.",
+    ),
+    _gap(
+        "average_odds_ratio", better="one",
+        help="Mean of the ratios of true and of false positive rates; 1 is fair.",
+    ),
+    _gap("discrimination_index", help="Largest gap between groups in F1; 0 is fair."),
+    _gap(
+        "accuracy_difference", short="accuracy diff.", kinds=CLASS_KINDS,
+        help="Largest gap between groups in accuracy; 0 is fair.",
+    ),
+    Metric(
+        name="dgeo", title="loss gap on positives", better="zero", kinds=("binary",), needs=("labels", "groups"),
+        range=INFINITE, help="Gap between groups in the loss on positive labels; 0 is fair.",
+        overall=lambda e: difference(divide(e.loss[..., 1], e.counts[..., 1, :].sum(-1))),
+    ),
+    Metric(
+        name="ks_distance", title="KS distance", better="zero", kinds=("regression",), needs=("groups", "scores"),
+        shown="headline", clients="range", overall=lambda e: e.ks,
+        help="Largest gap between the groups' distributions of predictions; 0 is fair.",
+    ),
+    Metric(
+        name="mean_difference", short="mean diff.", better="zero", kinds=("regression",), needs=("labels", "groups"),
+        range=INFINITE, shown="headline", overall=lambda e: difference(e.mean),
+        help="Largest gap between the groups' mean predictions; 0 is fair.",
+    ),
+    Metric(
+        name="rmse_difference", title="RMSE difference", better="zero", kinds=("regression",),
+        needs=("labels", "groups"), range=INFINITE, shown="page", overall=lambda e: difference(e.group_rmse),
+        help="Largest gap between groups in RMSE; 0 is fair.",
+    ),
+    Metric(
+        name="worst_group_accuracy", short="worst group", better="higher", needs=("labels", "groups"), shown="table",
+        help="Accuracy of the group served worst.", overall=lambda e: np.fmin.reduce(e.rates["accuracy"], axis=-1),
+    ),
+    Metric(
+        name="worst_group_rmse", title="worst group RMSE", short="worst group", better="lower", kinds=("regression",),
+        needs=("labels", "groups"), range=INFINITE, shown="table", help="RMSE of the group served worst.",
+        overall=lambda e: np.fmax.reduce(e.group_rmse, axis=-1),
+    ),
+    Metric(
+        name="selection_rate", help="Share predicted positive.", kinds=("binary",), needs=(), in_groups="rate",
+        rests_on="count", by_group=lambda e: e.rates["selection_rate"],
+        overall=lambda e: rates(e.chosen.sum(-3, keepdims=True))["selection_rate"][..., 0],
+    ),
+    _rate(
+        "true_positive_rate", rests_on="positives",
+        help="Of those with a positive label, the share predicted positive.",
+    ),
+    _rate(
+        "false_positive_rate", rests_on="negatives",
+        help="Of those with a negative label, the share predicted positive.",
+    ),
+    _rate(
+        "true_negative_rate", rests_on="negatives", in_groups="",
+        help="Of those with a negative label, the share predicted negative.",
+    ),
+    _rate(
+        "false_negative_rate", rests_on="positives", in_groups="",
+        help="Of those with a positive label, the share predicted negative.",
+    ),
+    _rate("f1", title="F1", better="higher", help="Harmonic mean of precision and recall."),
+    Metric(
+        name="mean_prediction", help="Mean of the group's predictions.", kinds=("regression",), in_groups="rate",
+        range=(-np.inf, np.inf), by_group=lambda e: e.mean,
+    ),
+    Metric(
+        name="degenerate", better="lower", needs=(),
+        help="1 if some group gets the same prediction for more than 99 % of its rows.",
+        overall=lambda e: e.constant.any(-1).astype(float), by_group=lambda e: e.constant.astype(float),
+    ),
+    Metric(
+        name="worst_clients_rmse", title="worst 10 % of clients", better="lower", kinds=("regression",),
+        needs=("labels", "clients"), range=INFINITE, shown="page",
+        help="Mean RMSE of the tenth of the clients (at least one) that is served worst.",
+        over_clients=lambda e: -client_equality(-e["rmse"])["worst10"],
+    ),
+)  # fmt: skip
+
+
+def _client_ranges(metric: Metric) -> Iterator[Metric]:
+    """Mean, worst and best client."""
+    worse = metric.direction == "lower"
+    for part, words in (("mean", "Mean over the clients"), ("worst", "The client served worst"), ("best", "The best")):
+        yield Metric(
+            name=f"client_{metric.name}.{part}",
+            title=f"client {metric.title}: {part}",
+            help=f"{words}, each on its own test rows: {metric.title}.",
+            better=metric.direction,
+            kinds=metric.kinds,
+            needs=(*(need for need in metric.needs if need != "scores"), "clients"),  # a client has all of its own
+            range=metric.range,
+            over_clients=partial(lambda e, part: client_range(e[metric.name], lower_is_better=worse)[part], part=part),
+        )
+
+
+def _equality(over: Literal["client_equality", "group_equity"], what: str, needs: tuple[Need, ...]) -> Iterator[Metric]:
+    """The distribution of accuracy over clients, or over groups of clients."""
+    for part, title, words in (
+        ("mean", f"{what}: mean", f"Mean accuracy of the {what}."),
+        ("worst10", f"worst 10 % of {what}", f"Mean over the tenth of the {what} (at least one) that is served worst."),
+        ("best10", f"best 10 % of {what}", f"Mean over the tenth of the {what} (at least one) that is served best."),
+        ("variance", f"{what}: variance", f"Variance of accuracy over the {what}."),
+    ):
+        yield Metric(
+            name=f"{over}.{part}",
+            title=title,
+            help=words,
+            better="lower" if part == "variance" else "higher",
+            needs=("labels", "clients", *needs),
+            shown="page" if (over, part) == ("client_equality", "worst10") else "",
+            over_clients=partial(lambda e, part: getattr(e, over)[part], part=part),
+        )
+
+
+_COSTS = (
+    ("bytes_up", "bytes up", "What one client sends in one round."),
+    ("bytes_down", "bytes down", "What one client receives in one round."),
+    (
+        "seconds",
+        "seconds per run",
+        "Wall time of the call divided by its runs: seeds and settings share a computation.",
+    ),
+)
+CATALOGUE: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *_ENTRIES,
+        *(each for metric in _ENTRIES if metric.clients == "range" for each in _client_ranges(metric)),
+        *_equality("client_equality", "clients", ()),
+        *_equality("group_equity", "groups of clients", ("client groups",)),
+        *(
+            Metric(name=name, title=title, help=words, better="lower", kinds=ALL_KINDS, needs=(), range=INFINITE)
+            for name, title, words in _COSTS
+        ),
+    )
+}
+METRICS: Registry[Metric] = Registry(
+    "metric", "equifed.metrics", CATALOGUE, lambda thing: isinstance(thing, Metric), "an equifed.metrics.Metric"
+)
+_OUTSIDE: dict[str, Metric] = {}
+"""Metrics from outside the package that this process has met, by their own names."""
+PLACES = ("headline", "table", "page")
+
+
+def from_outside(names: Iterable[str]) -> tuple[Metric, ...]:
+    """The metrics with these names, `module:Name` or an entry point's, less those that every run has."""
+    found: dict[str, Metric] = {}
+    for name in names:
+        metric = METRICS[name]
+        if CATALOGUE.get(metric.name) is metric:
+            continue
+        if metric.name in CATALOGUE or found.get(metric.name, metric) is not metric:
+            raise ConfigError(
+                f"The metric {name!r} is called {metric.name!r}, as another one is. Rename it.", value=name
+            )
+        found[metric.name] = metric
+    return learn(found.values())
+
+
+def learn(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+    """Remember what metrics from outside are called, mean, and which way is better. They were asked for, so that
+    comparisons show them."""
+    shown = tuple(dataclasses.replace(metric, shown=metric.shown or "table") for metric in metrics)
+    _OUTSIDE.update({metric.name: metric for metric in shown})
+    return shown
+
+
+def describe(name: str) -> Metric:
+    """The facts about a metric; of one that nobody has met, such as what a method logs, only its name."""
+    return CATALOGUE.get(name) or _OUTSIDE.get(name) or Metric(name=name, help="", needs=())
+
+
+def measured(population: Population, outside: Sequence[Metric] = ()) -> list[Metric]:
+    """The metrics that a run on these data has."""
+    return [metric for metric in (*CATALOGUE.values(), *outside) if metric.applies(population)]
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """In the catalogue's order, metrics from outside last."""
+    place = {name: i for i, name in enumerate(CATALOGUE)}
+    return sorted(dict.fromkeys(names), key=lambda name: place.get(name, len(place)))
+
+
+def shown(names: Iterable[str], place: Literal["headline", "table", "page"]) -> list[str]:
+    """Those of the measured metrics that a place shows. Where no disparity is among them, the first that was measured
+    follows the quality."""
+    metrics = [describe(name) for name in ordered(names)]
+    chosen = [metric for metric in metrics if metric.shown and PLACES.index(metric.shown) <= PLACES.index(place)]
+    if not any(metric.disparity for metric in chosen):
+        chosen[1:1] = [metric for metric in metrics if metric.disparity][:1]
+    return [metric.name for metric in chosen]
+
+
+def main_pair(names: Iterable[str]) -> tuple[str, str]:
+    """The main quality (accuracy, RMSE) and the main disparity of those measured; "" where there is none."""
+    headline = [describe(name) for name in shown(names, "headline")]
+    quality, disparity = (
+        next((metric.name for metric in headline if metric.disparity == gap), "") for gap in (False, True)
+    )
+    return quality, disparity
+
+
+def costs(names: Sequence[str], values: ArrayLike) -> np.ndarray:
+    """Values of these metrics [..., m] as costs, of which less is better."""
+    for name in names:
+        if not describe(name).better:
+            raise ConfigError(f"Neither more nor less of {name} is better: it cannot be in a trade-off.", value=name)
+    array = np.asarray(values, dtype=np.float64)
+    return np.stack([describe(name).cost(array[..., i]) for i, name in enumerate(names)], axis=-1)
