@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from equifed.results.result import Result
     from equifed.settings import Local, RunSettings
     from equifed.simulator import simulate, sweep
+    from equifed.store import load_result, save_result
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
@@ -30,6 +31,8 @@ _HOMES = {
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
     "load": "equifed.federation",
+    "load_result": "equifed.store",
+    "save_result": "equifed.store",
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
     "simulate": "equifed.simulator",
@@ -51,12 +54,14 @@ __all__ = [
     "data",
     "load",
     "load_femnist",
+    "load_result",
     "methods",
     "metrics",
     "models",
     "partition",
     "postprocess",
     "report",
+    "save_result",
     "simulate",
     "sweep",
 ]

@@ -6,8 +6,10 @@ function without arguments that returns a module gives every seed its own initia
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -209,3 +211,46 @@ REGISTRY: Registry[Any] = Registry(
     ),
     must_be="a specification (a dataclass with build and initialise), an nn.Module, or a function that makes one",
 )
+
+
+def build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The module of a model as users give it: a specification, a module, or a function or class that makes one."""
+    if isinstance(model, type) and not issubclass(model, nn.Module):
+        raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
+    if isinstance(model, nn.Module):
+        return model
+    if not isinstance(model, type) and isinstance(model, Model):
+        return model.build(shape, outputs)
+    if not callable(model):
+        raise ConfigError(f"model must be one of equifed.models, an nn.Module or a function making one, got {model!r}.")
+    try:
+        module = model()
+    except TypeError as error:
+        raise ConfigError(
+            f"A function or class given as model is called without arguments, which failed: {error}."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"The model function returned {type(module).__name__}, not an nn.Module.")
+    return module
+
+
+def describe(model: Any) -> dict[str, Any] | None:
+    """What `from_description` makes the same model from, in JSON's own types; None where no name leads to it, such as
+    for a module that was made by hand."""
+    thing = type(model) if dataclasses.is_dataclass(model) and not isinstance(model, type) else model
+    name = REGISTRY.name_of(thing)
+    try:
+        if REGISTRY[name] is not thing:
+            return None
+    except ConfigError:
+        return None
+    return {"kind": name} | ({} if thing is model else dataclasses.asdict(model))
+
+
+def from_description(description: Mapping[str, Any]) -> Any:
+    """The model that `describe` described."""
+    options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in description.items() if key != "kind"
+    }
+    thing = REGISTRY[description["kind"]]
+    return thing(**options) if isinstance(thing, type) and dataclasses.is_dataclass(thing) else thing

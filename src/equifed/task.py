@@ -87,6 +87,11 @@ class Task:
         return (prediction > 0.5).long() if prediction.dim() == 1 else prediction.argmax(-1)
 
 
+def num_outputs(kind: TaskKind, num_classes: int) -> int:
+    """Outputs of a model that is made for the task: one logit for two classes, one value for regression."""
+    return 1 if kind == "regression" or num_classes == 2 else num_classes
+
+
 def check_module(module: nn.Module) -> None:
     """Refuse a module that keeps hidden state or draws its own random numbers: neither can be federated faithfully."""
     buffers = [name for name, _ in module.named_buffers()]

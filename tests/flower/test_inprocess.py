@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from contract.sketches import SKETCHES
@@ -72,3 +73,26 @@ def assert_measured_the_same(found: ef.Result, expected: ef.Result, personal: bo
     there, simulated = frames
     assert there[METRICS].to_numpy().tolist() == simulated[METRICS].to_numpy().tolist()
     np.testing.assert_allclose(there["value"], simulated["value"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "method", [methods.FedAvgGR(), methods.make("fedavg+eo", fit="global"), methods.FedEM()], ids=repr
+)
+def test_the_servers_folder_predicts_where_the_server_can(method: Method, silos: Path, tmp_path: Path) -> None:
+    """What clients keep stays with them, so nobody predicts with it here."""
+    made = setting(silos, method, run={"rounds": 1})
+    live, expected = federate(made, nodes(made), tmp_path), simulate(made)
+    (folder,) = (path.parent for path in tmp_path.glob("*/result.json"))
+    loaded = ef.load_result(folder)
+    assert loaded.schema == made.schema
+    rows = expected.schema.encode(pd.read_parquet(silos / "a.parquet"))
+    if method.personal:
+        for result in (live, loaded):
+            with pytest.raises(ef.ConfigError, match="the silos have models of their own, which stay with them"):
+                result.predict(rows.x, client="a")
+        new = loaded.adapt((rows.x, rows.y)).predict(rows.x)[3]
+        np.testing.assert_array_equal(new, live.adapt((rows.x, rows.y)).predict(rows.x)[3])
+        return
+    found = loaded.predict(rows.x, s=rows.s)
+    np.testing.assert_array_equal(found, live.predict(rows.x, s=rows.s))
+    np.testing.assert_allclose(found, expected.predict(rows.x, s=rows.s), rtol=1e-4, atol=1e-5)

@@ -327,13 +327,3 @@ def test_models_of_clients_inside_post_processing_are_reachable(uneven: Federati
     score = plain.predict(x, client="silo-0")
     own = {field: value[0] for field, value in plain.parameters[4].items()}
     np.testing.assert_array_equal(score > 0.5, decisions(own, x))
-
-
-def test_a_pickled_or_loaded_result_says_that_it_cannot_predict(uneven: Federation) -> None:
-    import pickle
-
-    result = ef.simulate(EqualizedOdds(ef.methods.FedAvg()), uneven, **SETTINGS)  # type: ignore[arg-type]
-    again = pickle.loads(pickle.dumps(result))
-    assert again.parameters.keys() == result.parameters.keys()
-    with pytest.raises(ef.ConfigError, match="loaded from a run folder or a pickle"):
-        again.predict(uneven.rows.x[:3])

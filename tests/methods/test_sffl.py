@@ -403,9 +403,7 @@ def test_adapting_applies_the_federations_scaling_and_every_setting(uneven: Fede
         assert (own["multiplier"] == 0).all()
 
 
-def test_what_cannot_adapt_says_so(uneven: Federation, tmp_path: Any) -> None:
-    from equifed.store.results import load_result, save_result
-
+def test_what_cannot_adapt_says_so(uneven: Federation) -> None:
     x, y, _ = client(uneven, 0)
     settings: dict[str, Any] = {"model": MODEL, "rounds": 1, "local": STEP, "seeds": [0]}
     with pytest.raises(ef.ConfigError, match="one model serves all"):
@@ -416,9 +414,6 @@ def test_what_cannot_adapt_says_so(uneven: Federation, tmp_path: Any) -> None:
     for rows, what in (((x[:, :2], y), "features"), ((x, y + 1), "class codes"), ((x[:0], y[:0]), "needs rows")):
         with pytest.raises(ef.DataError, match=what):
             result.adapt(rows)
-    save_result(tmp_path, result)
-    with pytest.raises(ef.ConfigError, match="read from a folder"):
-        load_result(tmp_path).adapt((x, y))
 
 
 def test_fairness_of_clients_beside_the_global_one(uneven: Federation) -> None:

@@ -111,6 +111,8 @@ class Federation:
     """The seed of split and partition, where there was one."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Where the data came from: preset, partition, file hashes."""
+    schema: Schema | None = None
+    """How a table became these rows, where they came from one."""
 
     # -- making one ----------------------------------------------------------------------------------------------------
 
@@ -304,6 +306,7 @@ class Federation:
             name=name,
             seed=seed,
             provenance=provenance or {},
+            schema=encoded.schema,
         )
 
     def checked(self) -> Federation:

@@ -6,6 +6,7 @@ Run config: `runs`, the folder of the runs' folders; `run`, the id of the run, w
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -139,7 +140,9 @@ class Federated(Training):
                 for each in self._scores.withheld
             },
         }
-        result.final_states = {}  # what clients keep is not here
+        result.final_states = {  # what clients keep is not here
+            key: dataclasses.replace(state, clients=None) for key, state in result.final_states.items()
+        }
         return result
 
 

@@ -81,6 +81,7 @@ class Collector:
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_notes(job, self.logs, self.rejections)],
             final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
+            schema=fed.schema,
         )
 
 
@@ -223,7 +224,9 @@ def _key(run: Run) -> Any:
 def _final_state(job: Job, state: State, r: int) -> FinalState:
     fed, seed = job.runs[r].federation, job.runs[r].seed
     server, clients = tree.take(state.server, r), tree.take(state.clients, r)
-    return FinalState(job.method_of(r), job.task, server, clients, tuple(fed.ids), seed, fed.scaling, tuple(fed.shape))
+    return FinalState(
+        job.method_of(r), job.task, server, clients, fed.ids, seed, fed.scaling, tuple(fed.shape), job.model
+    )
 
 
 def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:

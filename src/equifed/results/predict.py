@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from equifed import randomness, tree
 from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.protocol import Data, Method, Task
+from equifed.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,7 @@ class FinalState:
     server: Any
     """The server's state."""
     clients: Any
-    """The clients' states, a leading axis over clients."""
+    """The clients' states, a leading axis over clients; None where they stay with the silos of a real federation."""
     ids: tuple[str, ...]
     """The clients."""
     seed: int
@@ -33,6 +35,8 @@ class FinalState:
     """What is subtracted from features, and what they are multiplied by."""
     shape: tuple[int, ...]
     """Of one row."""
+    model: Any
+    """The model as it was given."""
 
     def features(self, x: Any) -> Tensor:
         """Rows as the model sees them."""
@@ -55,20 +59,39 @@ class FinalState:
 
     def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
         method, task, features = self.method, self.task, self.features(x)
+        if self.clients is None and method.personal:
+            raise ConfigError(
+                f"With {method.name} the silos have models of their own, which stay with them: the server's result "
+                "cannot predict for them."
+            )
         if client is None and method.personal:
             raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
         if client is not None and client not in self.ids:
             raise ConfigError(unknown_name("client", client, self.ids))
-        own = tree.take(self.clients, 0 if client is None else self.ids.index(client))
+        if self.clients is None:
+            state = blank_states(method, task)[1]  # the same for all: no prediction depends on it
+        else:
+            state = tree.take(self.clients, 0 if client is None else self.ids.index(client))
         with torch.no_grad():
-            prediction = method.predict(task, self.server, own, features)
+            prediction = method.predict(task, self.server, state, features)
             if method.adjusts:
                 if s is None:
                     raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
                 codes = torch.from_numpy(_codes(s, groups, len(features)))
                 u = torch.from_numpy(randomness.generator(self.seed, "predict", draw).random(len(features)))
-                prediction = method.adjust(task, self.server, own, prediction, codes, u)
+                prediction = method.adjust(task, self.server, state, prediction, codes, u)
         return prediction.numpy()
+
+
+def blank_states(method: Method, task: Task) -> tuple[Any, Tree]:
+    """States of the server and of a client with the method's structure and shapes, and no values that mean anything."""
+    count = () if method.num_models is None else (method.num_models,)
+    parameters = {}
+    for name, value in task.module.named_parameters():
+        shape = (*count, *value.shape)  # all different, as initial values are
+        parameters[name] = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    with torch.no_grad():
+        return method.init(task, parameters), method.init_client(task, parameters)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,13 @@ from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.notes import Note
 from equifed.results import tradeoff
 from equifed.results.predict import Adapted, FinalState
+from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from equifed.data import Schema
 
 
 @dataclass(eq=False)
@@ -39,35 +43,47 @@ class Result:
     """Seconds in all and per round."""
     notes: list[Note] = field(default_factory=list)
     """What a reader should know about how it ran."""
-    final_states: dict[Any, FinalState] = field(default_factory=dict, repr=False)
-    """What each run ended with, by the keys of `parameters`: what `predict` uses. In memory only: a run folder and a
-    pickle hold the parameters but not these."""
+    final_states: Mapping[Any, FinalState] = field(default_factory=dict, repr=False)
+    """What each run ended with, by the keys of `parameters`: what `predict` and `adapt` use."""
+    schema: Schema | None = field(default=None, repr=False)
+    """How a table becomes the features, where the data came from one."""
 
     def predict(
-        self, x: Any, *, s: Any = None, client: str | None = None, run: Any = None, draw: int = 0
+        self,
+        x: Any,
+        *,
+        s: Any = None,
+        client: str | None = None,
+        run: Any = None,
+        draw: int = 0,
+        model: Any = None,
     ) -> np.ndarray:
         """What the final model, post-processing included, says about new rows.
 
         Probabilities of class 1 [n] (one output), of every class [n, C], or values (regression). x: features as the
         federation has them, before any scaling of its own. s: the rows' groups, names or codes, for post-processed
         methods. client: whose model, where clients have models of their own. run: a key of `parameters`, needed where
-        there are several. draw: another number draws other random decisions.
+        there are several. draw: another number draws other random decisions. model: the model that was trained, for a
+        result that was loaded and whose model cannot be made again from what is stored.
         """
-        if not self.final_states:
-            raise ConfigError(
-                "This result cannot predict: it was loaded from a run folder or a pickle, which hold `parameters`, the "
-                "models' weights, but not all that a method predicts with. Predict with the result that `simulate` "
-                "returns."
-            )
-        known = list(self.final_states)
+        states = self._states(model)
+        known = list(states)
         if run is None and len(known) == 1:
             run = known[0]
-        if run not in self.final_states:
+        if run not in known:
             raise ConfigError(f"run must be one of the keys of `parameters`, got {run!r}. Known: {known}.")
-        return self.final_states[run].predict(x, s, client, draw, self.info["groups"])
+        return states[run].predict(x, s, client, draw, self.info["groups"])
+
+    def _states(self, model: Any) -> Mapping[Any, FinalState]:
+        if not self.final_states:
+            raise ConfigError("This result cannot predict: it holds frames and parameters, but no final states.")
+        if model is None:
+            return self.final_states
+        return StoredStates.pack(self.final_states).rebuilt(model)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "final_states": {}}  # methods made by composing have no name to be pickled by
+        # as values, not as objects: a method or a model may have no name to be pickled by
+        return {**self.__dict__, "final_states": StoredStates.pack(self.final_states)}
 
     @property
     def swept(self) -> list[str]:
@@ -136,23 +152,19 @@ class Result:
         """
         return tradeoff.hypervolume(self.final(split), ["method", *self.swept], quality, disparity, reference)
 
-    def adapt(self, rows: tuple[Any, Any], *, steps: int = 100) -> Adapted:
+    def adapt(self, rows: tuple[Any, Any], *, steps: int = 100, model: Any = None) -> Adapted:
         """A client that took no part in training: from its rows (x, y) it gets a state of its own, such as mixture
         weights by E-steps alone; the models stay as they are, and nothing leaves the client.
 
         x as in the federation's own rows, before its scaling; y as class codes (named in `info["classes"]`) or values.
+        model: as in `predict`.
         """
-        if not self.final_states:
-            raise ConfigError(
-                "This result was read from a folder, which holds the models but not how to apply them. Call adapt on "
-                "what simulate returned."
-            )
         check_number("steps", steps, whole=True, low=1)
         x, y = (np.asarray(part) for part in rows[:2])
         if len(x) != len(y) or not len(y):
             raise DataError(f"A new client needs rows, as many labels as rows; got {len(x)} and {len(y)}.")
-        states = {key: each.adapt(x, y, steps) for key, each in self.final_states.items()}
-        return Adapted(self.final_states, states)
+        runs = self._states(model)
+        return Adapted(dict(runs), {key: run.adapt(x, y, steps) for key, run in runs.items()})
 
     def to_html(
         self, path: str | Path, *, title: str | None = None, disparity: str | None = None, baseline: str | None = None

@@ -21,7 +21,7 @@ from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, measured
 from equifed.protocol import Method, Phase, Stage, Task
 from equifed.settings import RunSettings
-from equifed.task import check_module
+from equifed.task import check_module, num_outputs
 from equifed.tree import Tree
 
 
@@ -44,6 +44,8 @@ class Job:
     task: Task
     initial: tuple[Tree, ...]
     """Initial parameters of each run."""
+    model: Any
+    """The model as it was given: a specification, a module, or a function that makes one."""
     settings: RunSettings
     """Resolved: with the seeds, the number of clients per round and the device that are used."""
 
@@ -189,7 +191,7 @@ def make_job(
         settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0)
     settings = _resolved(settings, runs[0].federation, seed_list)
     task, starts = _task_and_start(first, model, settings, method, initial_parameters)
-    job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), settings)
+    job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
     for run in runs:
         if run.seed == seed_list[0]:
             configured, channel = job.configured(run.hyper)
@@ -275,8 +277,7 @@ def _task_and_start(
     method: Method,
     initial_parameters: Any,
 ) -> tuple[Task, dict[int, Tree]]:
-    outputs = 1 if fed.task == "regression" or len(fed.classes) == 2 else len(fed.classes)
-    module = _build(model, fed.shape, outputs)
+    module = models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes)))
     check_module(module)
     task = Task(
         module=module,
@@ -292,26 +293,6 @@ def _task_and_start(
     )
     starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in settings.seed_list}
     return task, starts
-
-
-def _build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    if isinstance(model, type) and not issubclass(model, nn.Module):
-        raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
-    if isinstance(model, nn.Module):
-        return model
-    if not isinstance(model, type) and isinstance(model, models.Model):
-        return model.build(shape, outputs)
-    if not callable(model):
-        raise ConfigError(f"model must be one of equifed.models, an nn.Module or a function making one, got {model!r}.")
-    try:
-        module = model()
-    except TypeError as error:
-        raise ConfigError(
-            f"A function or class given as model is called without arguments, which failed: {error}."
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"The model function returned {type(module).__name__}, not an nn.Module.")
-    return module
 
 
 def _is_binary(module: nn.Module, fed: Federation) -> bool:

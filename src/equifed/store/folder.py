@@ -6,6 +6,7 @@
     rounds.jsonl            a line per round: logs, rejections, seconds, new messages and notes
     scores/00012.safetensors  what evaluation counted in round 12
     checkpoint.safetensors  all state after the last committed round
+    result.json             once it has finished, with metrics.parquet and the other files of `results.save_result`
 
 A round counts once the checkpoint has replaced the one before; its scores and its line are written first. So whatever
 moment the process dies at, the folder holds a consistent prefix of the run, and perhaps a tail that resuming discards.
@@ -38,7 +39,7 @@ from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.loop import RoundLog
 from equifed.store.environment import data_record, environment
 from equifed.store.files import Lock, plain, sync, write_atomic, write_json
-from equifed.store.results import load_result, save_result
+from equifed.store.results import CHECKPOINT, load_result, save_result
 
 FORMAT = "equifed-checkpoint-2"
 FEDERATION = "federation.json"
@@ -142,7 +143,7 @@ class RunFolder:
 
     @property
     def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.safetensors"
+        return self.path / CHECKPOINT
 
     def _metadata(self) -> dict[str, str]:
         try:

@@ -10,16 +10,29 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file, save
 
+from equifed.data import Schema
+from equifed.errors import RunError
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
 from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
-from equifed.store.files import plain, write_atomic, write_json
+from equifed.results.stored import StoredStates
+from equifed.store.files import plain, writable_folder, write_atomic, write_json
+
+CHECKPOINT = "checkpoint.safetensors"
+STATES = "states.safetensors"
+SCHEMA = "schema.json"
 
 
-def save_result(folder: Path, result: Result) -> None:
-    """Write everything; result.json comes last, so that its presence means that all is there."""
+def save_result(folder: str | Path, result: Result) -> None:
+    """Write everything that the result holds; `load_result` reads it.
+
+    The states that predicting needs are left out where the run's last checkpoint in the folder has them. result.json
+    comes last, so that its presence means that all is there.
+    """
+    folder = Path(folder)
+    writable_folder(folder, "Name another folder for the result.")
     for name, frame in (("metrics", result.metrics), ("log", result.log)):
         write_atomic(folder / f"{name}.parquet", frame.to_parquet(index=False))
     write_json(folder / "messages.json", result.messages.to_dict("records"))
@@ -31,6 +44,12 @@ def save_result(folder: Path, result: Result) -> None:
         for name, value in parameters.items()
     }
     write_atomic(folder / "final.safetensors", save(tensors))
+    if result.schema is not None:
+        write_atomic(folder / SCHEMA, result.schema.to_json().encode())
+    states = StoredStates.pack(result.final_states)
+    if not (folder / CHECKPOINT).exists():
+        arrays = {name: np.asarray(value, order="C") for name, value in states.arrays.items()}
+        write_atomic(folder / STATES, save(arrays))
     keys = [list(key) if isinstance(key, tuple) else key for key in result.parameters]
     write_json(
         folder / "result.json",
@@ -39,13 +58,17 @@ def save_result(folder: Path, result: Result) -> None:
             "notes": [note.to_json() for note in result.notes],
             "headline": headline(result),
             "runs": keys,
+            "final_states": states.about,
         },
     )
 
 
 def load_result(folder: str | Path) -> Result:
-    """The result of a finished run, with frames equal to those it was saved with."""
+    """The result that was saved in this folder, a run's own or one of `save_result`: equal frames, and it predicts and
+    adapts as the one that was saved. What predicting needs is read when it is first asked for."""
     folder = Path(folder)
+    if not (folder / "result.json").is_file():
+        raise RunError(f"There is no result in {folder}: it has no result.json. A run has one when it has finished.")
     about = json.loads((folder / "result.json").read_text())
     keys = [tuple(key) if isinstance(key, list) else key for key in about["runs"]]
     hyper = about["info"]["hyper_parameters"]
@@ -53,6 +76,7 @@ def load_result(folder: str | Path) -> Result:
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
     rejections = json.loads((folder / "rejections.json").read_text())
+    checkpoint = folder / CHECKPOINT
     result = Result(
         metrics=pd.read_parquet(folder / "metrics.parquet"),
         messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
@@ -62,6 +86,8 @@ def load_result(folder: str | Path) -> Result:
         info=about["info"],
         timings=json.loads((folder / "timings.json").read_text()),
         notes=[Note.from_json(note) for note in about["notes"]],
+        final_states=StoredStates(about["final_states"], checkpoint if checkpoint.exists() else folder / STATES),
+        schema=Schema.from_json((folder / SCHEMA).read_bytes()) if (folder / SCHEMA).is_file() else None,
     )
     labels = {_label(result, key): key for key in keys}
     for name, value in load_file(folder / "final.safetensors").items():

@@ -1,0 +1,151 @@
+"""Final states as JSON and arrays: what a run folder and a pickle hold, and what predicting is rebuilt from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from equifed import methods, models, tree
+from equifed.errors import ConfigError, RunError
+from equifed.protocol import Method, Task
+from equifed.results.predict import FinalState, blank_states
+from equifed.settings import Local
+from equifed.task import num_outputs
+from equifed.tree import Tree
+
+
+class StoredStates(Mapping[Any, FinalState]):
+    """The final states by the keys of `Result.parameters`, rebuilt when the first of them is asked for."""
+
+    def __init__(self, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | Path) -> None:
+        """about: JSON, see `pack`. arrays: the leaves of all states [runs, ...] by name, or the file that has them."""
+        self.about = about
+        self._arrays = arrays
+
+    @classmethod
+    def pack(cls, states: Mapping[Any, FinalState]) -> StoredStates:
+        """The states as JSON and arrays."""
+        if isinstance(states, StoredStates):
+            return states
+        if not states:
+            return cls({"runs": []}, {})
+        first = next(iter(states.values()))
+        about = {
+            "method": _name(first.method),
+            "model": models.describe(first.model),
+            "task": {
+                field.name: getattr(first.task, field.name)
+                for field in dataclasses.fields(Task)
+                if field.name not in ("module", "local")
+            },
+            "local": dataclasses.asdict(first.task.local),
+            "shape": list(first.shape),
+            "clients": list(first.ids),
+            "client_states": first.clients is not None,
+            "runs": [
+                {
+                    "key": list(key) if isinstance(key, tuple) else key,
+                    "seed": state.seed,
+                    "hyper_parameters": state.method.hyper,
+                    "scaling": None if state.scaling is None else [part.tolist() for part in state.scaling],
+                }
+                for key, state in states.items()
+            ],
+        }
+        leaves = tree.named(tree.stack([state.server for state in states.values()]), "server")
+        if first.clients is not None:
+            leaves |= tree.named(tree.stack([state.clients for state in states.values()]), "clients")
+        return cls(about, {name: leaf.numpy() for name, leaf in leaves.items()})
+
+    @cached_property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        if not isinstance(self._arrays, Path):
+            return self._arrays
+        if not self._arrays.is_file():
+            raise RunError(f"{self._arrays} is missing, so this result cannot predict. Put it back, or run again.")
+        return load_file(self._arrays)
+
+    def rebuilt(self, model: Any = None) -> dict[Any, FinalState]:
+        """The states themselves; `model` in place of one that nothing leads to again."""
+        if model is None and self.about["model"] is None:
+            raise ConfigError(
+                "This result was read from a folder or a pickle, and its model was made in Python, so it cannot be "
+                "made again from what is stored. Give the model that it was trained with: model=..."
+            )
+        spec = models.from_description(self.about["model"]) if model is None else model
+        shape, sizes = tuple(self.about["shape"]), self.about["task"]
+        with torch.random.fork_rng(devices=[]):  # making a module draws random numbers, which are not used
+            module = models.build(spec, shape, num_outputs(sizes["kind"], sizes["num_classes"]))
+        task = Task(module=module, local=Local(**self.about["local"]), **sizes)
+        states = {}
+        for r, run in enumerate(self.about["runs"]):
+            hyper = {name: _value(value) for name, value in run["hyper_parameters"].items()}
+            method = methods.make(self.about["method"], **hyper)
+            server, client = blank_states(method, task)
+            scaling = run["scaling"]
+            states[_key(run["key"])] = FinalState(
+                method=method,
+                task=task,
+                server=self._filled(server, "server", r),
+                clients=self._filled(client, "clients", r) if self.about["client_states"] else None,
+                ids=tuple(self.about["clients"]),
+                seed=run["seed"],
+                scaling=None
+                if scaling is None
+                else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32)),
+                shape=shape,
+                model=spec,
+            )
+        return states
+
+    def _filled(self, blank: Tree, prefix: str, run: int) -> Tree:
+        """The run's values in the structure of `blank`."""
+        values = {}
+        for name, leaf in tree.named(blank, prefix).items():
+            stored = self.arrays.get(name)
+            if stored is None or stored.shape[stored.ndim - leaf.dim() :] != tuple(leaf.shape):
+                got = "no such part" if stored is None else f"shape {list(stored.shape[stored.ndim - leaf.dim() :])}"
+                raise ConfigError(
+                    f"The model does not fit the stored states: {name} has shape {list(leaf.shape)} in it, and the "
+                    f"states have {got}. Give the model that the run was trained with."
+                )
+            values[name] = torch.from_numpy(stored)[run]
+        return tree.from_named(blank, values, prefix)
+
+    @cached_property
+    def _states(self) -> dict[Any, FinalState]:
+        return self.rebuilt()
+
+    def __getitem__(self, key: Any) -> FinalState:
+        return self._states[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([_key(run["key"]) for run in self.about["runs"]])
+
+    def __len__(self) -> int:
+        return len(self.about["runs"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredStates, (self.about, dict(self.arrays))
+
+
+def _name(method: Method) -> str:
+    """A name that leads to the method again, also where its class is not registered under the name it has."""
+    inner = method.parts[0]
+    return f"{methods.REGISTRY.name_of(type(inner))}{method.name.removeprefix(inner.name)}"
+
+
+def _key(stored: Any) -> Any:
+    return tuple(stored) if isinstance(stored, list) else stored
+
+
+def _value(stored: Any) -> Any:
+    """A hyper-parameter from JSON, which has no infinity."""
+    return float(stored) if stored in ("inf", "-inf") else stored
