@@ -44,6 +44,7 @@ __all__ = [
     "Start",
     "Task",
     "Update",
+    "unchanged",
 ]
 
 Record = dict[str, Tree]
@@ -157,6 +158,11 @@ ServerStep = Callable[[Any, Record, "Data | None"], Any]
 """(server, replies, validation) -> server. `replies` holds the fields of `up`, summed or stacked [K, ...], and
 `present`: the number of answers (sum), or 1.0/0.0 per client [K] (stack, with `client` [K], the clients' positions).
 """
+
+
+def unchanged(server: Any, replies: Record, validation: Data | None) -> Any:
+    """The server's step in a phase that tells it nothing."""
+    return server
 
 
 @dataclass(frozen=True)

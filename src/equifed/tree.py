@@ -52,6 +52,16 @@ def prototype(tree: Tree) -> Tensor:
     return leaves(tree)[0]
 
 
+def zeros(like: Tree, *shape: int) -> Tensor:
+    """Zeros of this shape, of the type and on the device of the tree."""
+    return prototype(like).new_zeros(shape)
+
+
+def length(tree: Tree) -> int:
+    """Entries along the leading axis that all leaves have."""
+    return prototype(tree).shape[0]
+
+
 def zeros_like(tree: Tree) -> Tree:
     return map(torch.zeros_like, tree)
 

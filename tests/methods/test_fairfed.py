@@ -14,7 +14,8 @@ import equifed as ef
 from equifed import metrics
 from equifed.federation import Federation
 from equifed.methods import FairFed, FedMinMax, fairbatch
-from equifed.methods.fairfed import FAIRNESS, difference
+from equifed.methods._cells import DIFFERENCES
+from equifed.methods.fairfed import difference
 from equifed.methods.fedminmax import project
 from equifed.protocol import Data, Task
 from equifed.settings import Local
@@ -63,7 +64,7 @@ def delta(w: np.ndarray, fed: Federation, members: list[int], k: int, name: str)
     return max(gaps) if gaps else abs(total - accuracy)
 
 
-@pytest.mark.parametrize("name", FAIRNESS)
+@pytest.mark.parametrize("name", DIFFERENCES)
 @pytest.mark.parametrize("version", ["aaai", "v1"])
 def test_rounds_against_numpy(name: str, version: str, uneven: Federation) -> None:
     """Several rounds with every client, those without rows or without a group among them; some weights are cut at 0."""
@@ -126,7 +127,7 @@ def test_weights_stay_finite_when_they_are_all_cut(uneven: Federation) -> None:
 def test_difference_over_three_groups_is_the_largest_over_pairs() -> None:
     rng = np.random.default_rng(0)
     everyone, own = (torch.tensor(rng.integers(1, 30, size=(3, 2, 2))).float() for _ in range(2))
-    for name in FAIRNESS:
+    for name in DIFFERENCES:
         rates = []
         for counts in (everyone.numpy(), own.numpy()):
             tpr, fpr = counts[:, 1, 1] / counts[:, 1].sum(1), counts[:, 0, 1] / counts[:, 0].sum(1)
@@ -169,7 +170,7 @@ def batch_data(n: int = 400, groups: int = 2, seed: int = 0) -> Data:
 THETA = {"weight": torch.tensor([[0.9, 0.1]]).double(), "bias": torch.tensor([-0.3]).double()}
 
 
-@pytest.mark.parametrize("fairness", FAIRNESS)
+@pytest.mark.parametrize("fairness", DIFFERENCES)
 @pytest.mark.parametrize("seed", range(4))
 def test_fairbatch_moves_towards_the_group_with_the_higher_loss(fairness: str, seed: int) -> None:
     data = batch_data(seed=seed)
@@ -236,7 +237,7 @@ def test_fairbatch_persists_over_rounds(uneven: Federation) -> None:
     assert max(moved) > 0.005
 
 
-@pytest.mark.parametrize("fairness", FAIRNESS)
+@pytest.mark.parametrize("fairness", DIFFERENCES)
 def test_fairbatch_lowers_the_gap_it_is_told_to(fairness: str) -> None:
     """The point of it: biased clients, and less of the gap in question."""
     rng = np.random.default_rng(3)

@@ -86,8 +86,8 @@ def test_both_programmes_against_a_grid(seed: int, scale: float) -> None:
     assert found @ of_loss.mean(0) / scale >= best - 1e-6
 
 
-def test_infeasible_programmes_are_told() -> None:
-    assert fcfl._programme(np.ones(2), np.array([[-1.0, -1.0]])) is None
+def test_an_infeasible_programme_has_no_solution() -> None:
+    assert fcfl._mixture(np.ones(2), np.array([[-1.0, -1.0]])) is None
 
 
 def test_rounds_against_numpy(uneven: Federation) -> None:

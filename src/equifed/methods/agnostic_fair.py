@@ -23,6 +23,8 @@ from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.methods._cells import logit
+from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Draw, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
@@ -99,7 +101,7 @@ class AgnosticFair(Method):
         _features(task)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         origin = zero.expand(_features(task)).clone()
         a = zero.expand(self.references).clone()
         return Server(parameters, zero, origin, origin + 1, a, zero + 1, zero, zero + torch.nan)
@@ -127,7 +129,7 @@ class AgnosticFair(Method):
 
     def weigh(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         k = self.kernel(down, data)
-        loss, d = data.task.row_loss(down["theta"], data.x, data.y), signed_distance(down["theta"], data)
+        loss, d = data.task.row_loss(down["theta"], data.x, data.y), logit(down["theta"], data)
         centred = data.s.to(d.dtype) - down["sbar"]
         sums = {"loss": loss, "kernel": torch.ones_like(loss), "cov": centred * d}
         return {"rows": data.n} | {name: data.sum(k * values[:, None]) for name, values in sums.items()}, state
@@ -137,9 +139,9 @@ class AgnosticFair(Method):
         loss, kernel, cov = (np.asarray((replies[name] / n).tolist()) for name in ("loss", "kernel", "cov"))
         tau, bound = float(self.tau), float(self.bound)
         fair: dict[str, Any] = {"A_ub": np.stack([cov, -cov]), "b_ub": [tau, tau]}
-        relaxed, found = 0.0, _programme(loss, kernel, bound, fair)
+        relaxed, found = 0.0, best_weights(loss, kernel, bound, **fair)
         if found is None:
-            relaxed, found = 1.0, _programme(loss, kernel, bound, {})
+            relaxed, found = 1.0, best_weights(loss, kernel, bound)
         uniform = found is None
         a = np.zeros_like(loss) if found is None else found
         return server._replace(
@@ -156,7 +158,7 @@ class AgnosticFair(Method):
         s = data.s.to(w.dtype)
 
         def objective(theta: Tree) -> Tensor:
-            loss, d = data.task.row_loss(theta, data.x, data.y), signed_distance(theta, data)
+            loss, d = data.task.row_loss(theta, data.x, data.y), logit(theta, data)
             return data.sum(w * loss + self.penalty * ((w * s - down["sbar"]) * d).square())
 
         return {"rows": data.n, "gradient": grad(objective)(down["theta"])}, state
@@ -177,17 +179,3 @@ def _features(task: Task) -> int:
             "agnostic-fair places reference points among the inputs, and needs a model of plain features."
         )
     return int(first.shape[1])
-
-
-def signed_distance(theta: Tree, data: Data) -> Tensor:
-    """Distance of each row to the decision boundary, in units of the logit: with two outputs their difference."""
-    z = data.task.forward(theta, data.x)
-    return z if data.task.binary else z[:, 1] - z[:, 0]
-
-
-def _programme(loss: np.ndarray, kernel: np.ndarray, bound: float, fair: dict[str, Any]) -> np.ndarray | None:
-    """The coefficients that maximise the weighted loss with mean weight 1; None where there are none."""
-    from scipy.optimize import linprog  # here, so that the simulator needs only torch and NumPy
-
-    found = linprog(-loss, A_eq=kernel[None], b_eq=[1.0], bounds=(0, bound), method="highs", **fair)
-    return np.asarray(found.x) if found.success else None

@@ -27,8 +27,8 @@ from equifed.errors import ConfigError, check_number
 from equifed.methods import _supermask as supermask
 from equifed.methods import frl
 from equifed.methods.hyper import hyper
-from equifed.methods.ifca import Client, keep_known_group, lowest_loss, unchanged
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.methods.ifca import Client, keep_known_group, lowest_loss
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
 GROUPS = ("known", "sensitive", "rank-clustering", "lowest-loss", "one-shot", "binary")
@@ -144,12 +144,12 @@ class E2FL(Method):
         initial = self.seeded(parameters)
         R = supermask.initial_ranking(initial)
         if self.groups in BY_CLIENT:
-            each = range(tree.leaves(parameters)[0].shape[0])
+            each = range(tree.length(parameters))
             R_q = tree.stack([supermask.initial_ranking(tree.take(parameters, q)) for q in each])
         else:
             many = {"known": task.num_client_groups, "sensitive": task.num_groups}.get(self.groups, self.num_groups)
             R_q = tree.map(lambda order: order.repeat(many, 1), R)
-        nobody = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.leaves(R)[0].device)
+        nobody = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.prototype(R).device)
         return self.networks(R, R_q, supermask.weights(initial), nobody)
 
     def networks(self, R: Tree, R_q: Tree, w: Tree, assigned: Tensor) -> Server:
@@ -157,7 +157,7 @@ class E2FL(Method):
         return Server(theta, R, R_q, supermask.masks(R_q, w, self.keep), w, assigned)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        return Client(torch.tensor(-1, device=tree.leaves(parameters)[0].device))
+        return Client(torch.tensor(-1, device=tree.prototype(parameters).device))
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         if self.use == "global":
@@ -207,7 +207,7 @@ class E2FL(Method):
         return server._replace(assigned=server.assigned.index_put((replies["client"],), groups.to(torch.int16)))
 
     def count_votes(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        many = tree.leaves(server.R_q)[0].shape[0]
+        many = tree.length(server.R_q)
         if self.groups == "sensitive":
             votes = replies["votes"] * replies["present"][:, None]  # [K, Q]
             voted = tree.map(lambda order: own_votes(order, votes), replies["ranking"])
@@ -248,7 +248,7 @@ def infer(how: str, M_q: Tree, w: Tree, data: Data) -> Tensor:
     """The group whose mask suits the client's rows."""
     if how == "lowest-loss":
         return lowest_loss(tree.map(lambda mask, w: mask * w, M_q, w), data)
-    many = tree.leaves(M_q)[0].shape[0]
+    many = tree.length(M_q)
     active = torch.ones(many, device=data.mask.device)
     if how == "one-shot":
         return entropy_slope(active, M_q, w, data).argmin()

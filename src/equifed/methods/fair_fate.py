@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from equifed import tree
+from equifed.methods._cells import RATIOS, ratios
 from equifed.methods.feddemon import decayed
 from equifed.methods.fedval import OWN_MODEL, own_model
 from equifed.methods.hyper import hyper
-from equifed.methods.validation import RATIOS, fairness_values
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.tree import Tree
 
@@ -75,7 +75,7 @@ class FairFate(Method):
         return (Phase("train", ("theta",), up, LocalTraining(own_model), self.step, updates=OWN_MODEL),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         return Server(parameters, tree.zeros_like(parameters), zero, zero + task.rounds, zero, zero, zero, zero)
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
@@ -109,7 +109,7 @@ class FairFate(Method):
         assert validation is not None
 
         def F(model: Tree) -> Tensor:
-            return fairness_values(model, validation, self.fairness, self.as_published)
+            return ratios(model, validation, self.fairness, self.as_published)
 
         f0, fk = F(theta), vmap(F)(own)  # [M], [K, M]
         if self.as_published:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equifed.methods.reweighing import cell_counts
+from equifed.methods._cells import cell_counts, cell_sums
 from equifed.protocol import Data
 from equifed.tree import Tree
 
@@ -51,11 +51,7 @@ def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tens
 
 def cell_losses(parameters: Tree, data: Data, target: Tensor) -> Tensor:
     """Summed loss of predicting `target`, by label and group [2, G]."""
-    losses = data.task.row_loss(parameters, data.x, target)
-    groups = torch.arange(data.task.num_groups, device=data.s.device)
-    s = (data.s[:, None] == groups).to(losses.dtype)
-    y = (data.y[:, None] == torch.arange(2, device=data.y.device)).to(losses.dtype)
-    return data.sum(losses[:, None, None] * y[:, :, None] * s[:, None, :])
+    return cell_sums(data, data.task.row_loss(parameters, data.x, target)).T
 
 
 def pick(shares: Tensor, uniforms: Tensor, data: Data) -> Tensor:

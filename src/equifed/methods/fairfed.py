@@ -13,6 +13,7 @@ its own weight, so that the server needs only sums. With several groups, Delta_k
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -20,14 +21,13 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods import fairbatch
+from equifed.methods._cells import DIFFERENCES, cell_counts, decision_counts, rate_parts
 from equifed.methods._kernels import dependence, feature_draws, outputs
 from equifed.methods.hyper import hyper
-from equifed.methods.reweighing import cell_counts, cell_weights, weighted_loss
+from equifed.methods.reweighing import cell_weights, weighted_loss
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, Update
 from equifed.training import mean_loss
 from equifed.tree import Tree
-
-FAIRNESS = ("demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
 
 
 class Server(NamedTuple):
@@ -66,7 +66,7 @@ class FairFed(Method):
     parent: ClassVar[str] = "fedavg"
     tasks: ClassVar[tuple[str, ...]] = ("binary",)
 
-    fairness: str = hyper("equal_opportunity_difference", choices=FAIRNESS)
+    fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """F: the gap between groups in selection rate, in true positive rate, or in both error rates."""
     beta: float = hyper(1.0, low=0, vanishes=True)
     """The fairness budget; 0 gives FedAvg (with the local debiasing, if any)."""
@@ -109,14 +109,12 @@ class FairFed(Method):
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        some = tree.leaves(parameters)[0]
-        zero = some.new_zeros(())
-        return Server(parameters, some.new_zeros(task.num_groups, 2, 2), zero, zero, zero + 1, zero)
+        zero = tree.zeros(parameters)
+        return Server(parameters, tree.zeros(parameters, task.num_groups, 2, 2), zero, zero, zero + 1, zero)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        some, groups = tree.leaves(parameters)[0], task.num_groups
-        zero = some.new_zeros(())
-        return Client(parameters, some.new_zeros(groups, 2, 2), zero - 1, zero - 1, some.new_zeros(2, groups))
+        G, zeros = task.num_groups, partial(tree.zeros, parameters)
+        return Client(parameters, zeros(G, 2, 2), zeros() - 1, zeros() - 1, zeros(2, G))
 
     def compare(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         some = (data.n > 0).to(data.mask.dtype)
@@ -163,16 +161,8 @@ class FairFed(Method):
 
 def measured(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
     """Rows by group, label and prediction of theta."""
-    task = data.task
-    predicted = task.decide(task.predict(down["theta"], data.x))
-    s = one_hot(data.s, task.num_groups, data)
-    y, p = one_hot(data.y, 2, data), one_hot(predicted, 2, data)
-    counts = data.sum(s[:, :, None, None] * y[:, None, :, None] * p[:, None, None, :])
+    counts = decision_counts(down["theta"], data)
     return {"counts": counts}, state._replace(theta=down["theta"], counts=counts)
-
-
-def one_hot(codes: Tensor, count: int, data: Data) -> Tensor:
-    return (codes[:, None] == torch.arange(count, device=codes.device)).to(data.mask.dtype)
 
 
 def keep_counts(server: Server, replies: Record, validation: Data | None) -> Server:
@@ -204,18 +194,6 @@ def difference(everyone: Tensor, own: Tensor, fairness: str) -> Tensor:
     defined = there.sum(1) >= 2
     gap = torch.where(defined, widest, 0.0).amax()
     return torch.where(defined.any(), gap, (accuracy(everyone) - accuracy(own)).abs())
-
-
-def rate_parts(counts: Tensor, fairness: str) -> tuple[Tensor, Tensor]:
-    """(predicted positive, rows) of each rate and group, [rates, G] each."""
-    selected = (counts[:, :, 1].sum(1), counts.sum((1, 2)))
-    positive, negative = ((counts[:, y, 1], counts[:, y].sum(1)) for y in (1, 0))
-    rates: Any = {
-        "demographic_parity_difference": (selected,),
-        "equal_opportunity_difference": (positive,),
-        "equalized_odds_difference": (positive, negative),
-    }[fairness]
-    return torch.stack([part for part, _ in rates]), torch.stack([number for _, number in rates])
 
 
 def accuracy(counts: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from equifed import tree
-from equifed.methods.fairfed import FAIRNESS
+from equifed.methods._cells import DIFFERENCES, gap, logit
+from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
-from equifed.methods.sffl import gap
 from equifed.protocol import Data, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
 
@@ -60,7 +60,7 @@ class FCFL(Method):
 
     epsilon: float = hyper(0.01, low=0)
     """The gap that the model may have on every client's rows."""
-    fairness: str = hyper("equal_opportunity_difference", choices=FAIRNESS)
+    fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """The gap between groups: in true positive rate, in both error rates (the larger), or in selection rate."""
     step_size: float = hyper(0.1, low=0)
     """Step of theta along the common direction."""
@@ -76,7 +76,7 @@ class FCFL(Method):
         return (Phase("gradients", ("theta",), up, self.gradients, self.step, updates=updates),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         delta = torch.stack([zero, zero]) + self.smoothness
         return Server(parameters, delta, zero, zero + round(task.rounds * self.first_stage), zero, zero)
 
@@ -123,7 +123,7 @@ class FCFL(Method):
         norm = float(np.linalg.norm(direction))
         # delta <- 0.01 delta whenever 0.1 ||g|| <= delta
         delta = np.where(0.1 * norm <= delta, np.maximum(0.01 * delta, SMALLEST), delta)
-        like = tree.leaves(server.theta)[0]
+        like = tree.prototype(server.theta)
         moved = _like(torch.from_numpy(direction).to(like), server.theta)
         return Server(
             tree.add_scaled(server.theta, moved, -float(self.step_size)),
@@ -143,18 +143,12 @@ class FCFL(Method):
         }
 
 
-def logit(theta: Tree, data: Data) -> Tensor:
-    """z [n] of class 1 over class 0."""
-    out = data.task.forward(theta, data.x)
-    return out if out.dim() == 1 else out[:, 1] - out[:, 0]
-
-
 def first_direction(g_l: np.ndarray, g_g: np.ndarray, violated: bool) -> np.ndarray:
     """Stage 1: the point of the segment between both gradients, as a descent direction is theta - step * it."""
     G = np.stack([g_l, g_g])
     products = G @ G.T
     # (u g_l + v g_g).g_l >= 0 can always be had: u = 1
-    u = _programme(products[1], products[:1]) if violated else _programme(products[0], None)
+    u = _mixture(products[1], products[:1]) if violated else _mixture(products[0], None)
     assert u is not None
     return u @ G
 
@@ -162,27 +156,18 @@ def first_direction(g_l: np.ndarray, g_g: np.ndarray, violated: bool) -> np.ndar
 def second_direction(of_loss: np.ndarray, g_g: np.ndarray) -> np.ndarray | None:
     """Stage 2: a direction that lowers the mean loss most and raises nobody's; None where there is none."""
     G = np.concatenate([of_loss, g_g[None]])
-    a = _programme(G @ of_loss.mean(0), G @ G.T)
+    a = _mixture(G @ of_loss.mean(0), G @ G.T)
     return None if a is None else a @ G
 
 
-def _programme(worth: np.ndarray, limits: np.ndarray | None) -> np.ndarray | None:
-    """argmax worth.a over the simplex with limits a >= 0, by HiGHS; None where it is infeasible."""
-    from scipy.optimize import linprog
+def _mixture(worth: np.ndarray, limits: np.ndarray | None) -> np.ndarray | None:
+    """argmax worth.a over the simplex with limits a >= 0; None where it is infeasible."""
 
     def scaled(values: np.ndarray) -> np.ndarray:  # the solver's tolerances are absolute
         return values / max(float(np.abs(values).max()), 1e-300)
 
-    solved: Any = linprog(
-        -scaled(worth),
-        A_ub=None if limits is None else -scaled(limits),
-        b_ub=None if limits is None else np.zeros(len(limits)),
-        A_eq=np.ones((1, len(worth))),
-        b_eq=[1.0],
-        bounds=(0, None),
-        method="highs",
-    )
-    return np.asarray(solved.x) if solved.status == 0 else None
+    above: dict[str, Any] = {} if limits is None else {"A_ub": -scaled(limits), "b_ub": np.zeros(len(limits))}
+    return best_weights(scaled(worth), np.ones(len(worth)), **above)
 
 
 def _smooth(values: np.ndarray, delta: float) -> np.ndarray:

@@ -54,7 +54,7 @@ class FedDemon(Method):
         return (Phase("train", ("theta",), ("update", "rows"), train, self.step, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         return Server(parameters, tree.zeros_like(parameters), zero, zero + task.rounds)
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:

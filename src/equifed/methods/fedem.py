@@ -73,8 +73,8 @@ class FedEM(Method):
 
 def uniform(theta: Tree) -> Tensor:
     """1/M for each of the components that lie along the leading axis."""
-    some = tree.leaves(theta)[0]
-    return some.new_full((some.shape[0],), 1 / some.shape[0])
+    M = tree.length(theta)
+    return tree.zeros(theta, M) + 1 / M
 
 
 def warn_if_equal(name: str, theta: Tree) -> None:

@@ -62,7 +62,7 @@ class FedFair(Constrained):
         return (Phase("measure", ("theta",), ("gap", "holders"), self.measure, self.keep_gap, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         none = zero.expand(len(self.pairs(task))).clone()
         return Server(parameters, none, none.clone(), none + torch.nan, zero, zero + torch.inf, zero + torch.inf)
 

@@ -15,11 +15,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from equifed import tree
+from equifed.methods._cells import group_sums
 from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
-from equifed.tree import Tree, leaves
+from equifed.tree import Tree
 
 
 class Server(NamedTuple):
@@ -59,7 +61,7 @@ class FedMinMax(FedAvg):
         return (Phase("train", ("theta", "mu", "rho"), up, train, self.step, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
-        zeros = leaves(parameters)[0].new_zeros(task.num_groups)
+        zeros = tree.zeros(parameters, task.num_groups)
         return Server(parameters, zeros, zeros)
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
@@ -75,12 +77,6 @@ class FedMinMax(FedAvg):
     def observe(self, server: Server) -> dict[str, Tensor]:
         """How much more the most favoured group counts than its rows do."""
         return {"largest_weight": torch.where(server.rho > 0, server.mu / server.rho.clamp_min(1e-12), 0.0).max()}
-
-
-def group_sums(data: Data, values: Tensor) -> Tensor:
-    """Sum of the values over the rows of each group [G]."""
-    groups = torch.arange(data.task.num_groups, device=data.s.device)
-    return data.sum(values[:, None] * (data.s[:, None] == groups).to(values.dtype))
 
 
 def adversarial_weights(down: Record, state: Tree, data: Data) -> Start:

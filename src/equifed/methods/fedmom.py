@@ -51,7 +51,7 @@ class FedMom(Method):
         return (Phase("train", ("theta",), ("update", "rows"), train, self.step, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(parameters, tree.zeros_like(parameters), tree.leaves(parameters)[0].new_zeros(()))
+        return Server(parameters, tree.zeros_like(parameters), tree.zeros(parameters))
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         return momentum_step(server, tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1)), self.beta)

@@ -14,9 +14,9 @@ import torch
 from torch.func import vmap
 
 from equifed import tree
+from equifed.methods._cells import RATIOS, ratios
 from equifed.methods.fedavg import Server
 from equifed.methods.hyper import hyper
-from equifed.methods.validation import RATIOS, fairness
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
 
@@ -53,7 +53,7 @@ class FedVal(Method):
     def average(self, server: Server, replies: Record, validation: Data | None) -> Server:
         def score(theta: Tree) -> Any:
             assert validation is not None
-            return fairness(theta, validation, self.fairness, self.as_published)
+            return ratios(theta, validation, self.fairness, self.as_published).mean()
 
         # s_k = 0.001 + F_k; an undefined F_k counts as 0
         s = (0.001 + torch.nan_to_num(vmap(score)(replies["theta"]), nan=0.0)) * replies["present"]

@@ -20,7 +20,7 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
 
@@ -89,7 +89,7 @@ class IFCA(Method):
         return Server(parameters)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        return Client(torch.tensor(-1, device=tree.leaves(parameters)[0].device))
+        return Client(torch.tensor(-1, device=tree.prototype(parameters).device))
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
         group = state.group if self.known else lowest_loss(down["theta"], data)
@@ -104,10 +104,6 @@ class IFCA(Method):
 def keep_known_group(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
     assert data.client_group is not None
     return {}, Client(data.client_group)
-
-
-def unchanged(server: Server, replies: Record, validation: Data | None) -> Server:
-    return server
 
 
 def lowest_loss(theta: Tree, data: Data) -> Tensor:
@@ -127,7 +123,7 @@ def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Ten
 
 def average(server: Server, replies: Record, validation: Data | None) -> Server:
     # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
-    many = tree.leaves(server.theta)[0].shape[0]
+    many = tree.length(server.theta)
     groups = torch.arange(many, device=replies["group"].device)
     member = (replies["group"] == groups[:, None]).to(replies["present"].dtype) * replies["present"]  # [Q, K]
     share = member / (member * replies["rows"]).sum(1, keepdim=True).clamp_min(1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -100,9 +101,8 @@ class KFFL(Method):
             )
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        some = tree.leaves(parameters)[0]
-        D = self.features
-        return Server(parameters, parameters, some.new_zeros(D, D), some.new_zeros(D), some.new_zeros(()))
+        D, zeros = self.features, partial(tree.zeros, parameters)
+        return Server(parameters, parameters, zeros(D, D), zeros(D), zeros())
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         return Client(parameters)

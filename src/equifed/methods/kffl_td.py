@@ -68,12 +68,12 @@ class KFFLTD(KFFL):
         return (fair, self.train)
 
     def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
-        return Server(*super().init(task, parameters), t=tree.leaves(parameters)[0].new_zeros(()))
+        return Server(*super().init(task, parameters), t=tree.zeros(parameters))
 
     def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
-        some, D = tree.leaves(parameters)[0], self.features
-        phi_s, phi_f = (some.new_zeros(size + 1, D) for size in (task.sensitive_size, output_size(task)))
-        return Client(parameters, phi_s, phi_f, some.new_zeros(()))
+        sizes = (task.sensitive_size, output_size(task))
+        phi_s, phi_f = (tree.zeros(parameters, size + 1, self.features) for size in sizes)
+        return Client(parameters, phi_s, phi_f, tree.zeros(parameters))
 
     def statistics(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         before = data.replace(draws={"phi_s": state.phi_s, "phi_f": state.phi_f})

@@ -66,11 +66,11 @@ class LCO(Constrained):
         return (Phase("measure", ("theta",), COUNTS, self.measure, self.keep_counts, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         return Server(parameters, zero, zero, zero, zero, zero + torch.inf, zero + torch.inf)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        none = tree.leaves(parameters)[0].new_zeros(len(self.pairs(task)))
+        none = tree.zeros(parameters, len(self.pairs(task)))
         return Client(none, none.clone())
 
     def gradients(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from equifed.protocol import Data, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, Method, Phase, Record, Start, Task, unchanged
 from equifed.protocol import LocalTraining as Train
 from equifed.tree import Tree
 
@@ -52,7 +52,3 @@ def go_on(down: Record, state: Client, data: Data) -> Start:
 
 def keep(parameters: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Client]:
     return {}, Client(parameters)
-
-
-def unchanged(server: Server, replies: Record, validation: Data | None) -> Server:
-    return server

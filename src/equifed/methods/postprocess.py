@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from equifed.errors import ConfigError
+from equifed.methods._cells import cell_sums, positive
 from equifed.methods._rules import equal_cost, equal_odds
 from equifed.methods._wrapper import Around, Wrapper, derived
 from equifed.methods.hyper import hyper
-from equifed.methods.local import unchanged
-from equifed.protocol import Data, Method, Phase, Record, Task
+from equifed.protocol import Data, Method, Phase, Record, Task, unchanged
 
 __all__ = ["POST_PROCESSING", "CalibratedEqualizedOdds", "EqualizedOdds", "PostProcessed"]
 
@@ -108,15 +108,11 @@ class PostProcessed(Wrapper):
     def sums(self, down: Record, state: Around, data: Data) -> Tensor:
         """What the rule is fitted from, over the client's rows."""
         prediction = self.inner.predict(data.task, self.inner.received(down), state.inner, data.x)
-        # rows by group and label, [n, G, 2]
-        s = data.s[:, None] == torch.arange(data.task.num_groups, device=data.s.device)
-        y = data.y[:, None] == torch.arange(2, device=data.y.device)
-        cell = (s[:, :, None] & y[:, None, :]).to(torch.float64)
-        return data.sum(cell[..., None] * self.measured(data.task, prediction)[:, None, None, :])
+        return cell_sums(data, self.measured(data.task, prediction))
 
     def adjust(self, task: Task, server: Around, client: Around, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         rates = (client if self.fit == "client" else server).own["rates"]
-        score = self.adjusted(rates[s], _score(prediction), u).to(prediction.dtype)
+        score = self.adjusted(rates[s], positive(prediction), u).to(prediction.dtype)
         return score if prediction.dim() == 1 else torch.stack([1 - score, score], -1)
 
 
@@ -159,7 +155,7 @@ class CalibratedEqualizedOdds(PostProcessed):
     """Which error is to cost all groups the same: false negatives, false positives, or both by their frequency."""
 
     def measured(self, task: Task, prediction: Tensor) -> Tensor:
-        score = _score(prediction).to(torch.float64)
+        score = positive(prediction).to(torch.float64)
         return torch.stack([torch.ones_like(score), score], -1)
 
     def rates(self, sums: Tensor) -> Tensor:
@@ -171,8 +167,3 @@ class CalibratedEqualizedOdds(PostProcessed):
 
 POST_PROCESSING: dict[str, type[PostProcessed]] = {"eo": EqualizedOdds, "ceo": CalibratedEqualizedOdds}
 """What may follow a method's name and a plus."""
-
-
-def _score(prediction: Tensor) -> Tensor:
-    """The probability of class 1 [n]."""
-    return prediction if prediction.dim() == 1 else prediction[..., 1]

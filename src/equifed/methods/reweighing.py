@@ -16,10 +16,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from equifed import tree
+from equifed.methods._cells import cell_counts
 from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task
-from equifed.tree import Tree, leaves
+from equifed.tree import Tree
 
 
 class Server(NamedTuple):
@@ -27,14 +29,6 @@ class Server(NamedTuple):
     """theta, the global model."""
     counts: Tensor
     """n(s, y), rows by group and label."""
-
-
-def cell_counts(data: Data) -> Tensor:
-    """Rows by group and label [G, C]."""
-    groups, classes = data.task.num_groups, data.task.num_classes
-    s = (data.s[:, None] == torch.arange(groups, device=data.s.device)).to(data.mask.dtype)
-    y = (data.y[:, None] == torch.arange(classes, device=data.y.device)).to(data.mask.dtype)
-    return data.sum(s[:, :, None] * y[:, None, :])
 
 
 def cell_weights(counts: Tensor) -> Tensor:
@@ -100,4 +94,4 @@ class FedAvgGR(FedAvg):
         return Phase("count", (), ("counts",), reply, keep, gather="sum")
 
     def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
-        return Server(parameters, leaves(parameters)[0].new_zeros(task.num_groups, task.num_classes))
+        return Server(parameters, tree.zeros(parameters, task.num_groups, task.num_classes))

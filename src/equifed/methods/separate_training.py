@@ -18,8 +18,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._constrained import COUNTS, Constrained, counted
-from equifed.methods.local import unchanged
-from equifed.protocol import Data, Phase, Record, Task
+from equifed.protocol import Data, Phase, Record, Task, unchanged
 from equifed.tree import Tree
 
 
@@ -60,11 +59,11 @@ class SeparateTraining(Constrained):
         return (Phase("measure", (), COUNTS, self.measure, self.keep_counts, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        unknown = tree.leaves(parameters)[0].new_full((), torch.inf)
+        unknown = tree.zeros(parameters) + torch.inf
         return Server(unknown, unknown, unknown)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        zero = tree.leaves(parameters)[0].new_zeros(())
+        zero = tree.zeros(parameters)
         none = zero.expand(len(self.pairs(task))).clone()
         return Client(parameters, none, none.clone(), zero)
 

@@ -25,15 +25,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from equifed import tree
-from equifed.methods.fairfed import FAIRNESS, one_hot
+from equifed.methods._cells import DIFFERENCES, gap
 from equifed.methods.fedavg import BY_ROWS, apply_mean_update
 from equifed.methods.fedem import FedEM, reply, start, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task, Update
 from equifed.tree import Tree
-
-LEAST = 1e-6
-"""A cell with less weight than this has no rate."""
 
 
 class Server(NamedTuple):
@@ -57,7 +54,7 @@ class SFFL(FedEM):
     name: ClassVar[str] = "sffl"
     tasks: ClassVar[tuple[str, ...]] = ("binary",)
 
-    fairness: str = hyper("equal_opportunity_difference", choices=FAIRNESS)
+    fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """The gap between groups that is held down: in true positive rate (the paper's), in both error rates (the larger
     gap of the two), or in selection rate."""
     epsilon: float = hyper(0.01, low=0)
@@ -79,7 +76,7 @@ class SFFL(FedEM):
 
     def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
         warn_if_equal(self.name, parameters)
-        return Server(parameters, tree.leaves(parameters)[0].new_ones(task.num_clients, self.components))
+        return Server(parameters, tree.zeros(parameters, task.num_clients, self.components) + 1)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
         return Client(uniform(parameters), torch.zeros_like(uniform(parameters)))
@@ -148,27 +145,6 @@ def self_aware(ratio: Tensor, d: Tensor, rows: Tensor, clip: Any) -> Tensor:
 def positive(output: Tensor) -> Tensor:
     """The probability of class 1 [n] from a model's raw output."""
     return torch.sigmoid(output) if output.dim() == 1 else torch.softmax(output, 1)[:, 1]
-
-
-def gap(p: Tensor, weight: Tensor, data: Data, fairness: str) -> tuple[Tensor, Tensor]:
-    """Largest difference between groups in the weighted mean of p, over the rows that the criterion looks at.
-
-    Returns the gap, 0 where fewer than two groups have such rows, and whether it is defined.
-    """
-    labels = {"demographic": (None,), "equal": (1,), "equalized": (1, 0)}[fairness.split("_")[0]]
-    gaps, there = [], []
-    for label in labels:
-        rows = data if label is None else data.where(data.y == label)
-        member = one_hot(data.s, data.task.num_groups, data) * rows.mask[:, None]  # [n, G]
-        total = weight @ member
-        rate = (weight * p) @ member / total.clamp_min(LEAST)
-        some = total > LEAST
-        both = some.sum() >= 2
-        # rates lie within 0 and 1, so -1 and 2 are never picked
-        widest = torch.where(some, rate, -1.0).amax() - torch.where(some, rate, 2.0).amin()
-        gaps.append(torch.where(both, widest, 0.0))
-        there.append(both)
-    return torch.stack(gaps).amax(), torch.stack(there).any()
 
 
 def keep_both(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:
