@@ -21,7 +21,7 @@ from equifed.federation import Federation
 from equifed.methods.fedavg import FedAvg, Server, apply_mean_update, weighted_update
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record
-from equifed.simulator import lanes, make_job, stepper
+from equifed.simulator import lane_data, make_job, stepper
 from equifed.simulator.stepper import grid_up, portions, segments
 from equifed.tree import Tree
 
@@ -251,7 +251,7 @@ def test_rows_kept_at_hand_change_nothing(
     settings = {"model": ef.models.Logistic(), "rounds": 6, "seeds": [0, 1], "clients_per_round": clients_per_round}
     over = {"epsilon": [0.01, 0.2]}
     kept = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
-    monkeypatch.setattr(lanes, "TAKEN_BYTES", 0)
+    monkeypatch.setattr(lane_data, "KEPT_BYTES", 0)
     again = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
     for key, parameters in kept.parameters.items():
         for name, value in parameters.items():

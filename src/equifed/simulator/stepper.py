@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +22,9 @@ from equifed.notes import Note
 from equifed.randomness import Batches
 from equifed.simulator.cuda import CudaSteps
 from equifed.simulator.job import Job
+from equifed.simulator.lane_data import Lanes
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
-
-if TYPE_CHECKING:
-    from equifed.simulator.lanes import Lanes
 
 TRACE_FROM = 100
 """Steps of one shape in the whole job from which tracing it (about 0.1 s) pays."""
@@ -45,7 +43,7 @@ Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Training:
+class LaneTraining:
     """Local training of many lanes in one phase of one round."""
 
     phase: tuple[str, int]
@@ -60,10 +58,10 @@ class Training:
     """Whether settings share lanes: carry and fixed then have leaves [L, V, ...]."""
     lanes: Lanes
     sources: Sequence[Batches]
-    resample: Callable[[list[Tensor], Training], tuple[Tree, Tensor]] | None = None
+    resample: Callable[[list[Tensor], LaneTraining], tuple[Tree, Tensor]] | None = None
     """Before each epoch, (carry, this training) -> (fixed, rows to train on [L, n])."""
 
-    def part(self, lanes: slice) -> Training:
+    def part(self, lanes: slice) -> LaneTraining:
         fixed, per_row = tree.take((self.fixed, self.per_row), lanes)
         return replace(self, fixed=fixed, per_row=per_row, lanes=self.lanes.part(lanes), sources=self.sources[lanes])
 
@@ -73,7 +71,7 @@ class Stepper:
         self.job, self.tables, self.notes = job, tables, notes
         self._ready: dict[Any, Run] = {}
 
-    def train(self, work: Training, carry: list[Tensor]) -> tuple[list[Tensor], Tree]:
+    def train(self, work: LaneTraining, carry: list[Tensor]) -> tuple[list[Tensor], Tree]:
         """All epochs of all lanes: `carry` holds parameters and optimiser state, leaves [L, ...]. Returns them, and
         what stays fixed within an epoch."""
         size = self.job.task.local.batch_size
@@ -87,7 +85,7 @@ class Stepper:
         joined: tuple[list[Tensor], Tree] = tree.map(lambda *parts: torch.cat(parts), *done)
         return joined
 
-    def _epochs(self, work: Training, carry: list[Tensor], size: int) -> tuple[list[Tensor], Tree]:
+    def _epochs(self, work: LaneTraining, carry: list[Tensor], size: int) -> tuple[list[Tensor], Tree]:
         count = -(-work.lanes.n // size)
         chosen = None
         if count.any():
@@ -100,7 +98,7 @@ class Stepper:
 
     def _epoch(
         self,
-        work: Training,
+        work: LaneTraining,
         carry: list[Tensor],
         positions: list[np.ndarray],
         size: int,
@@ -124,7 +122,7 @@ class Stepper:
 
     def _batches(
         self,
-        work: Training,
+        work: LaneTraining,
         positions: list[np.ndarray],
         size: int,
         begin: int,
@@ -158,7 +156,7 @@ class Stepper:
             extra = {name: values[lane, places] for name, values in work.per_row.items()}
         return rows, filled, extra
 
-    def _prepared(self, work: Training, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:
+    def _prepared(self, work: LaneTraining, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:
         """A function that carries out the steps of a segment, as fast as is worth the preparation."""
         values, structure = tree.flatten(example)
         whole = self._whole_step(work.step, size, idle)

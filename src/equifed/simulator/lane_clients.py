@@ -1,0 +1,302 @@
+"""The clients' work in all lanes at once.
+
+A phase's work is mapped over the lanes, and within a lane over the settings of a sweep that share it. Local training is
+taken apart: `prepare` and `finish` are mapped like other work, and the steps between them, which need only a batch of
+rows each, are left to the stepper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from equifed import randomness, tree
+from equifed.notes import Note
+from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Stage, Start, Task
+from equifed.settings import Local
+from equifed.simulator.job import Job
+from equifed.simulator.lane_data import KeptRows, LaneData, LaneRows, Lanes
+from equifed.simulator.stepper import LaneTraining, Stepper, portions
+from equifed.simulator.tables import Tables
+from equifed.training import optimizer_start, optimizer_step
+from equifed.tree import Tree
+
+
+class Inputs(NamedTuple):
+    """What belongs to each lane besides its rows, leaves [L, ...], in `Data`'s words; () where there is nothing, since
+    trees have no None."""
+
+    hyper: dict[str, Tensor]
+    """Swept hyper-parameters [L], or [L, V] where settings share the lane."""
+    draws: dict[str, Tensor]
+    group: Tree
+    scaling: Tree
+    """Shift and factor of the features."""
+    client: Tensor
+    initial: Tree
+    start: Tensor
+    """Where the lane's rows start in the tables."""
+    n: Tensor
+    """How many they are."""
+    rate: Tensor
+
+
+class Fixed(NamedTuple):
+    """What the steps of an epoch have in common, leaves [L, ...]; context and hyper [L, V, ...] where settings share
+    the lane."""
+
+    context: Tree
+    rate: Tensor
+    hyper: dict[str, Tensor]
+    draws: dict[str, Tensor]
+    group: Tree
+    scaling: Tree
+
+
+class LaneClients:
+    """Carries out the clients' part of exchanges."""
+
+    def __init__(self, job: Job, tables: Tables, notes: list[Note]) -> None:
+        self.job, self.tables = job, tables
+        names = list(job.runs[0].hyper)
+        self.hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
+        """Swept hyper-parameters of every run [R]."""
+        self.stepper = Stepper(job, tables, notes)
+        self.kept = KeptRows(tables)
+        groups = job.runs[0].federation.client_groups  # the same in all runs
+        self._groups = None if groups is None else torch.from_numpy(groups).to(job.device)
+
+    @cached_property
+    def _initial(self) -> Tree:
+        """The initial parameters of every run, leaves [R, ...]."""
+        return tree.map(lambda leaf: leaf.to(self.job.device), tree.stack(self.job.initial))
+
+    def work(
+        self, stage: Stage, position: int, round: int, lanes: Lanes, runs: np.ndarray, down: Record, own: Tree
+    ) -> tuple[Record, Tree]:
+        """The replies and new states of all lanes, leaves [L, ...], or [L, V, ...] where `runs` has the settings that
+        share a lane on a second axis."""
+        return _Exchange(self, stage, position, round).work(lanes, runs, down, own)
+
+    def index(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
+
+    def of_runs(self, values: Tree, runs: np.ndarray) -> Tree:
+        """What each lane has of leaves [R, ...]: [L, ...] or [L, V, ...]. One run's is not copied for every lane."""
+        if len(self.job.runs) == 1:
+            return tree.map(lambda leaf: leaf.expand(*runs.shape, *leaf.shape[1:]), values)
+        return tree.take(values, self.index(runs))
+
+    def inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> Inputs:
+        job, tables, run, client = self.job, self.tables, self.index(lanes.run), self.index(lanes.client)
+        draws: dict[str, Tensor] = {}
+        if phase.draws:
+            made = [randomness.draws(r.seed, round, phase.draws, job.task) for r in job.runs[: lanes.run.max() + 1]]
+            draws = {
+                name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
+                for name in phase.draws
+            }
+        scaled = tables.shift is not None and tables.factor is not None
+        return Inputs(
+            hyper={name: values[self.index(runs)] for name, values in self.hyper.items()},
+            draws=draws,
+            group=() if self._groups is None else self._groups[client],
+            scaling=tree.take((tables.shift, tables.factor), run) if scaled else (),
+            client=client,
+            initial=self.of_runs(self._initial, lanes.run) if phase.initial else (),
+            start=self.index(lanes.start),
+            n=self.index(lanes.n),
+            rate=torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
+        )
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """One phase of one round."""
+
+    clients: LaneClients
+    stage: Stage
+    position: int
+    round: int
+
+    def phase(self, hyper: dict[str, Tensor]) -> Phase:
+        return self.clients.job.phases(self.stage, hyper)[self.position]
+
+    @cached_property
+    def first(self) -> Phase:
+        """The phase of the first run: its names and shape are those of all."""
+        return self.clients.job.phases(self.stage)[self.position]
+
+    def work(self, lanes: Lanes, runs: np.ndarray, down: Record, own: Tree) -> tuple[Record, Tree]:
+        inputs = self.clients.inputs(self.first, lanes, self.round, runs)
+        settings = runs.shape[1] if runs.ndim == 2 else 1
+        if isinstance(self.first.client, LocalTraining):
+            return self._train(self.first.client, lanes, inputs, settings, down, own)
+        replies: tuple[Record, Tree] = self.map(_call, (down, own), inputs, lanes, settings)
+        return replies
+
+    def map(
+        self, part: Callable[..., Any], values: tuple[Tree, ...], inputs: Inputs, lanes: Lanes, settings: int = 1
+    ) -> Any:
+        """part(the phase's work, *values, data) for every lane, in portions of similar size. settings: how many share
+        a lane."""
+        results = []
+        for lane, width in portions(lanes.n, self.clients.job.row_bytes(settings)):
+            place = (self.stage, self.position, lane.start)
+            kept = self.clients.kept.rows(place, lanes.part(lane), width) if part is _call else {}
+
+            def one(values: tuple[Tree, ...], inputs: Inputs, kept: dict[str, Any], width: int = width) -> Any:
+                data = self._data(inputs, kept, width)
+
+                def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
+                    return part(self.phase(hyper).client, *values, data)
+
+                return (vmap(setting) if settings > 1 else setting)(values, inputs.hyper)
+
+            results.append(vmap(one)(tree.take(values, lane), tree.take(inputs, lane), kept))
+        return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
+
+    def _data(self, inputs: Inputs, kept: dict[str, Any], width: int) -> Data:
+        """One lane's data, inside vmap."""
+        tables = self.clients.tables
+        source = LaneRows(tables, inputs.start, width, inputs.scaling)
+        given: dict[str, Any] = {
+            "mask": (torch.arange(width, device=tables.x.device) < inputs.n).to(torch.float32),
+            "task": self.clients.job.task,
+            "draws": inputs.draws,
+            "client_group": _tensor_or_none(inputs.group),
+            "learning_rate": inputs.rate,
+            "attribute": source.attribute,
+            "client": inputs.client,
+            "initial": inputs.initial,
+        }
+        return Data(**kept, **given) if kept else LaneData(source=source, **given)
+
+    def _train(
+        self, work: LocalTraining, lanes: Lanes, inputs: Inputs, settings: int, down: Record, own: Tree
+    ) -> tuple[Record, Tree]:
+        """Local training, from the values of `down` and the clients' own states to their replies and new states."""
+        job, longest, shared = self.clients.job, max(int(lanes.n[0]), 1), settings > 1
+
+        def prepare(work: LocalTraining, down: Record, own: Tree, data: Data) -> Start:
+            start = work.prepare(down, own, data)
+            return start._replace(per_row={name: _fit(values, longest) for name, values in start.per_row.items()})
+
+        def finish(work: LocalTraining, parameters: Tree, down: Record, own: Tree, context: Tree, data: Data) -> Any:
+            return work.finish(parameters, down, own, data, context)
+
+        begin: Start = self.map(prepare, (down, own), inputs, lanes, settings)
+        moved, structure = tree.flatten((begin.parameters, _optimizer_start(job.task.local, begin.parameters, shared)))
+        steps = LaneSteps(self.phase, job.task, structure, shared)
+        fixed = Fixed(begin.context, inputs.rate, inputs.hyper, inputs.draws, inputs.group, inputs.scaling)
+        name, local = self.first.name, job.task.local
+        sources = [
+            randomness.Batches(job.runs[r].seed, self.round, job.client_keys[k], name, int(n), local)
+            for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
+        ]
+        place = (self.stage, self.position)
+        training = LaneTraining(place, steps.step, fixed, begin.per_row, shared, lanes, sources)
+        if work.resample is not None:
+            training = dataclasses.replace(training, resample=_Resampling(self, steps, longest))
+        moved, fixed = self.clients.stepper.train(training, moved)
+        values = (steps.parameters(moved), down, own, fixed.context)
+        replies: tuple[Record, Tree] = self.map(finish, values, inputs, lanes, settings)
+        return replies
+
+
+@dataclass(frozen=True)
+class LaneSteps:
+    """The steps of local training in all lanes: on flat lists of tensors, parameters and optimiser's state together.
+
+    This is the place where an engine may recognise the form of a phase's loss (`EmpiricalRisk`) and take a step of its
+    own for it: `step` defines what it must give.
+    """
+
+    phase: Callable[[dict[str, Tensor]], Phase]
+    """The phase with these hyper-parameters."""
+    task: Task
+    structure: Any
+    """How the two are flattened."""
+    shared: bool
+    """Whether settings share lanes."""
+
+    def parameters(self, moved: list[Tensor]) -> Tree:
+        return tree.unflatten(moved, self.structure)[0]
+
+    def step(
+        self, moved: list[Tensor], fixed: Fixed, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree
+    ) -> list[Tensor]:
+        """One step of any number of lanes, each with its batch (x, y, s)."""
+        stepped: list[Tensor] = vmap(self._lane)(moved, fixed, *batch, mask, rows)
+        return stepped
+
+    def _lane(
+        self, moved: list[Tensor], fixed: Fixed, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree
+    ) -> list[Tensor]:
+        if fixed.scaling:
+            x = (x - fixed.scaling[0]) * fixed.scaling[1]
+
+        def setting(moved: list[Tensor], context: Tree, hyper: dict[str, Tensor], rows: Tree) -> list[Tensor]:
+            work: Any = self.phase(hyper).client
+            group = _tensor_or_none(fixed.group)
+            batch = Data(x, y, s, mask, self.task, rows, fixed.draws, group, learning_rate=fixed.rate)
+            parameters, optimizer = tree.unflatten(moved, self.structure)
+            gradient = grad(work.loss)(parameters, context, batch)
+            return tree.leaves(optimizer_step(self.task.local, parameters, gradient, optimizer, fixed.rate))
+
+        return (vmap(setting) if self.shared else setting)(moved, fixed.context, fixed.hyper, rows)
+
+
+@dataclass(frozen=True)
+class _Resampling:
+    """Chooses the rows of the next epoch by the models as they are. Settings do not share lanes here."""
+
+    exchange: _Exchange
+    steps: LaneSteps
+    longest: int
+
+    def __call__(self, moved: list[Tensor], training: LaneTraining) -> tuple[Fixed, Tensor]:
+        lanes, fixed = training.lanes, training.fixed
+        uniforms = np.zeros((len(lanes), self.longest), dtype=np.float32)
+        for line, source in zip(uniforms, training.sources, strict=True):
+            drawn = source.uniforms()
+            line[: len(drawn)] = drawn
+        clients = self.exchange.clients
+        inputs = clients.inputs(self.exchange.first, lanes, self.exchange.round, lanes.run)
+        values = (self.steps.parameters(moved), fixed.context, torch.from_numpy(uniforms).to(clients.job.device))
+        context, rows = self.exchange.map(self._one, values, inputs, lanes)
+        return fixed._replace(context=context), rows
+
+    def _one(self, work: LocalTraining, parameters: Tree, context: Tree, uniforms: Tensor, data: Data) -> Any:
+        assert work.resample is not None
+        context, rows = work.resample(parameters, context, _fit(uniforms, data.mask.shape[0]), data)
+        return context, _fit(rows.to(torch.int32), self.longest)
+
+
+def _optimizer_start(local: Local, parameters: Tree, shared: bool) -> Tree:
+    if not tree.leaves(parameters):
+        return ()
+    start = vmap(lambda parameters: optimizer_start(local, parameters))
+    return (vmap(start) if shared else start)(parameters)
+
+
+def _call(work: ClientWork, down: Record, own: Tree, data: Data) -> tuple[Record, Tree]:
+    return work(down, own, data)
+
+
+def _tensor_or_none(value: Tree) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
+
+
+def _fit(values: Tensor, length: int) -> Tensor:
+    """Values per row, cut or padded to one length for all lanes."""
+    short = length - values.shape[0]
+    return torch.cat([values, values.new_zeros(short, *values.shape[1:])]) if short > 0 else values[:length]

@@ -1,0 +1,118 @@
+"""Lanes, and the rows that each of them works on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.protocol import Data
+from equifed.simulator.tables import Tables
+from equifed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Which client of which run each lane is; sorted by rows, most first."""
+
+    run: np.ndarray
+    """The lane's run, or the first of its runs where settings share it."""
+    slot: np.ndarray
+    """The client's position in its run's cohort."""
+    client: np.ndarray
+    """Its position in the federation."""
+    n: np.ndarray
+    """Its number of rows."""
+    start: np.ndarray
+    """Where its rows start in the tables' `index`."""
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def part(self, lanes: slice) -> Lanes:
+        return Lanes(*(getattr(self, each.name)[lanes] for each in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class LaneRows:
+    """Where one lane's rows are, padded to `width`; made inside vmap."""
+
+    tables: Tables
+    start: Tensor
+    width: int
+    scaling: Tree
+    """Shift and factor of the features; () where the tables hold them as the model sees them."""
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Positions in the tables [width]."""
+        positions = self.start + torch.arange(self.width, device=self.tables.x.device)
+        return self.tables.index[positions.clamp_max(len(self.tables.index) - 1)].long()
+
+    def column(self, name: str) -> Tensor:
+        values: Tensor = getattr(self.tables, name)[self.rows]
+        return (values - self.scaling[0]) * self.scaling[1] if name == "x" and self.scaling else values
+
+    @property
+    def attribute(self) -> Tensor | None:
+        return None if self.tables.attribute is None else self.column("attribute")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LaneData(Data):
+    """Data whose x, y and s are taken from the tables when the method first looks at them, if it does."""
+
+    x: Tensor = field(init=False)
+    y: Tensor = field(init=False)
+    s: Tensor = field(init=False)
+    source: LaneRows
+
+    def __getattr__(self, name: str) -> Tensor:  # only for what is not there
+        if name not in ("x", "y", "s"):
+            raise AttributeError(name)
+        value = self.source.column(name)
+        self.__dict__[name] = value
+        return value
+
+
+KEPT_BYTES = 2**30
+"""Memory for rows that are kept from round to round, because the same clients look at them again and again."""
+
+
+class KeptRows:
+    """The rows of lanes that come again unchanged: full-gradient methods go over all rows in every round.
+
+    Only what is asked for twice in a row is kept, so that sampled clients cost nothing.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._asked: dict[Hashable, bytes] = {}
+        self._kept: dict[Hashable, dict[str, Tensor]] = {}
+
+    def rows(self, place: Hashable, lanes: Lanes, width: int) -> dict[str, Tensor]:
+        """x, y and s of these lanes [L, width, ...]; empty the first time they are asked for at this place."""
+        tables = self._tables
+        key = b"".join(values.tobytes() for values in (lanes.run, lanes.client, lanes.n))
+        if self._asked.get(place) != key:
+            self._asked[place] = key
+            self._kept.pop(place, None)
+            return {}
+        if place not in self._kept:
+            size = len(lanes) * width * tables.x[0].numel() * 4
+            if size + sum(tree.num_bytes(kept) for kept in self._kept.values()) > KEPT_BYTES:
+                return {}
+            positions = torch.from_numpy(lanes.start[:, None] + np.arange(width)).clamp_max(len(tables.index) - 1)
+            rows = tables.index[positions.to(tables.index.device)].long()
+            x = tables.x[rows]
+            if tables.shift is not None and tables.factor is not None:
+                run = torch.from_numpy(lanes.run).to(x.device)
+                shift, factor = (values[run].unsqueeze(1) for values in (tables.shift, tables.factor))
+                x = (x - shift) * factor
+            self._kept[place] = {"x": x, "y": tables.y[rows], "s": tables.s[rows]}
+        return self._kept[place]
