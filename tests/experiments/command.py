@@ -1,14 +1,28 @@
-"""`equifed reproduce` in a process of its own."""
+"""`equifed reproduce` in this process; and watching nothing."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from equifed.cli.app import app
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
-    command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--runs", str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+def run(*arguments: str, folder: Path, code: int = 0) -> Any:
+    words = ["reproduce", *arguments, "--runs", str(folder)]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "160", "NO_COLOR": "1"})
+    assert done.exit_code == code, done.output
+    return done
+
+
+def record(*arguments: str, folder: Path) -> Any:
+    """What --quick --json prints."""
+    return json.loads(run(*arguments, "--quick", "--json", folder=folder).stdout)
+
+
+def silent(title: str, simulation: object) -> Callable[[object], None]:
+    return lambda step: None

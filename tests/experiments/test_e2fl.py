@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -20,12 +16,9 @@ from equifed.codec import CODECS
 from equifed.experiments.e2fl import settings as e2fl
 from equifed.methods import E2FL
 from equifed.protocol import Task
-from equifed.simulator import Simulation, Step
+from equifed.simulator import Step
 from equifed.simulator.engine import field_bytes
-
-
-def silent(title: str, simulation: Simulation) -> Any:
-    return lambda step: None
+from experiments.command import record, silent
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,11 +112,7 @@ def test_tables_say_what_they_do_not_know() -> None:
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    environment = {**os.environ, "EQUIFED_RUNS": str(tmp_path / "runs"), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "equifed", "reproduce", "e2fl/figure4", "--quick", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    points = json.loads(done.stdout)["points"]
+    points = record("e2fl/figure4", "--seeds", "1", folder=tmp_path)["points"]
     assert {(point["round"], point["how"]) for point in points} == {
         (number, how) for number in (1, 2) for how in ("lowest-loss", "one-shot", "binary")
     }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +10,10 @@ import pytest
 from sklearn.model_selection import train_test_split
 
 import equifed as ef
+from equifed.experiments.base import choose, within_noise
 from equifed.experiments.fair_fate import settings as fair_fate
 from equifed.methods import FairFate
+from experiments.command import record, run, silent
 
 
 def test_the_split_is_scikit_learn_s() -> None:
@@ -55,18 +53,18 @@ def test_the_cohorts_are_the_authors() -> None:
 
 
 def test_published_figures() -> None:
-    compas = fair_fate.published("compas", "0.5")
+    compas = fair_fate.published_figures("compas", "0.5")
     assert compas["fair-fate", "SP", "SP"] == (1.00, 0.01)
     assert compas["feddemon", "", "EO"] == (0.46, 0.34)
-    assert fair_fate.published("adult", "RND")["fair-fate", "EQO", "ACC"] == (0.77, 0.01)
-    assert sum(len(fair_fate.published(d, s)) for d in ("compas", "adult") for s in fair_fate.SIGMAS) == 238
-    assert fair_fate.published("law", "0.5") == {}
+    assert fair_fate.published_figures("adult", "RND")["fair-fate", "EQO", "ACC"] == (0.77, 0.01)
+    assert sum(len(fair_fate.published_figures(d, s)) for d in ("compas", "adult") for s in fair_fate.SIGMAS) == 238
+    assert fair_fate.published_figures("law", "0.5") == {}
 
 
 def test_the_rule_for_noise() -> None:
     limit = 2 * np.sqrt((0.1**2 + 0.2**2) / 10)  # 0.141
-    assert fair_fate.within_noise((0.50, 0.1), (0.64, 0.2), 10)
-    assert not fair_fate.within_noise((0.50, 0.1), (0.65, 0.2), 10)
+    assert within_noise((0.50, 0.1), (0.64, 0.2), 10)
+    assert not within_noise((0.50, 0.1), (0.65, 0.2), 10)
     assert 0.14 < limit < 0.15
 
 
@@ -83,47 +81,36 @@ def test_every_row_of_the_table_and_both_readings() -> None:
     assert published[4].method.scope == "round"  # type: ignore[attr-defined]
 
 
+def test_choosing_keeps_the_quality() -> None:
+    quality, disparity = [0.7, 0.9, 0.8, float("nan")], [0.1, 0.3, 0.2, 0.0]
+    assert [choose(quality, disparity, floor) for floor in (0.0, 0.75, 0.85, 1.0)] == [0, 2, 1, 1]
+    assert choose(quality, [float("nan"), 0.3, 0.2, 0.0], 0.0) == 2
+    assert choose([0.5, 0.5], [0.2, 0.2], 0.0) == 0
+
+
 def test_choosing_on_validation_follows_the_rule() -> None:
     feds = fair_fate.federations("compas", "1.0", [10, 20])
-    told: list[str] = []
-
-    def watch(title: str, sim: object) -> object:
-        told.append(title)
-        return lambda step: None
-
     method = FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5)
-    grid = {"lambda_max": [0.0, 0.5, 1.0]}
-    chosen = fair_fate.select_on_validation(method, feds, 6, 0.0, watch, grid)  # type: ignore[arg-type]
+    values = [0.0, 1.0]
+    chosen = fair_fate.select_on_validation(method, feds, 3, 0.0, silent, {"lambda_max": values})
     # by hand: each setting alone, fairness on validation counts, all accuracies allowed
     scores = {}
-    for value in grid["lambda_max"]:
+    for value in values:
         sim = fair_fate.simulation(
-            FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5, lambda_max=value), feds, 6
+            FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5, lambda_max=value), feds, 3
         )
         *_, last = sim.rounds()
         counts = [scored["validation"].counts[0] for scored in last.scores[last.round]]
         ratios = [float(ef.metrics.disparities(c)["demographic_parity_ratio"]) for c in counts]
-        accuracy = np.mean([c[:, [0, 1], [0, 1]].sum() / c.sum() for c in counts])
-        scores[value] = (np.mean(np.nan_to_num(ratios)), accuracy)
-    assert chosen.lambda_max == max(scores, key=lambda value: scores[value][0])
-    strict = fair_fate.select_on_validation(method, feds, 6, 2.0, watch, grid)  # type: ignore[arg-type]
-    assert strict.lambda_max == max(scores, key=lambda value: scores[value][1])  # nothing keeps it: most accurate
-
-
-def reproduce(*arguments: str, folder: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1", "COLUMNS": "80"}
-    done = subprocess.run(
-        [sys.executable, "-m", "equifed", "reproduce", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stderr
-    return done
+        scores[value] = np.mean(np.nan_to_num(ratios))
+    assert len(set(scores.values())) == 2
+    assert chosen.lambda_max == max(scores, key=lambda value: scores[value])
 
 
 def test_the_command_prints_ours_beside_the_published(tmp_path: Path) -> None:
-    done = reproduce(
-        "fair-fate/table1", "--quick", "--seeds", "2", "--sigma", "RND", "--methods", "fedavg,fair-fate (sp)",
-        "--pages", "pages", folder=tmp_path,
+    done = run(
+        "fair-fate/table1", "--quick", "--sigma", "RND", "--methods", "fedavg,fair-fate (sp)", "--pages",
+        str(tmp_path / "pages"), folder=tmp_path / "runs",
     )  # fmt: skip
     assert "(0.69±0.01)" in done.stdout  # FedAvg's published accuracy
     assert "FAIR-FATE (SP)" in done.stdout
@@ -135,21 +122,19 @@ def test_the_command_prints_ours_beside_the_published(tmp_path: Path) -> None:
     }  # fmt: skip
     (table,) = (tmp_path / "runs").glob("fair-fate-table1-*.csv")
     assert len(table.read_text().splitlines()) == 1 + 2 * 2 * 4
+    assert f"All rows: {table}" in done.stderr.replace("\n", "")
 
 
 def test_the_command_as_json(tmp_path: Path) -> None:
-    done = reproduce(
-        "fair-fate/table1", "--quick", "--seeds", "2", "--sigma", "RND", "--methods", "fedavg", "--reading",
-        "as-published", "--json", folder=tmp_path,
-    )  # fmt: skip
-    value = json.loads(done.stdout)
+    value = record(
+        "fair-fate/table1", "--sigma", "RND", "--methods", "fedavg", "--reading", "as-published", folder=tmp_path
+    )
     assert [cell["metric"] for cell in value["cells"]] == ["ACC", "SP", "EO", "EQO"]
     assert value["summary"]["compared"] == 4
-    figure = json.loads(
-        reproduce("fair-fate/figure3", "--quick", "--seeds", "1", "--sigma", "RND", "--json", folder=tmp_path).stdout
-    )
+    figure = record("fair-fate/figure3", "--seeds", "1", "--sigma", "RND", folder=tmp_path)
     assert {point["F"] for point in figure["points"]} == {"SP", "EO", "EQO"}
     assert len(figure["points"]) == 3 * len(fair_fate.TRADE_OFF)
+    assert {(point["defined"], point["runs"]) for point in figure["points"]} == {(1, 1)}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +146,10 @@ def test_the_command_as_json(tmp_path: Path) -> None:
         (["fair-fate/table1", "--reading", "theirs"], "Unknown reading 'theirs'"),
         (["fair-fate/table1", "--methods", "kffl", "--quick"], "Unknown method of the table 'kffl'"),
         (["fair-fate/table1", "--select", "test"], "--select takes only validation"),
+        (["fair-fate/table1", "--seeds", "11"], "The authors have 10 seeds"),
+        (["fair-fate/figure3", "--methods", "fedavg"], "fair-fate/figure3 has no --methods"),
     ],
 )
 def test_wrong_requests(arguments: list[str], message: str, tmp_path: Path) -> None:
-    assert message in reproduce(*arguments, folder=tmp_path, expect=2).stderr
+    assert message in " ".join(run(*arguments, folder=tmp_path, code=2).stderr.split())
+    assert not list(tmp_path.rglob("*.csv"))  # what is wrong is said before there is a file

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,26 +11,26 @@ import pytest
 
 import equifed as ef
 from equifed import metrics
+from equifed.experiments.base import arms_named, carry_out
 from equifed.experiments.fedfair import settings as fedfair
 from equifed.methods import FedAvg, SeparateTraining
-
-QUIET = lambda title, sim: lambda step: None  # noqa: E731
+from experiments.command import record, run, silent
 
 
 def test_published_figures_are_the_papers() -> None:
-    figures, opts = fedfair.published("compas")
+    figures, opts = fedfair.published_figures("compas"), fedfair.published_choices("compas")
     assert figures[("FedFair", "HM")] == (0.79, 0.02)
     assert figures[("CEO", "FR")] == (0.77, 0.01)
     assert opts == {"ST": 0.1, "AF": 0.05, "LCO": 0.48, "FedFair": 1e-4}
     for dataset in fedfair.DATASETS:
-        figures, _ = fedfair.published(dataset)
+        figures = fedfair.published_figures(dataset)
         assert {name for name, _ in figures} == {arm.label for arm in fedfair.arms(dataset)}
         for method in {name for name, _ in figures}:
             accuracy, fairness, both = (figures[(method, metric)][0] for metric in fedfair.MEASURES)
             assert both == pytest.approx(2 * accuracy * fairness / (accuracy + fairness), abs=0.015)
     # the paper's claim: nobody has a better harmonic mean
     for dataset in fedfair.DATASETS:
-        figures, _ = fedfair.published(dataset)
+        figures = fedfair.published_figures(dataset)
         assert (
             max(mean for (_, metric), (mean, _) in figures.items() if metric == "HM") == figures[("FedFair", "HM")][0]
         )
@@ -61,16 +58,12 @@ def test_federations_are_the_papers(
     np.testing.assert_array_equal(blind.rows.s, a.rows.s)
 
 
-def small(arm: fedfair.Arm, rounds: int) -> fedfair.Arm:
-    return fedfair.Arm(arm.label, arm.method, arm.over, {**arm.settings, "rounds": rounds}, arm.inputs)
-
-
 def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], None]) -> None:
     needs("drug")
     feds = fedfair.federations("drug", 2)
-    arm = fedfair.Arm("ST", SeparateTraining(step_size=0.5), {}, {"rounds": 20})
+    arm = fedfair.TableArm("ST", SeparateTraining(step_size=0.5), rounds=20)
     sim = fedfair.simulation(arm, feds)
-    values = fedfair.measured(sim, fedfair.carry_out(sim, lambda step: None))
+    values = fedfair.measured(sim, carry_out(sim, "", silent))
     assert values["AC"].shape == (2, 10)
     own = sim.result().parameters[1]
     for k in (0, 9):
@@ -87,9 +80,9 @@ def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], None])
 def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Callable[[str], None]) -> None:
     needs("drug")
     feds = fedfair.federations("drug", 2)
-    arm = small(fedfair.arms("drug")[-1], 60)
+    arm = replace(fedfair.arms("drug")[-1], rounds=60)
     sim = fedfair.simulation(arm, feds)
-    last = fedfair.carry_out(sim, lambda step: None)
+    last = carry_out(sim, "", silent)
     values = fedfair.measured(sim, last)
     assert values["HM"].shape == (12, 1)
     by_epsilon = values["HM"].reshape(6, 2).mean(1)
@@ -105,18 +98,18 @@ def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Ca
 def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, with few rounds and seeds."""
     needs("drug")
-    monkeypatch.setitem(fedfair.FEDAVG, "rounds", 3)
-    monkeypatch.setitem(fedfair.ADVERSARIAL, "rounds", 1)
-    rows = list(fedfair.table1(["drug"], None, 2, 6, "test", QUIET))
+    monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 3)
+    monkeypatch.setattr(fedfair, "ADVERSARIAL_ROUNDS", 1)
+    rows = list(fedfair.table1(["drug"], None, 2, 6, "test", silent))
     assert [cells[0].method for cells, _ in rows] == ["FedAvg", "EO", "CEO", "ST", "AF", "LCO", "FedFair"]
     assert all(0 <= cell.mean <= 1 for cells, _ in rows for cell in cells)
     assert [cells[0].opt is None for cells, _ in rows] == [True] * 3 + [False] * 4
-    ((dataset, frame, result),) = fedfair.figure2(["drug"], 2, 6, QUIET)
+    ((dataset, frame, result),) = fedfair.figure2(["drug"], 2, 6, silent)
     assert dataset == "drug"
     assert frame.index.tolist() == sorted(fedfair.EPSILONS["drug"])
     assert result.swept == ["epsilon"]
     assert frame[("afe", "mean")].notna().all()
-    points = list(fedfair.figure4(["drug"], 2, 4, [0.0, 0.5], QUIET))
+    points = list(fedfair.figure4(["drug"], 2, 4, [0.0, 0.5], silent))
     assert [(name, rate) for _, name, rate, *_ in points] == [
         ("LCO", 0),
         ("LCO", 0.5),
@@ -129,29 +122,27 @@ def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch
 def test_wrong_names() -> None:
     with pytest.raises(ef.ConfigError, match="Unknown data set of FedFair 'bank'"):
         fedfair.federations("bank")
-    with pytest.raises(ef.ConfigError, match="Unknown method of the table 'FedProx'"):
-        list(fedfair.table1(["drug"], ["FedProx"], 1, 1, "test", QUIET))
-    with pytest.raises(ef.ConfigError, match="Unknown selection 'validation'"):
-        list(fedfair.table1(["drug"], None, 1, 1, "validation", QUIET))
+    with pytest.raises(ef.ConfigError, match="Unknown method of the table 'fedprox'"):
+        list(fedfair.table1(["drug"], ["FedProx"], 1, 1, "test", silent))
     assert isinstance(fedfair.arms("drug")[0].method, FedAvg)
 
 
 def test_rows_by_label_or_method() -> None:
-    chosen = fedfair._chosen(fedfair.arms("drug"), ["separate-training", "ceo", "fedavg"])
+    chosen = arms_named(fedfair.arms("drug"), ["separate-training", "ceo", "fedavg"])
     assert [arm.label for arm in chosen] == ["FedAvg", "CEO", "ST"]
 
 
 def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two constructions of ours say less than the paper's five."""
     needs("drug")
-    arm = fedfair.Arm("FedAvg", FedAvg(), {}, {"rounds": 1})
+    arm = fedfair.TableArm("FedAvg", FedAvg())
     sim = fedfair.simulation(arm, fedfair.federations("drug", 2))
-    last = fedfair.carry_out(sim, lambda step: None)
+    last = carry_out(sim, "", silent)
     own = fedfair.cells("drug", arm, sim, last, "test")[0]
 
     def within(difference: float) -> bool | None:
         theirs = {("FedAvg", metric): (own.mean + difference, 0.0) for metric in fedfair.MEASURES}
-        monkeypatch.setattr(fedfair, "published", lambda dataset: (theirs, {}))
+        monkeypatch.setattr(fedfair, "published_figures", lambda dataset: theirs)
         return fedfair.cells("drug", arm, sim, last, "test")[0].within
 
     noise = 2 * own.std / np.sqrt(2)
@@ -161,23 +152,13 @@ def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatc
 
 
 def test_the_command_line_shows_table_and_figures(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "equifed", "reproduce", *arguments, "--quick", "--runs", str(tmp_path)]
-        environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
-    done = run("fedfair/table1", "--methods", "FedAvg,FedFair", "--select", "train")
-    assert done.returncode == 0, done.stderr
+    done = run("fedfair/table1", "--quick", "--methods", "FedAvg,FedFair", "--select", "train", folder=tmp_path)
     assert "compas: ours (published)" in done.stdout
     assert "(0.79±" in done.stdout  # FedFair's published HM
-    done = run("fedfair/figure2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert [point["epsilon"] for point in json.loads(done.stdout)["points"]] == fedfair.EPSILONS["compas"]
-    done = run("fedfair/figure4", "--rounds", "5", "--json")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["points"]) == 2 * len(fedfair.DROP_RATES)
-    assert run("fedfair/table1", "--datasets", "law").returncode == 2
-    files = sorted(tmp_path.rglob("*.csv"))
-    assert run("fedfair/table1", "--select", "validation").returncode == 2
-    assert run("fedfair/table1", "--methods", "separate").returncode == 2
-    assert sorted(tmp_path.rglob("*.csv")) == files  # what is wrong is said before there is a file
+    (file,) = tmp_path.rglob("*.csv")
+    points = record("fedfair/figure2", folder=tmp_path)["points"]
+    assert [point["epsilon"] for point in points] == fedfair.EPSILONS["compas"]
+    assert len(record("fedfair/figure4", folder=tmp_path)["points"]) == 2 * len(fedfair.DROP_RATES)
+    for option, value in (("--datasets", "law"), ("--select", "validation"), ("--methods", "separate")):
+        assert value in run("fedfair/table1", option, value, folder=tmp_path, code=2).stderr
+    assert list(tmp_path.rglob("*.csv")) == [file]  # what is wrong is said before there is a file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,22 +9,22 @@ import numpy as np
 import pytest
 
 import equifed as ef
+from equifed.experiments.base import Arm
 from equifed.experiments.kffl import settings as kffl
-from experiments.command import run
-
-
-def silent(title: str, simulation: object) -> Callable[[object], None]:
-    return lambda step: None
+from experiments.command import record, run, silent
 
 
 def test_published_figures() -> None:
-    adult = kffl.published(7, "adult", "non-iid")
+    adult = kffl.published_figures(7, "adult", "non-iid")
     assert adult["KFFL", "", "accuracy"] == (0.8314, 0.0042)
     assert adult["KFFL-TD", "", "equal_opportunity_difference"] == (0.04, 0.1)
     assert len(adult) == 6 * 3
-    table4 = kffl.published(4, "communities", "iid")
+    table4 = kffl.published_figures(4, "communities", "iid")
     assert table4["KFFL", "100", "ks_distance"] == (0.290872, 0.099638)
-    rows = {number: len(kffl.published(number, *kffl.REGRESSION_TABLES[number][:2])) for number in (9, 10, 13, 14, 15)}
+    rows = {
+        number: len(kffl.published_figures(number, *kffl.REGRESSION_TABLES[number][:2]))
+        for number in (9, 10, 13, 14, 15)
+    }
     assert rows == {9: 8, 10: 10, 13: 10, 14: 14, 15: 14}
     best = kffl.published_at_equal_rmse(15)
     assert (best.weight, best.ks, best.ks_at_0) == (5, 0.26067, 0.38293)
@@ -55,13 +54,13 @@ def test_clients(skew: str, needs: Callable[[str], None]) -> None:
 def test_a_setting_is_chosen_on_validation_rows(needs: Callable[[str], None]) -> None:
     needs("german")
     feds = kffl.federations("german", "non-iid", range(2))
-    arm = kffl.Arm("KFFL", ef.methods.KFFL(), {"fairness_weight": [0.0, 5.0, 40.0]})
-    ((_, result),) = kffl.sweeps(feds, [arm], 3, silent)  # type: ignore[arg-type]
+    arm = Arm("KFFL", ef.methods.KFFL(), {"fairness_weight": [0.0, 5.0, 40.0]})
+    ((_, result),) = kffl.sweeps(feds, [arm], 3, silent)
     seen = result.final("validation").groupby("fairness_weight")[["accuracy", kffl.MEASURES["SPD"]]].mean()
     for floor in (0.0, float(seen["accuracy"].median()), 2.0):
         allowed = seen[seen["accuracy"] >= floor]
         wanted = allowed[kffl.MEASURES["SPD"]].idxmin() if len(allowed) else seen["accuracy"].idxmax()
-        assert kffl.choose(result, "accuracy", kffl.MEASURES["SPD"], floor) == {"fairness_weight": wanted}
+        assert kffl.best_setting(result, "accuracy", kffl.MEASURES["SPD"], floor) == {"fairness_weight": wanted}
     runs = kffl.of_setting(result, {"fairness_weight": 5.0})
     assert (runs["fairness_weight"] == 5).all()
     assert len(runs) == 2
@@ -81,7 +80,6 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
         "kffl/table6", "--datasets", "german", "--methods", "kffl", "--quick", "--pages", str(tmp_path / "p"),
         folder=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert "german, non-IID: ours (published)" in done.stdout
     assert "(0.725)" in done.stdout  # the published accuracy of both rows
     assert (tmp_path / "p" / "german.html").stat().st_size > 10_000
@@ -91,24 +89,17 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
 def test_figure_and_regression_as_json(tmp_path: Path, needs: Callable[[str], None]) -> None:
     needs("compas")
     needs("communities")
-    done = run("kffl/figure3", "--methods", "fedminmax", "--quick", "--json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    fronts = json.loads(done.stdout)["fronts"]
+    fronts = record("kffl/figure3", "--methods", "fedminmax", folder=tmp_path)["fronts"]
     assert [(front["measure"], front["method"]) for front in fronts] == [
         ("SPD", "FedAvg"), ("SPD", "MinMax"), ("EOD", "FedAvg"), ("EOD", "MinMax"),
     ]  # fmt: skip
     assert all(front["hypervolume_low"] <= front["hypervolume_high"] for front in fronts)
-    done = run("kffl/table10", "--quick", "--json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["points"]) == 16
-    assert told["published"]["ks_at_0"] == 0.671308
+    value = record("kffl/table10", folder=tmp_path)
+    assert len(value["points"]) == 16
+    assert value["published"]["ks_at_0"] == 0.671308
 
 
 def test_options_of_another_paper_are_refused(tmp_path: Path) -> None:
-    done = run("kffl/table4", "--sigma", "0.5", folder=tmp_path)
-    assert done.returncode == 2
+    done = run("kffl/table4", "--sigma", "0.5", folder=tmp_path, code=2)
     assert "kffl/table4 has no --sigma. It takes --seeds, --rounds, --quick, --pages." in done.stderr.replace("\n", " ")
-    done = run("kffl/table6", "--datasets", "compass", folder=tmp_path)
-    assert done.returncode == 2
-    assert "Did you mean 'compas'" in done.stderr
+    assert "Did you mean 'compas'" in run("kffl/table6", "--datasets", "compass", folder=tmp_path, code=2).stderr

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,13 @@ import pytest
 
 import equifed as ef
 from equifed.experiments.sffl import settings as sffl
-from experiments.command import run
+from experiments.command import record, run, silent
 
 NAN = float("nan")
 
 
-def silent(title: str, simulation: object) -> Callable[[object], None]:
-    return lambda step: None
-
-
 def test_published_figures() -> None:
-    theirs = sffl.published()
+    theirs = sffl.published_figures()
     assert len(theirs) == 2 * 5 * 5
     assert theirs["acs_income", 0.1, "SFFL"] == pytest.approx((0.7776, 0.0087, 0.0288, 0.0175))
     assert theirs["acs_employment", 1000.0, "FedAvg"] == pytest.approx((0.7918, 0.0023, 0.0358, 0.0089))
@@ -70,7 +66,7 @@ def test_noise_floor_is_the_gap_of_a_fair_model() -> None:
 
 
 def row(method: str, accuracy: float, eop: float, alpha: float = 0.1) -> sffl.Row:
-    values: dict[str, Any] = dict.fromkeys(sffl.Row._fields, NAN)
+    values: dict[str, Any] = dict.fromkeys((field.name for field in fields(sffl.Row)), NAN)
     values |= {"dataset": "acs_income", "alpha": alpha, "method": method, "accuracy": accuracy, "eop": eop}
     return sffl.Row(**values)
 
@@ -131,7 +127,6 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
         "sffl/table1", "--datasets", "acs_employment", "--alpha", "10", "--methods", "fedem,sffl", "--quick",
         "--pages", str(tmp_path / "p"), folder=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert "acs_employment, alpha 10: ours (published)" in done.stdout
     assert "(79.22)" in done.stdout  # FedEM's published accuracy
     assert "SFFL, no clip" in done.stdout
@@ -141,23 +136,17 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
 
 
 def test_figures_as_json(tmp_path: Path, needs: Callable[[str], None]) -> None:
-    needs("acs_income")
     needs("acs_employment")
-    small = ("--datasets", "acs_employment", "--quick", "--json")
-    done = run("sffl/figure2", *small, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    parts = json.loads(done.stdout)["partitions"]
-    assert [part["alpha"] for part in parts] == list(sffl.ALPHAS)
+    small = ("--datasets", "acs_employment", "--alpha", "0.1,10")
+    parts = record("sffl/figure2", *small, folder=tmp_path)["partitions"]
+    assert [part["alpha"] for part in parts] == [0.1, 10]
     assert all(len(part["clients"]) == 20 for part in parts)
-    done = run("sffl/figure6", *small, "--seeds", "1", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert {point["step"] for point in json.loads(done.stdout)["points"]} == set(sffl.STEPS)
-    done = run("sffl/figure7", *small, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)["weights"][0]["correlation"]) == ["1", "2", "3"]
-    done = run("sffl/figure3", *small, "--methods", "fedem", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [row["components"] for row in json.loads(done.stdout)["rows"]] == [1, 2, 3, 4]
+    small = (*small[:2], "--alpha", "10")
+    points = record("sffl/figure6", *small, "--seeds", "1", folder=tmp_path)["points"]
+    assert {point["step"] for point in points} == set(sffl.STEP_SIZES)
+    assert list(record("sffl/figure7", *small, folder=tmp_path)["weights"][0]["correlation"]) == ["1", "2"]
+    rows = record("sffl/figure3", *small, "--methods", "fedem", folder=tmp_path)["rows"]
+    assert [row["components"] for row in rows] == [1, 2, 3, 4]
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
@@ -166,6 +155,4 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
         (("sffl/table1", "--alpha", "some"), "--alpha takes numbers"),
         (("sffl/table1", "--alpha", "-1"), "alpha must be"),
     ):
-        done = run(*arguments, folder=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert what in done.stderr
+        assert what in run(*arguments, folder=tmp_path, code=2).stderr

@@ -10,7 +10,7 @@ import typer
 from equifed.cli.console import command, print_json, say, show
 from equifed.cli.flower import flower_app
 from equifed.cli.options import FailIf, Output, Settings, expand
-from equifed.experiments import EXPERIMENTS
+from equifed.experiments import EXPERIMENTS, Request
 
 EXITS = (
     "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
@@ -265,94 +265,21 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="PAPER/TABLE", help="; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items()) + "."
+            metavar="PAPER/TABLE", help="; ".join(f"{name}: {about.shows}" for name, about in EXPERIMENTS.items()) + "."
         ),
     ],
-    datasets: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="Data sets of the experiment. (default: its own, or the quickest)"),
-    ] = None,
-    sigma: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="FAIR-FATE: how unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random "
-            "parts. (default: all)",
-        ),
-    ] = None,
-    skew: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)"),
-    ] = None,
-    alpha: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="SFFL: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 1000. (default: the paper's)",
-        ),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)",
-        ),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs. (default: the paper's)")] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Rounds; FedFair's: at most so many, of ST, LCO and FedFair only. (default: the paper's)",
-        ),
-    ] = None,
-    reading: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their "
-            "figures), algorithm-1 (the paper's text, with correct metrics), or both. (default: both)",
-        ),
-    ] = None,
-    select: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="FAIR-FATE's table1: validation chooses its hyper-parameters on validation data, the fairest within 2 "
-            "points of FedAvg's accuracy (default: the authors' choice). FedFair's table1: train chooses on training "
-            "rows (default: test, as the paper).",
-        ),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few seeds and rounds: a look, not a test.")] = False,
     pages: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write an HTML page per table or curve into this folder."),
     ] = None,
     *,
+    request: Request,
     output: Output,
 ) -> None:
     """Carry out a paper's experiment and show our figures beside the published ones."""
-    from equifed.cli.options import split_names
-    from equifed.cli.reproduce import Wanted, reproduce
+    from equifed.cli.reproduce import reproduce
 
-    def names(given: str | None, option: str) -> list[str] | None:
-        return None if given is None else split_names(given, option)
-
-    wanted = Wanted(
-        datasets=names(datasets, "--datasets"),
-        sigma=names(sigma, "--sigma"),
-        skew=names(skew, "--skew"),
-        alpha=names(alpha, "--alpha"),
-        methods=names(methods, "--methods"),
-        seeds=seeds,
-        rounds=rounds,
-        reading=reading,
-        select=select,
-        quick=quick,
-        pages=pages,
-    )
-    reproduce(name, wanted, output.runs, output.json)
+    reproduce(name, request, pages, output)
 
 
 @app.command()

@@ -8,9 +8,11 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+
+from equifed.experiments import Option
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,13 @@ def split_names(text: str, option: str) -> list[str]:
 
 
 def expand(function: Callable[..., None]) -> Callable[..., None]:
-    """Let typer see every field of a dataclass parameter as an option of its own."""
+    """Let typer see every field of a dataclass parameter as an option of its own.
+
+    A dataclass that knows no typer describes its options by `equifed.experiments.Option`; lists come as A,B,...
+    """
     signature = inspect.signature(function, eval_str=True)
     bundles: dict[str, Any] = {}
+    lists: set[str] = set()
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         if not dataclasses.is_dataclass(parameter.annotation):
@@ -161,15 +167,23 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
             continue
         bundles[name] = parameter.annotation
         hints = get_type_hints(parameter.annotation, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        for field in dataclasses.fields(parameter.annotation):
+            hint = hints[field.name]
+            described = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Option)), None)
+            if described is not None:
+                kind = get_args(hint)[0]
+                if kind == list[str] | None:
+                    lists.add(field.name)
+                    kind = str | None
+                hint = Annotated[kind, typer.Option(f"--{field.name}", **described._asdict())]
+            parameters.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
             )
-            for field in dataclasses.fields(parameter.annotation)
-        ]
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
+        for name in lists:
+            values[name] = split_names(values[name], f"--{name}") if values[name] is not None else None
         made = {
             name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in bundles.items()

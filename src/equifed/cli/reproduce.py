@@ -1,65 +1,90 @@
-"""`equifed reproduce`: a paper's table or figure, ours beside the published one. Each experiment shows itself."""
+"""`equifed reproduce`: a paper's table or figure, ours beside the published one."""
 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, astuple, fields
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import RenderableType
 
-from equifed.cli.console import err, near, say
+from equifed.cli.console import err, near, print_json, say, show
+from equifed.cli.options import Output
 from equifed.cli.progress import Watch
-from equifed.errors import ConfigError, unknown_name
-from equifed.experiments import EXPERIMENTS
-from equifed.simulator import Result, Simulation, Step
+from equifed.cli.tables import plain_table
+from equifed.errors import ConfigError
+from equifed.experiments import EXPERIMENTS, Request
+from equifed.experiments.base import Part, Table, find
+from equifed.report import write_report
+from equifed.simulator import Simulation, Step
 from equifed.store import Store
 from equifed.store.files import writable_folder
 
-Write = Callable[[Sequence[Sequence[Any]]], None]
-"""Takes finished cells."""
+
+def reproduce(name: str, request: Request, pages: Path | None, output: Output) -> None:
+    experiment = find(name)
+    options = EXPERIMENTS[name].options
+    for option in request.given:
+        if option not in options:
+            known = ", ".join(f"--{each}" for each in (*options, "quick", "pages"))
+            raise ConfigError(f"{name} has no --{option}. It takes {known}.", key=f"--{option}")
+    if pages is not None:
+        writable_folder(pages, "Name another with --pages.")
+    store = Store(output.runs)
+    store.prepare()
+    file = store.root / f"{name.replace('/', '-')}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}.csv"
+    parts: list[Part] = []
+    try:
+        with _watching() as watch:
+            for part in experiment.parts(request, watch):
+                parts.append(part)
+                if experiment.kept and part.rows:
+                    _append(file, experiment.kept, part.rows)
+                for line in part.lines:
+                    say(line)
+                if not output.json:
+                    show(*(each for piece in part.shown for each in _rendered(piece)))
+    except KeyboardInterrupt:
+        where = f" are in {near(file)}" if file.exists() else " were made"
+        say(f"Interrupted; {sum(len(part.rows) for part in parts)} rows{where}.")
+        raise typer.Exit(130) from None
+    written = [] if pages is None else _write_pages(parts, pages, name.partition("/")[0])
+    if output.json:
+        rows = [row if isinstance(row, dict) else asdict(row) for part in parts for row in part.rows]
+        record = {key: value for part in parts for key, value in part.record.items()}
+        print_json({experiment.rows: rows, **record, "pages": written})
+    if file.exists():
+        say(f"All rows: {near(file)}")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which part of the experiment, and how much of it; None leaves it to the experiment."""
-
-    datasets: list[str] | None = None
-    sigma: list[str] | None = None
-    skew: list[str] | None = None
-    alpha: list[str] | None = None
-    methods: list[str] | None = None
-    seeds: int | None = None
-    rounds: int | None = None
-    reading: str | None = None
-    select: str | None = None
-    quick: bool = False
-    pages: Path | None = None
+def _append(file: Path, kind: type, rows: Sequence[Any]) -> None:
+    """Rows are kept as they are made, so that what is done stays whatever happens next."""
+    new = not file.exists()
+    with file.open("a", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        if new:
+            writer.writerow([field.name for field in fields(kind)])
+        writer.writerows(astuple(row) for row in rows)
 
 
-def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
-    if name not in EXPERIMENTS:
-        raise ConfigError(unknown_name("experiment", name, EXPERIMENTS))
-    paper = import_module(f"equifed.experiments.{name.split('/')[0].replace('-', '_')}.show")
-    options: Sequence[str] = paper.OPTIONS[name]
-    for field in fields(Wanted):
-        if getattr(wanted, field.name) not in (None, False) and field.name not in (*options, "quick", "pages"):
-            known = ", ".join(f"--{option}" for option in (*options, "quick", "pages"))
-            raise ConfigError(f"{name} has no --{field.name}. It takes {known}.")
-    if wanted.pages is not None:
-        writable_folder(wanted.pages, "Name another with --pages.")
-    paper.reproduce(name, wanted, runs, json)
+def _rendered(piece: Table | str) -> list[RenderableType]:
+    if isinstance(piece, str):
+        return [piece]
+    numbers = [number for number in range(len(piece.columns)) if number not in piece.left]
+    table = plain_table(*piece.columns, numbers=numbers, title=piece.title)
+    for row in piece.rows:
+        table.add_row(*row)
+    return [table, ""]
 
 
 @contextmanager
-def watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]:
-    """A bar for the simulation at hand on a terminal; elsewhere nothing, since every row is told when it is done."""
+def _watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]:
+    """A bar for the current simulation on a terminal; elsewhere nothing, since every row has its line."""
     with ExitStack() as stack:
 
         def watch(title: str, simulation: Simulation) -> Callable[[Step], None]:
@@ -71,52 +96,16 @@ def watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]:
         yield watch
 
 
-@contextmanager
-def kept(name: str, runs: Path | None, fields: Sequence[str], per_row: int = 1) -> Iterator[tuple[Write, Path]]:
-    """(write, path): a CSV file in the runs' folder that takes the cells as they are made, so that what is done stays,
-    whatever happens next. Ctrl-C says how many rows, of so many cells each, it holds."""
-    store = Store(runs)
-    store.prepare()
-    path = store.root / f"{name.replace('/', '-')}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}.csv"
-    written = 0
-    with path.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out)
-        writer.writerow(fields)
-
-        def write(cells: Sequence[Sequence[Any]]) -> None:
-            nonlocal written
-            writer.writerows(cells)
-            out.flush()
-            written += len(cells)
-
-        try:
-            yield write, path
-        except KeyboardInterrupt:
-            say(f"Interrupted; {written // per_row} rows are in {near(path)}.")
-            raise typer.Exit(130) from None
-
-
-def write_pages(
-    results: Mapping[tuple[str, ...], list[Result]],
-    folder: Path | None,
-    paper: str,
-    disparity: Callable[[tuple[str, ...]], str | None] = lambda where: None,
-) -> list[str]:
-    """A page for each group of results, named after it; `disparity` says what its verdict is about."""
-    from equifed.report import write_report
-
-    if folder is None:
-        return []
+def _write_pages(parts: Sequence[Part], folder: Path, paper: str) -> list[str]:
+    """A report for each group of results, named after it."""
+    groups: dict[tuple[str, ...], list[Part]] = {}
+    for part in parts:
+        if part.results:
+            groups.setdefault(part.page, []).append(part)
     pages = []
-    for where, group in results.items():
-        path, title = folder / f"{'-'.join(where)}.html", f"{paper}: {', '.join(where)}"
-        pages.append(str(write_report(group, path, title=title, disparity=disparity(where))))
-    for page in pages:
-        say(f"Page: {near(Path(page))}")
+    for name, members in groups.items():
+        results = [result for part in members for result in part.results]
+        path, title = folder / f"{'-'.join(name)}.html", f"{paper}: {', '.join(name)}"
+        pages.append(str(write_report(results, path, title=title, disparity=members[0].disparity)))
+        say(f"Page: {near(path)}")
     return pages
-
-
-def figure(mean: float, std: float, digits: int = 2) -> str:
-    if math.isnan(mean):
-        return "undefined"
-    return f"{mean:.{digits}f}" + ("" if math.isnan(std) else f"±{std:.{digits}f}")

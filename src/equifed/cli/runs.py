@@ -98,19 +98,9 @@ def tell(folder: RunFolder, result: Result, output: Output, checks: Sequence[Any
     fail(failed)
 
 
-def pareto_of(result: Result, quality: str | None = None, disparity: str | None = None) -> Any:
-    """The mean trade-off of each swept setting, by the task's main metrics unless others are named.
-
-    `defined` counts the runs of the setting's `runs` in which both metrics are defined.
-    """
-    final = result.final()
-    pair = catalogue.main_pair(final.columns)
-    quality, disparity = quality or pair[0], disparity or pair[1]
-    final["defined"] = final[[quality, disparity]].notna().all(axis=1)
-    keys = ["method", *result.swept]
-    counts = final.groupby(keys, observed=True, sort=False)["defined"].agg(["sum", "size"]).reset_index()
-    counts = counts.rename(columns={"sum": "defined", "size": "runs"})
-    return result.pareto(quality, disparity).merge(counts, on=keys)
+def pareto_of(result: Result) -> Any:
+    """The mean trade-off of each swept setting, by the task's main metrics."""
+    return result.pareto(*catalogue.main_pair(result.final().columns))
 
 
 def fail(lines: Sequence[str]) -> None:

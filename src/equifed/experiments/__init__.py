@@ -1,30 +1,149 @@
-"""The papers' experiments, with their published figures beside ours; carried out by `equifed reproduce`."""
+"""The papers' experiments, with their published figures beside ours; carried out by `equifed reproduce`.
+
+Cheap to import, since the command line's help lists what is here. An experiment paper/name is an entry of EXPERIMENTS
+and a generator of that name in the paper's `show` module; its methods, data and measurements are in `settings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, NamedTuple
+
+
+class Option(NamedTuple):
+    """How the command line describes a field."""
+
+    metavar: str | None
+    help: str
+    min: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which part of an experiment, and how much of it; None leaves it to the experiment."""
+
+    datasets: Annotated[
+        list[str] | None, Option("A,B,...", "Data sets of the experiment. (default: its own, or the quickest)")
+    ] = None
+    sigma: Annotated[
+        list[str] | None,
+        Option(
+            "A,B,...",
+            "FAIR-FATE: how unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random "
+            "parts. (default: all)",
+        ),
+    ] = None
+    skew: Annotated[
+        list[str] | None, Option("A,B", "KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)")
+    ] = None
+    alpha: Annotated[
+        list[str] | None,
+        Option(
+            "A,B,...",
+            "SFFL: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 1000. (default: the paper's)",
+        ),
+    ] = None
+    methods: Annotated[
+        list[str] | None,
+        Option(
+            "A,B,...", "Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)"
+        ),
+    ] = None
+    seeds: Annotated[int | None, Option("N", "Runs. (default: the paper's)", min=1)] = None
+    rounds: Annotated[
+        int | None,
+        Option("N", "Rounds; FedFair's: at most so many, of ST, LCO and FedFair only. (default: the paper's)", min=1),
+    ] = None
+    reading: Annotated[
+        str | None,
+        Option(
+            "KIND",
+            "FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their "
+            "figures), algorithm-1 (the paper's text, with correct metrics), or both. (default: both)",
+        ),
+    ] = None
+    select: Annotated[
+        str | None,
+        Option(
+            "KIND",
+            "FAIR-FATE's table1: validation chooses its hyper-parameters on validation data, the fairest within 2 "
+            "points of FedAvg's accuracy (default: the authors' choice). FedFair's table1: train chooses on training "
+            "rows (default: test, as the paper).",
+        ),
+    ] = None
+    quick: Annotated[bool, Option(None, "Few seeds and rounds: a look, not a test.")] = False
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given and not every experiment has."""
+        return [each.name for each in fields(self) if each.name != "quick" and getattr(self, each.name) is not None]
+
+    def amount(self, seeds: int, rounds: int | None) -> tuple[int, Any]:
+        """Seeds and rounds: those asked for, or else these, which are the experiment's; no more than QUICK if so
+        asked."""
+        seeds, rounds = self.seeds or seeds, self.rounds or rounds
+        if self.quick:
+            return min(seeds, QUICK_SEEDS), min(rounds or QUICK_ROUNDS, QUICK_ROUNDS)
+        return seeds, rounds
+
+
+QUICK_SEEDS, QUICK_ROUNDS = 2, 2
+
+
+class About(NamedTuple):
+    """What an experiment shows, and the fields of `Request` that it takes."""
+
+    shows: str
+    options: tuple[str, ...]
+
+
+_AMOUNT = ("seeds", "rounds")
+_TABLE = ("datasets", "methods", *_AMOUNT)
+_SFFL = ("datasets", "alpha", "methods", *_AMOUNT)
 
 EXPERIMENTS = {
-    "fair-fate/table1": "accuracy and fairness of eleven methods at three levels of heterogeneity (COMPAS, Adult)",
-    "fair-fate/figure3": "FAIR-FATE's trade-off between accuracy and fairness over MAX",
-    "fedfair/table1": "accuracy and fairness of FedFair and six baselines (COMPAS, DRUG, Adult)",
-    "fedfair/figure2": "what FedFair's epsilon does on training and test rows",
-    "fedfair/figure4": "FedFair and LCO when clients drop out",
-    "kffl/table6": "accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German",
-    "kffl/table7": "the same with Adult",
-    "kffl/figure3": "trade-offs of KFFL, its baselines and pooled training on COMPAS",
-    "kffl/figure4": "the same on Adult",
-    "kffl/table4": "KFFL's regression on Communities and Crime, IID",
-    "kffl/table9": "the same with KFFL-TD",
-    "kffl/table10": "KFFL's regression on Communities and Crime, non-IID",
-    "kffl/table13": "KFFL-TD's regression on Adult, IID",
-    "kffl/table14": "KFFL's regression on Adult, non-IID",
-    "kffl/table15": "KFFL's regression on Adult, IID",
-    "sffl/table1": "accuracy and equal opportunity of SFFL and its baselines, ACS by state, five partitions",
-    "sffl/figure2": "SFFL's clients: rows by sex and label at each level of heterogeneity",
-    "sffl/figure3": "SFFL and FedEM over the number of components",
-    "sffl/figure4": "SFFL and its baselines with 10 to 50 clients",
-    "sffl/figure5": "SFFL's ablation: FedEM, Fair-EM only, SFFL",
-    "sffl/figure6": "SFFL's equal opportunity over rounds, by the step size of its multipliers",
-    "sffl/figure7": "SFFL's aggregation weights beside its mixture weights over rounds",
-    "e2fl/table1": "equality, equity and bytes of E2FL and its baselines on FairMNISTRotate",
-    "e2fl/table5": "how well clustering rankings finds the clients' groups, by layer",
-    "e2fl/figure4": "how often clients find their group among the groups' masks, over the rounds",
+    "fair-fate/table1": About(
+        "accuracy and fairness of eleven methods at three levels of heterogeneity (COMPAS, Adult)",
+        ("datasets", "sigma", "methods", "seeds", "reading", "select"),
+    ),
+    "fair-fate/figure3": About(
+        "FAIR-FATE's trade-off between accuracy and fairness over MAX", ("datasets", "sigma", "seeds")
+    ),
+    "fedfair/table1": About(
+        "accuracy and fairness of FedFair and six baselines (COMPAS, DRUG, Adult)", (*_TABLE, "select")
+    ),
+    "fedfair/figure2": About("what FedFair's epsilon does on training and test rows", ("datasets", *_AMOUNT)),
+    "fedfair/figure4": About("FedFair and LCO when clients drop out", ("datasets", *_AMOUNT)),
+    "kffl/table6": About("accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German", _TABLE),
+    "kffl/table7": About("the same with Adult", _TABLE),
+    "kffl/figure3": About(
+        "trade-offs of KFFL, its baselines and pooled training on COMPAS", ("skew", "methods", *_AMOUNT)
+    ),
+    "kffl/figure4": About("the same on Adult", ("skew", "methods", *_AMOUNT)),
+    "kffl/table4": About("KFFL's regression on Communities and Crime, IID", _AMOUNT),
+    "kffl/table9": About("the same with KFFL-TD", _AMOUNT),
+    "kffl/table10": About("KFFL's regression on Communities and Crime, non-IID", _AMOUNT),
+    "kffl/table13": About("KFFL-TD's regression on Adult, IID", _AMOUNT),
+    "kffl/table14": About("KFFL's regression on Adult, non-IID", _AMOUNT),
+    "kffl/table15": About("KFFL's regression on Adult, IID", _AMOUNT),
+    "sffl/table1": About(
+        "accuracy and equal opportunity of SFFL and its baselines, ACS by state, five partitions", _SFFL
+    ),
+    "sffl/figure2": About(
+        "SFFL's clients: rows by sex and label at each level of heterogeneity", ("datasets", "alpha")
+    ),
+    "sffl/figure3": About("SFFL and FedEM over the number of components", _SFFL),
+    "sffl/figure4": About("SFFL and its baselines with 10 to 50 clients", _SFFL),
+    "sffl/figure5": About("SFFL's ablation: FedEM, Fair-EM only, SFFL", _SFFL),
+    "sffl/figure6": About(
+        "SFFL's equal opportunity over rounds, by the step size of its multipliers", ("datasets", "alpha", *_AMOUNT)
+    ),
+    "sffl/figure7": About(
+        "SFFL's aggregation weights beside its mixture weights over rounds", ("datasets", "alpha", "rounds")
+    ),
+    "e2fl/table1": About("equality, equity and bytes of E2FL and its baselines on FairMNISTRotate", _TABLE),
+    "e2fl/table5": About("how well clustering rankings finds the clients' groups, by layer", ("datasets", "seeds")),
+    "e2fl/figure4": About(
+        "how often clients find their group among the groups' masks, over the rounds", ("datasets", *_AMOUNT)
+    ),
 }
-"""Name -> what it shows."""

@@ -28,8 +28,8 @@ class Hypervolume(NamedTuple):
 
 
 def pareto(final: pd.DataFrame, setting: Sequence[str], quality: str, disparity: str) -> pd.DataFrame:
-    """Means, their intervals, and which settings are dominated; `final` has a row per run, `setting` names the columns
-    that tell settings apart."""
+    """Means, their intervals, which settings are dominated, and in how many of their runs both metrics are defined;
+    `final` has a row per run, `setting` names the columns that tell settings apart."""
     import pandas as pd
 
     keys, values = _by_setting(final, setting, quality, disparity)
@@ -39,6 +39,7 @@ def pareto(final: pd.DataFrame, setting: Sequence[str], quality: str, disparity:
     for i, name in enumerate((quality, disparity)):
         points[name], points[f"{name}_low"], points[f"{name}_high"] = means[:, i], low[:, i], high[:, i]
     points["dominated"] = M.dominated(costs((quality, disparity), means)) | np.isnan(means).any(1)
+    points["defined"], points["runs"] = (~np.isnan(values)).all(-1).sum(1), values.shape[1]
     return points
 
 

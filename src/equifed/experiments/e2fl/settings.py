@@ -5,33 +5,31 @@ table5:  how well clustering the clients' first rankings finds their groups, by 
 figure4: how often clients find their group among the groups' masks, over the rounds.
 
 The paper's federation has 1,000 clients in 10 groups and a LeNet, and takes a GPU; the small one, 100 clients in 4
-groups and a few strided convolutions, runs on a CPU. Published figures: e2fl_tables.csv.
+groups and a few strided convolutions, runs on a CPU. Published figures: published.csv.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import vmap
 
 from equifed import partition, tree
-from equifed.errors import ConfigError, unknown_name
-from equifed.experiments.running import Watch, carry_out
+from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, published
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalTraining
 from equifed.methods.e2fl import BY_CLIENT, infer, rank_clusters, ranking_and_rows
 from equifed.methods.frl import Server as RankServer
 from equifed.methods.frl import start
 from equifed.metrics.frame import metrics_frame
+from equifed.metrics.seeds import moments
 from equifed.models import LeNet
 from equifed.protocol import Data, Method, Phase, Record, Task
 from equifed.protocol import LocalTraining as Train
@@ -95,8 +93,7 @@ PER_ROUND = 25
 
 
 def size_of(name: str) -> Size:
-    if name not in SIZES:
-        raise ConfigError(unknown_name("size of FairMNISTRotate", name, SIZES))
+    check_names("size of FairMNISTRotate", [name], SIZES)
     return SIZES[name]
 
 
@@ -122,15 +119,13 @@ def simulation(method: Method, feds: list[Federation], size: Size, rounds: int, 
 
 
 @dataclass(frozen=True)
-class Arm:
-    label: str
-    """As in the paper, where it is there."""
-    method: Method
-    factor: int = 1
+class TableArm(Arm):
+    round_factor: int = 1
     """Rounds, as a multiple of the others': the paper gives q-FFL twice as many."""
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One method of the table: mean and sample deviation over seeds, in percent (variances in its square)."""
 
     method: str
@@ -145,33 +140,29 @@ class Row(NamedTuple):
     seconds_per_round: float
 
 
-def arms(size: Size) -> list[Arm]:
+def arms(size: Size) -> list[TableArm]:
     groups = len(size.clients_per_group)
     return [
-        Arm("Local training", LocalTraining()),
-        Arm("FedAvg", FedAvg()),
-        Arm("IFCA", IFCA(groups, known=True)),
-        Arm("q-FFL", QFFL(0.1), factor=2),
-        Arm("FRL", FRL()),
-        Arm("E2FL", E2FL()),
-        Arm("E2FL (lowest loss)", E2FL(groups="lowest-loss", num_groups=groups)),
-        Arm("E2FL (rank clustering)", E2FL(groups="rank-clustering", num_groups=groups)),
+        TableArm("Local training", LocalTraining()),
+        TableArm("FedAvg", FedAvg()),
+        TableArm("IFCA", IFCA(groups, known=True)),
+        TableArm("q-FFL", QFFL(0.1), round_factor=2),
+        TableArm("FRL", FRL()),
+        TableArm("E2FL", E2FL()),
+        TableArm("E2FL (lowest loss)", E2FL(groups="lowest-loss", num_groups=groups)),
+        TableArm("E2FL (rank clustering)", E2FL(groups="rank-clustering", num_groups=groups)),
     ]
 
 
-DEFAULT = ("Local training", "FedAvg", "IFCA", "q-FFL", "E2FL")
-"""The paper's rows."""
+PAPER_ROWS = ("Local training", "FedAvg", "IFCA", "q-FFL", "E2FL")
 
 
-def chosen(size: Size, labels: Sequence[str] | None) -> list[Arm]:
-    """Arms by their name in the table or in the registry."""
-    rows = {arm.label.lower(): arm for arm in arms(size)}
-    names = {arm.method.name: label for label, arm in reversed(rows.items())}
-    for label in labels or ():
-        if label.lower() not in {*rows, *names}:
-            raise ConfigError(unknown_name("method of the table", label, [*rows, *names]))
-    wanted = {names.get(label.lower(), label.lower()) for label in (labels or DEFAULT)}
-    return [arm for label, arm in rows.items() if label in wanted]
+def chosen(size: Size, labels: Sequence[str] | None) -> list[TableArm]:
+    """The paper's rows, or those that are named; E2FL with inferred groups only by the row's own name."""
+    names = labels or PAPER_ROWS
+    inferred = {arm.label for arm in arms(size) if arm.label.startswith("E2FL (")}
+    own = {name.lower() for name in names}
+    return [arm for arm in arms_named(arms(size), names) if arm.label not in inferred or arm.label.lower() in own]
 
 
 def table1(
@@ -179,30 +170,31 @@ def table1(
 ) -> Iterator[tuple[list[Row], Result]]:
     """Every method in turn; E2FL gives two rows, with the groups' rankings and with the global one (GM)."""
     size = size_of(name)
-    theirs = published(1)
+    theirs = published_figures(1)
     feds = federations(size, range(seeds))
     for arm in chosen(size, labels):
-        sim = simulation(arm.method, feds, size, rounds * arm.factor, eval_every or rounds * arm.factor)
-        step = carry_out(sim, watch(f"FairMNISTRotate ({name}) {arm.label}", sim))
+        count = rounds * arm.round_factor
+        sim = simulation(arm.method, feds, size, count, eval_every or count)
+        step = carry_out(sim, f"FairMNISTRotate ({name}) {arm.label}", watch)
         result = sim.result()
-        found = np.nan
+        found = NAN
         if isinstance(arm.method, E2FL) and arm.method.groups != "known":
             found = float(np.mean([matched_accuracy(*_groups(sim, step, run)) for run in range(len(feds))]))
         rows = [row(arm.label, result.final(), result, theirs, found)]
         if arm.label == "E2FL":
-            rows.append(row("E2FL (GM)", _final_with_global_ranking(sim, step), result, theirs, np.nan))
+            rows.append(row("E2FL (GM)", _final_with_global_ranking(sim, step), result, theirs, NAN))
         yield rows, result
 
 
-def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, str], float], found: float) -> Row:
+def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, ...], float], found: float) -> Row:
     scale = {name: 1e4 if name.endswith("variance") else 100.0 for name in SUMMARIES}
-    values = {name: final[name].to_numpy() * scale[name] for name in SUMMARIES}
+    values = {name: moments(final[name].to_numpy() * scale[name]) for name in SUMMARIES}
     per_round = result.messages[result.messages["stage"] == "round"]
     return Row(
         label,
         int(result.info["rounds"]),
-        {name: float(value.mean()) for name, value in values.items()},
-        {name: float(value.std(ddof=1)) if len(value) > 1 else np.nan for name, value in values.items()},
+        {name: value.mean for name, value in values.items()},
+        {name: value.std for name, value in values.items()},
         {name: theirs[label, name] for name in SUMMARIES if (label, name) in theirs},
         per_round["bytes_up"].sum() / 2**20,
         per_round["bytes_down"].sum() / 2**20,
@@ -240,26 +232,14 @@ def matched_accuracy(found: np.ndarray, truth: np.ndarray) -> float:
     table = np.zeros((max(found.max(), 0) + 1, truth.max() + 1), dtype=int)
     np.add.at(table, (found[found >= 0], truth[found >= 0]), 1)
 
-    @cache
-    def best(row: int, taken: int) -> int:
-        """The most clients that the inferred groups from `row` on can get right with the true groups not taken."""
-        if row == len(table):
-            return 0
-        free = [column for column in range(table.shape[1]) if not taken >> column & 1]
-        named = [int(table[row, column]) + best(row + 1, taken | 1 << column) for column in free]
-        return max([best(row + 1, taken), *named])  # an inferred group may be nobody's
-
-    return best(0, 0) / len(truth)
+    rows, columns = linear_sum_assignment(table, maximize=True)  # an inferred group may be nobody's
+    return float(table[rows, columns].sum()) / len(truth)
 
 
-def published(table: int) -> dict[tuple[str, str], float]:
+def published_figures(table: int) -> dict[tuple[str, ...], float]:
     """{(row, figure): value} of one of the paper's tables."""
-    text = files("equifed.experiments.e2fl").joinpath("published.csv").read_text(encoding="utf-8")
-    return {
-        (line["row"], line["figure"]): float(line["value"])
-        for line in csv.DictReader(text.splitlines())
-        if line["table"] == str(table)
-    }
+    figures = published("e2fl", ("row", "figure"), ("value",), table=str(table))
+    return {key: value for key, (value,) in figures.items()}
 
 
 # -- table 5 -----------------------------------------------------------------------------------------------------------
@@ -319,12 +299,13 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
         sim = Simulation(
             make_job(FirstRankings(), some, size.model, RunSettings(1, "all", local=local(size.rank_rate)))
         )
-        step = carry_out(sim, watch(f"rankings of clients {begin + 1} to {begin + len(members)}", sim))
+        step = carry_out(sim, f"rankings of clients {begin + 1} to {begin + len(members)}", watch)
         parts.append(tree.map(lambda leaf: leaf[0].cpu(), step.state.server.rankings))
     return tree.map(lambda *leaves: torch.cat(leaves), *parts)
 
 
-class LayerRow(NamedTuple):
+@dataclass(frozen=True)
+class LayerRow:
     layer: str
     edges: int
     mean: float
@@ -337,7 +318,7 @@ def table5(name: str, seeds: int, watch: Watch) -> list[LayerRow]:
     """Clusters from one layer's rankings, and from all layers'."""
     size = size_of(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    theirs = published(5) if name == "full" else {}
+    theirs = published_figures(5) if name == "full" else {}
     found: dict[str, list[float]] = {}
     edges: dict[str, int] = {}
     for fed in federations(size, range(seeds)):
@@ -351,19 +332,18 @@ def table5(name: str, seeds: int, watch: Watch) -> list[LayerRow]:
             groups = rank_clusters(rankings, there, len(size.clients_per_group)).cpu().numpy()
             found.setdefault(layer, []).append(100 * matched_accuracy(groups, truth))
             edges[layer] = sum(leaf.shape[1] for leaf in leaves)
-    return [
-        LayerRow(
-            layer, edges[layer], float(np.mean(values)), float(np.std(values, ddof=1)) if seeds > 1 else np.nan,
-            theirs.get((layer, "accuracy"), np.nan),
-        )
-        for layer, values in found.items()
-    ]  # fmt: skip
+    rows = []
+    for layer, percentages in found.items():
+        mean, deviation, _ = moments(percentages)
+        rows.append(LayerRow(layer, edges[layer], mean, deviation, theirs.get((layer, "accuracy"), NAN)))
+    return rows
 
 
 # -- figure 4 ----------------------------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True)
+class Point:
     seed: int
     round: int
     how: str
@@ -377,10 +357,10 @@ def figure4(name: str, seeds: int, rounds: int, every: int, watch: Watch) -> Ite
     size = size_of(name)
     feds = federations(size, range(seeds))
     sim = simulation(E2FL(), feds, size, rounds, rounds)
-    tell = watch(f"FairMNISTRotate ({name}) E2FL", sim)
+    watch_step = watch(f"FairMNISTRotate ({name}) E2FL", sim)
     tables = make_tables(sim.job)
     for step in sim.rounds():
-        tell(step)
+        watch_step(step)
         if step.round % every == 0 or step.round == rounds:
             for run, fed in enumerate(feds):
                 assert fed.client_groups is not None

@@ -1,25 +1,32 @@
 """The FAIR-FATE paper's Table 1 and Figure 3: its methods, settings and published figures.
 
-Salazar et al., FAIR-FATE: Fair Federated Learning with Momentum, ICCS 2023. Published figures: fair_fate_table1.csv,
-from the paper's Table 1 and, for FedDemon on COMPAS and where the table was misprinted, its authors' result files.
+Salazar et al., FAIR-FATE: Fair Federated Learning with Momentum, ICCS 2023. Published figures: published.csv, from the
+paper's Table 1 and, for FedDemon on COMPAS and where the table was misprinted, its authors' result files.
 """
 
 from __future__ import annotations
 
-import csv
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from equifed import metrics as M
 from equifed.data import get_dataset
-from equifed.errors import ConfigError, unknown_name
-from equifed.experiments.running import Watch, carry_out
+from equifed.experiments.base import (
+    Arm,
+    Cell,
+    Watch,
+    arms_named,
+    carry_out,
+    check_names,
+    choose,
+    published,
+    swept_settings,
+)
 from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
@@ -62,57 +69,31 @@ KNOWN_ERRORS = (
     "Some published SP = 1.00 rows are near-constant predictors; such runs are counted as degenerate here.",
 )
 
-Reading = str
 READINGS = ("as-published", "algorithm-1")
-Published = dict[tuple[str, str, str], tuple[float, float]]
-"""{(method, fairness, metric): (mean, std)}."""
 
 
-class Cell(NamedTuple):
-    """One number of the table, ours and theirs."""
-
-    dataset: str
+@dataclass(frozen=True, kw_only=True)
+class TableCell(Cell):
     sigma: str
-    method: str
-    """As in the paper: FedAvg, ..., FAIR-FATE (SP)."""
-    reading: Reading
-    metric: str
-    mean: float
-    std: float
-    published_mean: float
-    published_std: float
-    within: bool | None
-    """|difference| <= 2 sqrt((s1^2 + s2^2)/10); None where nothing was published, or one run has no deviation."""
-    degenerate: int
-    """Seeds whose predictor is constant for some group."""
+    reading: str
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One row of the table."""
-
-    label: str
-    method: Method
-    key: tuple[str, str]
-    """(registry name, fairness metric) in the file of published figures."""
-
-
-def arms(dataset: str, sigma: str, reading: Reading) -> list[Arm]:
+def arms(dataset: str, sigma: str, reading: str) -> list[Arm]:
     """The table's eleven rows."""
-    published = reading == "as-published"
+    as_published = reading == "as-published"
     chosen = CONFIGURATIONS.get((dataset, sigma))
     rows = [
-        Arm("FedAvg", FedAvg(), ("fedavg", "")),
-        Arm("FedMom", FedMom(FEDMOM.get((dataset, sigma), 0.8)), ("fedmom", "")),
-        Arm("FedDemon", FedDemon(0.8), ("feddemon", "")),
-        Arm("FedAvg+LR", FedAvgLR(), ("fedavg-lr", "")),
-        Arm("FedAvg+GR", FedAvgGR("round" if published else "all"), ("fedavg-gr", "")),
+        Arm("FedAvg", FedAvg()),
+        Arm("FedMom", FedMom(FEDMOM.get((dataset, sigma), 0.8))),
+        Arm("FedDemon", FedDemon(0.8)),
+        Arm("FedAvg+LR", FedAvgLR()),
+        Arm("FedAvg+GR", FedAvgGR("round" if as_published else "all")),
     ]
     for short, name in NAMES.items():
-        rows.append(Arm(f"FedVal ({short})", FedVal(name, published), ("fedval", short)))
+        rows.append(Arm(f"FedVal ({short})", FedVal(name, as_published)))
     for i, (short, name) in enumerate(NAMES.items()):
-        method = FairFate(name, *(chosen[i] if chosen else (0.9, 0.05, 0.1, 1.0)), as_published=published)
-        rows.append(Arm(f"FAIR-FATE ({short})", method, ("fair-fate", short)))
+        method = FairFate(name, *(chosen[i] if chosen else (0.9, 0.05, 0.1, 1.0)), as_published=as_published)
+        rows.append(Arm(f"FAIR-FATE ({short})", method))
     return rows
 
 
@@ -122,10 +103,8 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
     They draw with NumPy's legacy generator, so this does too: under heterogeneity the results of ten runs depend more
     on who holds what, and on who takes part in the last rounds, than on anything else.
     """
-    if dataset not in CLIENTS:
-        raise ConfigError(unknown_name("data set of FAIR-FATE", dataset, CLIENTS))
-    if sigma not in SIGMAS:
-        raise ConfigError(unknown_name("sigma", sigma, SIGMAS))
+    check_names("data set of FAIR-FATE", [dataset], CLIENTS)
+    check_names("sigma", [sigma], SIGMAS)
     encoded, preset, _, hashes = get_dataset(dataset).encode("fair-fate")
     count = CLIENTS[dataset][0]
     rows = Rows(encoded.x, encoded.y, encoded.s)
@@ -234,80 +213,52 @@ def measured(step: Step, split: str, compat: bool) -> dict[str, np.ndarray]:
     return values | {"degenerate": M.degenerate(counts).any(-1)}
 
 
-def published(dataset: str, sigma: str) -> Published:
-    """The published figures of one data set and heterogeneity."""
-    text = files("equifed.experiments.fair_fate").joinpath("published.csv").read_text(encoding="utf-8")
-    return {
-        (row["method"], row["fairness"], row["metric"]): (float(row["mean"]), float(row["std"]))
-        for row in csv.DictReader(text.splitlines())
-        if (row["dataset"], row["sigma"]) == (dataset, sigma)
-    }
-
-
-def within_noise(ours: tuple[float, float], theirs: tuple[float, float], runs: int = SEEDS) -> bool:
-    """|difference| <= 2 sqrt((s1^2 + s2^2)/runs)."""
-    return bool(abs(ours[0] - theirs[0]) <= 2 * np.sqrt((ours[1] ** 2 + theirs[1] ** 2) / runs))
+def published_figures(dataset: str, sigma: str) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """{(method, fairness or "", metric): (mean, std)} of one data set and heterogeneity."""
+    return published("fair_fate", ("method", "fairness", "metric"), ("mean", "std"), dataset=dataset, sigma=sigma)
 
 
 def table1(
-    datasets: Sequence[str],
-    sigmas: Sequence[str],
-    readings: Sequence[Reading],
-    labels: Sequence[str] | None,
-    seeds: int,
-    rounds: int,
-    select: str | None,
-    watch: Watch,
-) -> Iterator[tuple[list[Cell], Result]]:
-    """Row by row of the table: its cells and the whole result. Methods that both readings share are run once."""
-    total = len(datasets) * len(sigmas) * len(readings) * len(_chosen(arms("compas", "0.5", readings[0]), labels))
+    datasets: Sequence[str], sigmas: Sequence[str], readings: Sequence[str], labels: Sequence[str] | None, seeds: int,
+    rounds: int, select: bool, watch: Watch,
+) -> Iterator[tuple[list[TableCell], Result]]:  # fmt: skip
+    """Row by row of the table: its cells and the whole result. Methods that both readings share are run once.
+
+    select: choose FAIR-FATE's hyper-parameters on validation rows.
+    """
+    total = len(datasets) * len(sigmas) * len(readings) * len(arms_named(arms("compas", "0.5", readings[0]), labels))
     number = 0
     for dataset in datasets:
         for sigma in sigmas:
             feds = federations(dataset, sigma, [10 * run for run in range(1, seeds + 1)])
-            theirs = published(dataset, sigma)
             done: dict[Method, tuple[Step, Result]] = {}
-            floor = _floor(feds, rounds, watch) if select == "validation" else None
+            floor = _floor(feds, rounds, watch) if select else None
             for reading in readings:
-                for arm in _chosen(arms(dataset, sigma, reading), labels):
+                for arm in arms_named(arms(dataset, sigma, reading), labels):
                     number += 1
                     method = arm.method
                     if floor is not None and isinstance(method, FairFate):
                         method = select_on_validation(method, feds, rounds, floor, watch)
                     if method not in done:
                         sim = simulation(method, feds, rounds)
-                        last = carry_out(sim, watch(f"{number}/{total} {dataset} {sigma} {arm.label}", sim))
+                        last = carry_out(sim, f"{number}/{total} {dataset} {sigma} {arm.label}", watch)
                         done[method] = last, sim.result()
                     last, result = done[method]
-                    yield _cells(dataset, sigma, arm, reading, last, theirs), result
+                    yield _cells(dataset, sigma, arm, reading, last), result
 
 
-def _cells(dataset: str, sigma: str, arm: Arm, reading: Reading, last: Step, theirs: Published) -> list[Cell]:
+def _cells(dataset: str, sigma: str, arm: Arm, reading: str, last: Step) -> list[TableCell]:
     values = measured(last, "test", compat=reading == "as-published")
-    cells = []
-    for metric in MEASURES:
-        defined = values[metric][~np.isnan(values[metric])]
-        mean = float(defined.mean()) if len(defined) else float("nan")
-        std = float(defined.std(ddof=1)) if len(defined) > 1 else float("nan")
-        known = theirs.get((*arm.key, metric))
-        within = None if known is None or np.isnan(std) else within_noise((mean, std), known, len(defined))
-        them = known or (float("nan"), float("nan"))
-        cells.append(
-            Cell(dataset, sigma, arm.label, reading, metric, mean, std, *them, within, int(values["degenerate"].sum()))
+    theirs, fairness = published_figures(dataset, sigma), getattr(arm.method, "fairness", "")
+    short = next((short for short, name in NAMES.items() if name == fairness), "")
+    common: dict[str, Any] = {"dataset": dataset, "sigma": sigma, "method": arm.label, "reading": reading}
+    constant = int(values["degenerate"].sum())
+    return [
+        TableCell.of(
+            values[metric], theirs.get((arm.method.name, short, metric)), metric=metric, degenerate=constant, **common
         )
-    return cells
-
-
-def _chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
-    """Rows by their name in the table or in the registry."""
-    if labels is None:
-        return rows
-    known = {arm.label.lower() for arm in rows} | {arm.key[0] for arm in rows}
-    for label in labels:
-        if label.lower() not in known:
-            raise ConfigError(unknown_name("method of the table", label, known))
-    wanted = {label.lower() for label in labels}
-    return [arm for arm in rows if arm.label.lower() in wanted or arm.key[0] in wanted]
+        for metric in MEASURES
+    ]
 
 
 # -- choosing hyper-parameters on validation data ----------------------------------------------------------------------
@@ -316,7 +267,7 @@ def _chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
 def _floor(feds: list[Federation], rounds: int, watch: Watch) -> float:
     """FedAvg's validation accuracy less 2 points: what a fair setting may cost."""
     sim = simulation(FedAvg(), feds, rounds)
-    last = carry_out(sim, watch("FedAvg, for the accuracy to keep", sim))
+    last = carry_out(sim, "FedAvg, for the accuracy to keep", watch)
     return float(measured(last, "validation", compat=False)["ACC"].mean()) - 0.02
 
 
@@ -333,15 +284,13 @@ def select_on_validation(
     The whole grid, for all seeds, is one computation. Where no setting keeps the accuracy, the most accurate is taken.
     """
     sim = simulation(method, feds, rounds, over=grid or GRID)
-    last = carry_out(sim, watch("grid, chosen on validation", sim))
+    last = carry_out(sim, "grid, chosen on validation", watch)
     values = measured(last, "validation", compat=method.as_published)
     short = next(key for key, name in NAMES.items() if name == method.fairness)
-    points = [dict(point) for point in dict.fromkeys(tuple(run.hyper.items()) for run in sim.job.runs)]
-    accuracy = values["ACC"].reshape(len(points), -1).mean(1)
-    fairness = np.nan_to_num(values[short]).reshape(len(points), -1).mean(1)
-    allowed = accuracy >= floor
-    best = int(np.argmax(np.where(allowed, fairness, -1))) if allowed.any() else int(np.argmax(accuracy))
-    return replace(method, **points[best])  # type: ignore[arg-type]
+    settings = swept_settings(sim)
+    accuracy = values["ACC"].reshape(len(settings), -1).mean(1)
+    fairness = np.nan_to_num(values[short]).reshape(len(settings), -1).mean(1)
+    return replace(method, **settings[choose(accuracy, -fairness, floor)])
 
 
 # -- figure 3 ----------------------------------------------------------------------------------------------------------
@@ -361,7 +310,7 @@ def figure3(
     for dataset in datasets:
         for sigma in sigmas:
             feds = federations(dataset, sigma, [10 * run for run in range(1, seeds + 1)])
-            for arm in arms(dataset, sigma, "algorithm-1")[-3:]:
+            for short, arm in zip(NAMES, arms(dataset, sigma, "algorithm-1")[-3:], strict=True):
                 sim = simulation(arm.method, feds, rounds, over={"lambda_max": TRADE_OFF})
-                carry_out(sim, watch(f"{dataset} {sigma} {arm.label} over MAX", sim))
-                yield dataset, sigma, arm.key[1], sim.result()
+                carry_out(sim, f"{dataset} {sigma} {arm.label} over MAX", watch)
+                yield dataset, sigma, short, sim.result()

@@ -1,31 +1,28 @@
 """The FedFair paper's Table I and Figures 2 and 4, for logistic regression: methods, settings, published figures.
 
 Chu et al., FedFair: Training Fair Models in Cross-Silo Federated Learning, arXiv:2109.05662. Published figures:
-fedfair_table1.csv, from the paper's Table I.
+published.csv, from the paper's Table I.
 
 `table1`, `figure2` and `figure4` are generators that yield row by row; nothing here prints.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from equifed import metrics as M
 from equifed.data import get_dataset
-from equifed.errors import ConfigError, unknown_name
-from equifed.experiments.running import Watch, carry_out
+from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, published, swept_settings
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
+from equifed.metrics.seeds import Moments, moments
 from equifed.models import Logistic
-from equifed.protocol import Method
 from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 
@@ -48,12 +45,13 @@ DROP_RATES = [0.0, 0.1, 0.3, 0.5]
 ROUNDS = {"drug": 2000, "compas": 2000, "adult": 1500}
 """At most; runs stop before when they have converged to TOLERANCE."""
 TOLERANCE = 1e-3
-STEP = 0.5
+STEP_SIZE = 0.5
 """alpha of FedFair and separate training: ten times the paper's, for the same optimum in a tenth of the rounds. LCO,
 whose clients' multipliers add up, needs the paper's 0.05."""
-FEDAVG = {"rounds": 100, "local": Local(epochs=1, batch_size=32, learning_rate=0.05)}
+FEDAVG_ROUNDS = 100
+FEDAVG_LOCAL = Local(epochs=1, batch_size=32, learning_rate=0.05)
 """The paper does not give FedAvg's settings; these reach its optimum."""
-ADVERSARIAL = {"rounds": 20}
+ADVERSARIAL_ROUNDS = 20
 
 KNOWN_ERRORS = (
     "The paper chose every method's hyper-parameter by the harmonic mean on test data; --select train chooses on the "
@@ -64,57 +62,38 @@ KNOWN_ERRORS = (
     "constructions of the data.",
 )
 
-Published = dict[tuple[str, str], tuple[float, float]]
-"""{(method, metric): (mean, std)}."""
 
+@dataclass(frozen=True, kw_only=True)
+class TableCell(Cell):
+    """degenerate and the deviations are over all clients' models where each has one."""
 
-class Cell(NamedTuple):
-    """One number of Table I, ours and theirs."""
-
-    dataset: str
-    method: str
-    """As in the paper: FedAvg, EO, CEO, ST, AF, LCO, FedFair."""
-    metric: str
-    mean: float
-    std: float
-    published_mean: float
-    published_std: float
-    within: bool | None
-    """|difference| <= 2 sqrt(s1^2/n + s2^2/5), n our constructions; None where one run has no deviation."""
     opt: float | None
     """The epsilon or tau chosen."""
     published_opt: float | None
-    degenerate: int
-    """Models that are constant for some group."""
     stopped: int
     """Runs that converged before the last round; 0 where a method has no such rule."""
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One row of the table."""
-
-    label: str
-    method: Method
-    over: dict[str, list[float]]
-    """What is swept to choose from; empty for methods without a trade-off."""
-    settings: dict[str, Any]
-    """Rounds and local training."""
+class TableArm(Arm):
+    rounds: int = 1
+    local: Local = Local()  # noqa: RUF009
     inputs: str = "all"
     """"all", or "insensitive": the sensitive column is not an input."""
 
 
-def arms(dataset: str, rounds: int | None = None) -> list[Arm]:
+def arms(dataset: str, rounds: int | None = None) -> list[TableArm]:
     """The table's seven rows; `rounds` bounds those of the constrained methods instead of ROUNDS."""
-    grid, long = {"epsilon": EPSILONS[dataset]}, {"rounds": rounds or ROUNDS[dataset]}
+    grid, most = {"epsilon": EPSILONS[dataset]}, rounds or ROUNDS[dataset]
+    short = (FEDAVG_ROUNDS, FEDAVG_LOCAL)
     return [
-        Arm("FedAvg", FedAvg(), {}, FEDAVG),
-        Arm("EO", EqualizedOdds(FedAvg()), {}, FEDAVG),
-        Arm("CEO", CalibratedEqualizedOdds(FedAvg()), {}, FEDAVG),
-        Arm("ST", SeparateTraining(step_size=STEP), grid, {"rounds": max(1, long["rounds"] // 2)}),
-        Arm("AF", AgnosticFair(), {"tau": TAUS}, ADVERSARIAL, inputs="insensitive"),
-        Arm("LCO", LCO(tolerance=TOLERANCE), {"epsilon": LCO_EPSILONS}, long),
-        Arm("FedFair", FedFair(step_size=STEP, tolerance=TOLERANCE), grid, long),
+        TableArm("FedAvg", FedAvg(), {}, *short),
+        TableArm("EO", EqualizedOdds(FedAvg()), {}, *short),
+        TableArm("CEO", CalibratedEqualizedOdds(FedAvg()), {}, *short),
+        TableArm("ST", SeparateTraining(step_size=STEP_SIZE), grid, max(1, most // 2)),
+        TableArm("AF", AgnosticFair(), {"tau": TAUS}, ADVERSARIAL_ROUNDS, inputs="insensitive"),
+        TableArm("LCO", LCO(tolerance=TOLERANCE), {"epsilon": LCO_EPSILONS}, most),
+        TableArm("FedFair", FedFair(step_size=STEP_SIZE, tolerance=TOLERANCE), grid, most),
     ]
 
 
@@ -124,8 +103,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
     The common test set is also every client's own, so that each of many models is judged by itself; and the training
     rows stand in as validation set, which no method here uses, so that hyper-parameters can be chosen on them.
     """
-    if dataset not in DATASETS:
-        raise ConfigError(unknown_name("data set of FedFair", dataset, DATASETS))
+    check_names("data set of FedFair", [dataset], DATASETS)
     preset = get_dataset(dataset).preset("fedfair")
     if inputs == "insensitive":
         hidden = {rule.column for rule in preset.sensitive}
@@ -149,9 +127,8 @@ def _inputs(dataset: str, preset: Any) -> int:
     return int(get_dataset(dataset).encode(preset).encoded.x.shape[1])
 
 
-def simulation(arm: Arm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
-    rounds, local = arm.settings["rounds"], arm.settings.get("local", Local())
-    settings = RunSettings(rounds, "all", eval_every=rounds, dropout=dropout, local=local)
+def simulation(arm: TableArm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
+    settings = RunSettings(arm.rounds, "all", eval_every=arm.rounds, dropout=dropout, local=arm.local)
     return Simulation(make_job(arm.method, feds, Logistic(), settings, over=arm.over))
 
 
@@ -171,80 +148,66 @@ def measured(sim: Simulation, step: Step, split: str = "test") -> dict[str, np.n
     return {"AC": accuracy, "FR": fairness, "HM": both, "degenerate": M.degenerate(counts).any(-1)}
 
 
-def published(dataset: str) -> tuple[Published, dict[str, float]]:
-    """The published figures of one data set, and the chosen epsilon or tau by method."""
-    text = files("equifed.experiments.fedfair").joinpath("published.csv").read_text(encoding="utf-8")
-    rows = [row for row in csv.DictReader(text.splitlines()) if row["dataset"] == dataset]
-    figures = {(row["method"], row["metric"]): (float(row["mean"]), float(row["std"])) for row in rows}
-    return figures, {row["method"]: float(row["opt"]) for row in rows if row["opt"]}
+def published_figures(dataset: str) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """{(method, metric): (mean, std)} of one data set."""
+    return published("fedfair", ("method", "metric"), ("mean", "std"), dataset=dataset)
+
+
+def published_choices(dataset: str) -> dict[str, float]:
+    """{method: epsilon or tau} of one data set."""
+    return {method: opt for (method,), (opt,) in published("fedfair", ("method",), ("opt",), dataset=dataset).items()}
 
 
 def table1(
     datasets: Sequence[str], labels: Sequence[str] | None, seeds: int, rounds: int | None, select: str, watch: Watch
-) -> Iterator[tuple[list[Cell], Result]]:
+) -> Iterator[tuple[list[TableCell], Result]]:
     """Row by row of Table I: its three cells and the whole result (all values of a sweep).
 
     select: on what the epsilon or tau with the best mean HM is chosen, "test" (as the paper) or "train".
     """
-    check_names(datasets, labels, select)
     for dataset in datasets:
-        chosen = _chosen(arms(dataset, rounds), labels)
+        chosen = arms_named(arms(dataset, rounds), labels)
         feds = {inputs: federations(dataset, seeds, inputs) for inputs in dict.fromkeys(arm.inputs for arm in chosen)}
         for arm in chosen:
             sim = simulation(arm, feds[arm.inputs])
-            last = carry_out(sim, watch(f"{dataset} {arm.label}", sim))
+            last = carry_out(sim, f"{dataset} {arm.label}", watch)
             yield cells(dataset, arm, sim, last, select), sim.result()
 
 
-def check_names(datasets: Sequence[str], labels: Sequence[str] | None = None, select: str = "test") -> None:
-    """Refuse what `table1` and the figures do not have."""
-    for dataset in datasets:
-        if dataset not in DATASETS:
-            raise ConfigError(unknown_name("data set of FedFair", dataset, DATASETS))
-    if select not in ("test", "train"):
-        raise ConfigError(unknown_name("selection", select, ("test", "train")))
-    _chosen(arms(DATASETS[0]), labels)
-
-
-def cells(dataset: str, arm: Arm, sim: Simulation, last: Step, select: str) -> list[Cell]:
+def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str) -> list[TableCell]:
     """The row's cells for the best setting."""
     values = measured(sim, last)
     best = best_setting(sim, last, select)
-    mine = [run for run, each in enumerate(sim.job.runs) if dict(each.hyper) == best]
+    runs = runs_of(sim, best)
     stopped = {log.run for log in sim.collector.logs if log.stopped}
-    theirs, opts = published(dataset)
-    made = []
-    for metric in MEASURES:
-        own = values[metric][mine].ravel()
-        own = own[~np.isnan(own)]
-        mean = float(own.mean()) if len(own) else float("nan")
-        std = float(own.std(ddof=1)) if len(own) > 1 else float("nan")
-        them = theirs[(arm.label, metric)]
-        noise = 2 * np.sqrt(std**2 / len(mine) + them[1] ** 2 / SEEDS)
-        within = None if np.isnan(std) else abs(mean - them[0]) <= noise
-        made.append(
-            Cell(
-                dataset,
-                arm.label,
-                metric,
-                mean,
-                std,
-                *them,
-                None if within is None else bool(within),
-                next(iter(best.values()), None),
-                opts.get(arm.label),
-                int(values["degenerate"][mine].sum()),
-                len(stopped.intersection(mine)),
-            )
+    theirs = published_figures(dataset)
+    return [
+        TableCell.of(
+            values[metric][runs],
+            theirs[arm.label, metric],
+            runs=len(runs),
+            their_runs=SEEDS,
+            dataset=dataset,
+            method=arm.label,
+            metric=metric,
+            opt=next(iter(best.values()), None),
+            published_opt=published_choices(dataset).get(arm.label),
+            degenerate=int(values["degenerate"][runs].sum()),
+            stopped=len(stopped.intersection(runs)),
         )
-    return made
+        for metric in MEASURES
+    ]
 
 
 def best_setting(sim: Simulation, last: Step, select: str) -> dict[str, float]:
     """The swept values with the best HM in the mean over seeds and models; {} without a sweep."""
-    points = [dict(point) for point in dict.fromkeys(tuple(each.hyper.items()) for each in sim.job.runs)]
-    score = np.nan_to_num(measured(sim, last, select)["HM"]).mean(1).reshape(len(points), -1).mean(1)
-    return points[int(np.argmax(score))]
+    settings = swept_settings(sim)
+    score = np.nan_to_num(measured(sim, last, select)["HM"]).mean(1).reshape(len(settings), -1).mean(1)
+    return settings[int(np.argmax(score))]
+
+
+def runs_of(sim: Simulation, setting: dict[str, float]) -> list[int]:
+    return [number for number, run in enumerate(sim.job.runs) if dict(run.hyper) == setting]
 
 
 def figure2(
@@ -255,9 +218,9 @@ def figure2(
     The frame has a row per epsilon and the mean and standard deviation over seeds of each.
     """
     for dataset in datasets:
-        (arm,) = _chosen(arms(dataset, rounds), ["FedFair"])
+        (arm,) = arms_named(arms(dataset, rounds), ["FedFair"])
         sim = simulation(arm, federations(dataset, seeds))
-        last = carry_out(sim, watch(f"{dataset} FedFair over epsilon", sim))
+        last = carry_out(sim, f"{dataset} FedFair over epsilon", watch)
         result = sim.result()
         values = measured(sim, last)
         final = result.final()[["epsilon", "seed", "dgeo"]]
@@ -270,29 +233,14 @@ def figure2(
 
 def figure4(
     datasets: Sequence[str], seeds: int, rounds: int | None, rates: Sequence[float], watch: Watch
-) -> Iterator[tuple[str, str, float, float, float, float, Result]]:
-    """FedFair and LCO with clients dropping out: (data set, method, rate, best epsilon, mean HM, its std, result)."""
+) -> Iterator[tuple[str, str, float, float, Moments, Result]]:
+    """FedFair and LCO with clients dropping out: (data set, method, rate, best epsilon, its HM, result)."""
     for dataset in datasets:
         feds = federations(dataset, seeds)
-        for arm in _chosen(arms(dataset, rounds), ["LCO", "FedFair"]):
+        for arm in arms_named(arms(dataset, rounds), ["LCO", "FedFair"]):
             for rate in rates:
                 sim = simulation(arm, feds, dropout=rate)
-                last = carry_out(sim, watch(f"{dataset} {arm.label}, drop rate {rate:g}", sim))
+                last = carry_out(sim, f"{dataset} {arm.label}, drop rate {rate:g}", watch)
                 best = best_setting(sim, last, "test")
-                mine = [r for r, each in enumerate(sim.job.runs) if dict(each.hyper) == best]
-                scores = measured(sim, last)["HM"][mine, 0]
-                std = float(scores.std(ddof=1)) if len(scores) > 1 else float("nan")
-                yield dataset, arm.label, rate, best["epsilon"], float(scores.mean()), std, sim.result()
-
-
-def _chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
-    """Rows by their name in the table or their method's."""
-    if labels is None:
-        return rows
-    wanted = {label.lower() for label in labels}
-    known = {name.lower() for arm in rows for name in (arm.label, arm.method.name)}
-    for label in labels:
-        if label.lower() not in known:
-            names = dict.fromkeys(name for arm in rows for name in (arm.label, arm.method.name))
-            raise ConfigError(unknown_name("method of the table", label, names))
-    return [arm for arm in rows if wanted & {arm.label.lower(), arm.method.name}]
+                scores = measured(sim, last)["HM"][runs_of(sim, best), 0]
+                yield dataset, arm.label, rate, best["epsilon"], moments(scores), sim.result()

@@ -2,150 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from equifed.cli.console import near, print_json, say, show
-from equifed.cli.reproduce import Wanted, figure, kept, watching, write_pages
-from equifed.cli.tables import plain_table
+from equifed.experiments import Request
+from equifed.experiments.base import Experiment, Part, Table, Watch, arms_named, check_names, plus_minus
 from equifed.experiments.fedfair import settings as fedfair
-from equifed.experiments.fedfair.settings import Cell
-from equifed.simulator import Result
-
-OPTIONS = {
-    "fedfair/table1": ("datasets", "methods", "seeds", "rounds", "select"),
-    "fedfair/figure2": ("datasets", "seeds", "rounds"),
-    "fedfair/figure4": ("datasets", "seeds", "rounds"),
-}
-QUICK = (2, 50)
-"""Seeds and rounds of --quick."""
+from equifed.experiments.fedfair.settings import TableCell
 
 
-def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
-    datasets = wanted.datasets or ["compas"]
-    fedfair.check_names(datasets, wanted.methods, wanted.select or "test")  # before there is any file
-    seeds = min(wanted.seeds or fedfair.SEEDS, QUICK[0]) if wanted.quick else wanted.seeds or fedfair.SEEDS
-    rounds = min(wanted.rounds or QUICK[1], QUICK[1]) if wanted.quick else wanted.rounds
-    if name == "fedfair/table1":
-        _table1(datasets, seeds, rounds, wanted, runs, json)
-    elif name == "fedfair/figure2":
-        _figure2(datasets, seeds, rounds, wanted, json)
-    else:
-        _figure4(datasets, seeds, rounds, wanted, json)
+def _scope(request: Request) -> tuple[list[str], int, int | None]:
+    """Data sets, seeds, and rounds where they are not the usual."""
+    datasets = request.datasets or ["compas"]
+    check_names("data set of FedFair", datasets, fedfair.DATASETS)
+    return datasets, *request.amount(fedfair.SEEDS, None)
 
 
-# -- table 1 -----------------------------------------------------------------------------------------------------------
-
-
-def _table1(
-    datasets: Sequence[str], seeds: int, rounds: int | None, wanted: Wanted, runs: Path | None, json: bool
-) -> None:
-    select = wanted.select or "test"
-    cells: list[Cell] = []
-    results: dict[tuple[str, ...], list[Result]] = {}
-    with kept("fedfair/table1", runs, Cell._fields, per_row=3) as (write, file), watching() as watch:
-        for row, result in fedfair.table1(datasets, wanted.methods, seeds, rounds, select, watch):
-            cells += row
-            write(row)
-            results.setdefault((row[0].dataset,), []).append(result)
-            say(_line(row))
-    pages = write_pages(results, wanted.pages, "FedFair")
-    if json:
-        print_json({"cells": [cell._asdict() for cell in cells], "known_errors": fedfair.KNOWN_ERRORS, "pages": pages})
-    else:
-        for dataset in dict.fromkeys(cell.dataset for cell in cells):
-            _show_table([cell for cell in cells if cell.dataset == dataset], dataset, seeds)
-        compared = [cell for cell in cells if cell.metric == "HM" and cell.within is not None]
-        within = sum(bool(cell.within) for cell in compared)
-        show(
+def table1(request: Request, watch: Watch) -> Iterator[Part]:
+    datasets, seeds, rounds = _scope(request)
+    select = request.select or "test"
+    check_names("selection", [select], ("test", "train"))
+    arms_named(fedfair.arms(datasets[0]), request.methods)
+    cells: list[TableCell] = []
+    for row, result in fedfair.table1(datasets, request.methods, seeds, rounds, select, watch):
+        cells += row
+        line = f"{row[0].dataset} {row[0].method}: " + ", ".join(f"{cell.metric} {cell.text}" for cell in row)
+        yield Part(row, [line], results=[result], page=(row[0].dataset,))
+    compared = [cell for cell in cells if cell.metric == "HM" and cell.within is not None]
+    yield Part(
+        shown=[
+            *(_table([cell for cell in cells if cell.dataset == dataset], dataset, seeds) for dataset in datasets),
             "Ours (published), mean±std; = within noise, ≠ not: |difference| > 2 sqrt(s1²/n+s2²/5). "
-            f"HM: {within} of {len(compared)} within noise. opt: the epsilon or tau with the best HM on {select} rows.",
+            f"HM: {sum(bool(cell.within) for cell in compared)} of {len(compared)} within noise. "
+            f"opt: the epsilon or tau with the best HM on {select} rows.",
             "* constant for more than 99 % of a group in some model.",
-            "",
-            "About the published table:",
+            "\nAbout the published table:",
             *(f"- {line}" for line in fedfair.KNOWN_ERRORS),
-        )
-    say(f"All cells: {near(file)}")
-
-
-def _line(row: Sequence[Cell]) -> str:
-    figures = ", ".join(f"{cell.metric} {figure(cell.mean, cell.std)}{_mark(cell)}" for cell in row)
-    return f"{row[0].dataset} {row[0].method}: {figures}"
-
-
-def _mark(cell: Cell) -> str:
-    return {True: " =", False: " ≠", None: ""}[cell.within]
-
-
-def _show_table(cells: Sequence[Cell], dataset: str, seeds: int) -> None:
-    table = plain_table(
-        "method", *fedfair.MEASURES, "opt", "stopped", numbers=range(1, 6), title=f"{dataset}: ours (published)"
+        ],
+        record={"known_errors": fedfair.KNOWN_ERRORS},
     )
+
+
+def _table(cells: Sequence[TableCell], dataset: str, seeds: int) -> Table:
+    rows = []
     for method in dict.fromkeys(cell.method for cell in cells):
         row = [cell for cell in cells if cell.method == method]
-        shown = [
-            f"{figure(cell.mean, cell.std)} ({figure(cell.published_mean, cell.published_std)}){_mark(cell)}"
-            for cell in row
-        ]
         first = row[0]
         opt = "" if first.opt is None else f"{first.opt:g}"
         opt += "" if first.published_opt is None else f" ({first.published_opt:g})"
-        stopped = f"{first.stopped} of {seeds}" if first.opt is not None else ""
-        table.add_row(method + ("*" if first.degenerate else ""), *shown, opt, stopped)
-    show(table, "")
+        stopped = "" if first.opt is None else f"{first.stopped} of {seeds}"
+        rows.append([method + ("*" if first.degenerate else ""), *(cell.beside for cell in row), opt, stopped])
+    return Table(f"{dataset}: ours (published)", ("method", *fedfair.MEASURES, "opt", "stopped"), rows)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+def figure2(request: Request, watch: Watch) -> Iterator[Part]:
+    datasets, seeds, rounds = _scope(request)
+    columns = ("epsilon", "|federated estimate|", "DGEO, test", "fairness", "accuracy", "rounds", "feasible")
+    for dataset, frame, result in fedfair.figure2(datasets, seeds, rounds, watch):
+        rows, points = [], []
+        for epsilon, row in frame.iterrows():
+            mean = {str(name): float(row[name, "mean"]) for name in frame.columns.levels[0]}  # type: ignore[attr-defined]
+            points.append({"dataset": dataset, "epsilon": float(epsilon), **mean})  # type: ignore[arg-type]
+            figures = [
+                plus_minus(mean[name], row[name, "std"], digits)
+                for name, digits in (("afe", 4), ("dgeo", 4), ("fairness", 3), ("accuracy", 3))
+            ]
+            rows.append([f"{epsilon:g}", *figures, f"{mean['round']:.0f}", f"{mean['feasible']:.0%}"])
+        table = Table(f"{dataset}: FedFair over epsilon, {seeds} seeds", columns, rows, left=())
+        yield Part(points, shown=[table], results=[result], page=(dataset, "epsilon"))
+    yield Part(
+        shown=[
+            "The federated estimate lies on training rows, where the constraint holds; DGEO is the gap on test rows."
+        ]
+    )
 
 
-def _figure2(datasets: Sequence[str], seeds: int, rounds: int | None, wanted: Wanted, json: bool) -> None:
-    found: list[dict[str, Any]] = []
-    results: dict[tuple[str, ...], list[Result]] = {}
-    with watching() as watch:
-        for dataset, frame, result in fedfair.figure2(datasets, seeds, rounds, watch):
-            results[(dataset, "epsilon")] = [result]
-            table = plain_table(
-                "epsilon", "|federated estimate|", "DGEO, test", "fairness", "accuracy", "rounds", "feasible",
-                numbers=range(7), title=f"{dataset}: FedFair over epsilon, {seeds} seeds",
-            )  # fmt: skip
-            for epsilon, row in frame.iterrows():
-                figures = [figure(row[name, "mean"], row[name, "std"], 4) for name in ("afe", "dgeo")]
-                figures += [figure(row[name, "mean"], row[name, "std"], 3) for name in ("fairness", "accuracy")]
-                table.add_row(f"{epsilon:g}", *figures, f"{row['round', 'mean']:.0f}", f"{row['feasible', 'mean']:.0%}")
-                means = {str(name): float(row[name, "mean"]) for name in frame.columns.levels[0]}  # type: ignore[attr-defined]
-                found.append({"dataset": dataset, "epsilon": float(epsilon), **means})  # type: ignore[arg-type]
-            if not json:
-                show(table, "")
-    pages = write_pages(results, wanted.pages, "FedFair")
-    if json:
-        print_json({"points": found, "pages": pages})
-    else:
-        show("The federated estimate lies on training rows, where the constraint holds; DGEO is the gap on test rows.")
+@dataclass(frozen=True)
+class DropPoint:
+    dataset: str
+    method: str
+    drop_rate: float
+    epsilon: float
+    hm: float
+    hm_std: float
 
 
-def _figure4(datasets: Sequence[str], seeds: int, rounds: int | None, wanted: Wanted, json: bool) -> None:
-    found: list[dict[str, Any]] = []
-    results: dict[tuple[str, ...], list[Result]] = {}
-    with watching() as watch:
-        for dataset, method, rate, epsilon, mean, std, result in fedfair.figure4(
-            datasets, seeds, rounds, fedfair.DROP_RATES, watch
-        ):
-            found.append(
-                {"dataset": dataset, "method": method, "drop_rate": rate, "epsilon": epsilon, "hm": mean, "hm_std": std}
+def figure4(request: Request, watch: Watch) -> Iterator[Part]:
+    datasets, seeds, rounds = _scope(request)
+    points: list[DropPoint] = []
+    for dataset, method, rate, epsilon, hm, result in fedfair.figure4(
+        datasets, seeds, rounds, fedfair.DROP_RATES, watch
+    ):
+        points.append(DropPoint(dataset, method, rate, epsilon, hm.mean, hm.std))
+        line = f"{dataset} {method}, drop rate {rate:g}: HM {plus_minus(hm.mean, hm.std, 3)} (epsilon {epsilon:g})"
+        yield Part(points[-1:], [line], results=[result], page=(dataset, method))
+    yield Part(
+        shown=[
+            Table(
+                f"{dataset}: HM at each drop rate, {seeds} seeds",
+                ("method", *(f"{rate:g}" for rate in fedfair.DROP_RATES)),
+                [
+                    [
+                        method,
+                        *(plus_minus(p.hm, p.hm_std, 3) for p in points if (p.dataset, p.method) == (dataset, method)),
+                    ]
+                    for method in ("FedFair", "LCO")
+                ],
             )
-            results.setdefault((dataset, method), []).append(result)
-            say(f"{dataset} {method}, drop rate {rate:g}: HM {figure(mean, std, 3)} (epsilon {epsilon:g})")
-    pages = write_pages(results, wanted.pages, "FedFair")
-    if json:
-        print_json({"points": found, "pages": pages})
-        return
-    for dataset in datasets:
-        table = plain_table(
-            "method", *(f"{rate:g}" for rate in fedfair.DROP_RATES), numbers=range(1, 5),
-            title=f"{dataset}: HM at each drop rate, {seeds} seeds",
-        )  # fmt: skip
-        for method in ("FedFair", "LCO"):
-            own = [point for point in found if (point["dataset"], point["method"]) == (dataset, method)]
-            table.add_row(method, *(figure(point["hm"], point["hm_std"], 3) for point in own))
-        show(table, "")
+            for dataset in datasets
+        ]
+    )
+
+
+EXPERIMENTS = {
+    "table1": Experiment(table1, "cells", kept=TableCell),
+    "figure2": Experiment(figure2),
+    "figure4": Experiment(figure4),
+}

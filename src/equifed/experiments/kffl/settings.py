@@ -1,7 +1,7 @@
 """The KFFL paper's tables and figures: trade-offs between accuracy and fairness, for classification and regression.
 
 Arif et al., Group Fair Federated Learning via Stochastic Kernel Regularization, TMLR 2025. Published figures:
-kffl_tables.csv, from the paper's Table 7 (whose columns its Table 6 repeats) and Tables 4, 9, 10, 13, 14 and 15.
+published.csv, from the paper's Table 7 (whose columns its Table 6 repeats) and Tables 4, 9, 10, 13, 14 and 15.
 
 lambda's scale depends on the kernel's width, which the paper's code chooses otherwise, so no value of lambda is
 compared: every method is swept over its trade-off parameter, and compared at equal loss of accuracy against FedAvg.
@@ -10,19 +10,16 @@ Settings are chosen on validation rows; the paper splits 80/20, and here an eigh
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from equifed import partition
 from equifed.data import get_dataset
-from equifed.errors import ConfigError, unknown_name
-from equifed.experiments.running import Watch, carry_out
+from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, choose, published
 from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
@@ -35,19 +32,19 @@ CLIENTS, ROUNDS, REGRESSION_ROUNDS = 4, 20, 50
 """The paper has 10 rounds; the proximal steps need more to settle, while FedAvg gains nothing from them."""
 SPLIT = (0.7, 0.1, 0.2)
 SKEWS = ("iid", "non-iid")
-SEEDS = {"classification": 3, "regression": 5}
+CLASSIFICATION_SEEDS, REGRESSION_SEEDS = 3, 5
 """Runs of the paper."""
 CLASSIFICATION = ("adult", "compas", "bank_additional", "acs_income", "german")
 REGRESSION = ("communities", "adult", "law")
 MEASURES = {"SPD": "demographic_parity_difference", "EOD": "equal_opportunity_difference"}
 """The paper's names; its EOD is the gap of true positive rates."""
-DROP = 0.015
+MAX_ACCURACY_LOSS = 0.015
 """Accuracy, against FedAvg on validation rows, that a fairer setting may cost."""
-WORSE = 0.02
+MAX_RMSE_RISE = 0.02
 """Share of RMSE, against lambda = 0 on validation rows, that a fairer setting may cost."""
 
 WEIGHTS = [0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 40, 45, 50, 55, 60, 75, 100]
-STEPS = [10, 30, 100]
+STEP_SIZES = [10, 30, 100]
 """lambda (times `scale`) and alpha of KFFL, for models whose outputs are probabilities."""
 REGRESSION_OVER = {"step_size": [0.03, 0.1], "fairness_weight": [0.0, 1.0, 3.0, 6.0, 10.0, 20.0, 30.0, 60.0]}
 """Predictions of a linear model move without bound, so the fairness step must be far smaller, and rounds more."""
@@ -57,31 +54,13 @@ DEFECTIVE = ("FairFed/FairBatch", "KHSIC-Local", "MinMax")
 """Published columns that come from defective code (most are constant predictors): shown, but no targets."""
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One method with the values of its trade-off parameter."""
+@dataclass(frozen=True, kw_only=True)
+class TableCell(Cell):
+    """The published setting was not chosen as ours, so that no two numbers need agree."""
 
-    label: str
-    """As in the paper."""
-    method: Method
-    over: Mapping[str, Sequence[float]]
-
-
-class Cell(NamedTuple):
-    """One number of a table, ours and theirs."""
-
-    dataset: str
     skew: str
-    method: str
-    metric: str
-    mean: float
-    std: float
-    published_mean: float
-    published_std: float
     setting: str
     """The setting chosen on validation rows."""
-    degenerate: int
-    """Seeds whose predictor is constant for some group."""
 
 
 def scale(feds: Sequence[Federation]) -> float:
@@ -95,7 +74,7 @@ def arms(measure: str, lambda_scale: float = 1.0, centralized: bool = False) -> 
     """All methods of the classification tables; FairFed and FairBatch work on the measure in question."""
     fairness = MEASURES[measure]
     weights = [float(f"{weight * lambda_scale:.4g}") for weight in WEIGHTS]
-    kffl = {"step_size": [float(step) for step in STEPS], "fairness_weight": weights}
+    kffl = {"step_size": [float(step) for step in STEP_SIZES], "fairness_weight": weights}
     local = {"fairness_weight": [0.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]}
     rows = [
         Arm("FedAvg", FedAvg(), {}),
@@ -124,28 +103,14 @@ def arms(measure: str, lambda_scale: float = 1.0, centralized: bool = False) -> 
 
 def federations(dataset: str, skew: str, seeds: Sequence[int], regression: bool = False) -> list[Federation]:
     """4 clients with equal random parts (iid), or half with 90 % of one group and half with 90 % of the other."""
-    known = REGRESSION if regression else CLASSIFICATION
-    for value, names, what in ((dataset, known, "data set of this experiment"), (skew, SKEWS, "skew")):
-        if value not in names:
-            raise ConfigError(unknown_name(what, value, names))
+    check_names("data set of this experiment", [dataset], REGRESSION if regression else CLASSIFICATION)
+    check_names("skew", [skew], SKEWS)
     name = "kffl-regression" if regression and dataset == "adult" else "kffl"
     preset = dataclasses.replace(get_dataset(dataset).presets[name], split=SPLIT)
     # too few customers of Bank are under 25 for clients that have 90 % of them
     of: Any = "group" if dataset == "bank_additional" else "client"
     dealt = partition.IID(CLIENTS) if skew == "iid" else partition.Skewed(CLIENTS, 0.9, of)
     return load(dataset, preset=preset, partition=dealt, seeds=seeds)
-
-
-def check(datasets: Sequence[str], skews: Sequence[str], labels: Sequence[str] | None) -> None:
-    """Refuse unknown names before anything is computed."""
-    for given, known, what in (
-        (datasets, CLASSIFICATION, "data set of this experiment"),
-        (skews, SKEWS, "skew"),
-    ):
-        for name in given:
-            if name not in known:
-                raise ConfigError(unknown_name(what, name, known))
-    chosen(arms("EOD", centralized=True), labels)
 
 
 def simulation(arm: Arm, feds: list[Federation], rounds: int) -> Simulation:
@@ -158,22 +123,19 @@ def sweeps(feds: list[Federation], wanted: Sequence[Arm], rounds: int, watch: Wa
     """Every method over its trade-off parameter, all values and seeds in one computation each."""
     for number, arm in enumerate(wanted, 1):
         sim = simulation(arm, feds, rounds)
-        carry_out(sim, watch(f"{feds[0].name} {number}/{len(wanted)} {arm.label}", sim))
+        carry_out(sim, f"{feds[0].name} {number}/{len(wanted)} {arm.label}", watch)
         yield arm, sim.result()
 
 
-def choose(result: Result, quality: str, disparity: str, floor: float) -> dict[str, float]:
-    """The setting with the smallest mean disparity on validation rows whose mean quality there is good enough.
-
-    floor: at least this accuracy, or at most this RMSE. Where no setting reaches it, the best in quality is taken.
-    """
+def best_setting(result: Result, quality: str, disparity: str, floor: float) -> dict[str, float]:
+    """The setting with the smallest mean disparity on validation rows whose mean quality there is good enough: at least
+    this accuracy, or at most this RMSE."""
     if not result.swept:
         return {}
     points = result.pareto(quality, disparity, split="validation")
-    cost = points[quality] if quality == "rmse" else -points[quality]
-    allowed = cost <= (floor if quality == "rmse" else -floor)
-    best = int((points[disparity].where(allowed) if allowed.any() else cost).to_numpy().argsort()[0])
-    return {name: float(points[name].iloc[best]) for name in result.swept}
+    sign = -1 if quality == "rmse" else 1
+    best = points.iloc[choose(sign * points[quality], points[disparity], sign * floor)]
+    return {name: float(best[name]) for name in result.swept}
 
 
 def of_setting(result: Result, setting: Mapping[str, float], split: str = "test") -> Any:
@@ -186,50 +148,37 @@ def of_setting(result: Result, setting: Mapping[str, float], split: str = "test"
 
 def classification(
     dataset: str, labels: Sequence[str] | None, seeds: int, rounds: int, watch: Watch
-) -> Iterator[tuple[list[Cell], Result]]:
+) -> Iterator[tuple[list[TableCell], Result]]:
     """Tables 6 and 7, one data set, non-IID: each method at the setting that is fairest for a loss of at most 1.5
     points of accuracy against FedAvg, on validation rows."""
-    theirs = published(7, dataset, "non-iid")
     floor = -np.inf
     feds = federations(dataset, "non-iid", range(seeds))
     for arm, result in sweeps(feds, chosen(arms("SPD", scale(feds)), labels), rounds, watch):
         if arm.label == "FedAvg":
-            floor = float(result.final("validation")["accuracy"].mean()) - DROP
-        setting = choose(result, "accuracy", MEASURES["SPD"], floor)
-        yield cells(dataset, "non-iid", arm.label, result, setting, ("accuracy", *MEASURES.values()), theirs), result
+            floor = float(result.final("validation")["accuracy"].mean()) - MAX_ACCURACY_LOSS
+        setting = best_setting(result, "accuracy", MEASURES["SPD"], floor)
+        yield cells(dataset, "non-iid", arm.label, result, setting), result
 
 
-def cells(
-    dataset: str,
-    skew: str,
-    label: str,
-    result: Result,
-    setting: Mapping[str, float],
-    metrics: Sequence[str],
-    theirs: Mapping[tuple[str, str, str], tuple[float, float]],
-) -> list[Cell]:
+def cells(dataset: str, skew: str, label: str, result: Result, setting: Mapping[str, float]) -> list[TableCell]:
     runs = of_setting(result, setting)
-    weight = "" if "rmse" not in metrics else f"{setting['fairness_weight']:g}"
-    constant = int(runs["degenerate"].sum()) if "degenerate" in runs else 0
-    told = ", ".join(f"{name} {value:g}" for name, value in setting.items())
-    made = []
-    for metric in metrics:
-        them = theirs.get((label, weight, metric), (float("nan"), float("nan")))
-        mean, std = float(runs[metric].mean()), float(runs[metric].std())
-        made.append(Cell(dataset, skew, label, metric, mean, std, *them, told, constant))
-    return made
+    theirs = published_figures(7, dataset, skew)
+    common: dict[str, Any] = {
+        "dataset": dataset,
+        "skew": skew,
+        "method": label,
+        "degenerate": int(runs["degenerate"].sum()),
+    }
+    common["setting"] = ", ".join(f"{name} {value:g}" for name, value in setting.items())
+    return [
+        TableCell.of(runs[metric], theirs.get((label, "", metric)), runs=0, metric=metric, **common)
+        for metric in ("accuracy", *MEASURES.values())
+    ]
 
 
 def chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
-    """Arms by their name in the tables or in the registry; FedAvg always, since the others are measured against it."""
-    if labels is None:
-        return rows
-    known = {arm.label.lower() for arm in rows} | {arm.method.name for arm in rows}
-    for label in labels:
-        if label.lower() not in known:
-            raise ConfigError(unknown_name("method of the table", label, known))
-    wanted = {"fedavg", *(label.lower() for label in labels)}
-    return [arm for arm in rows if arm.label.lower() in wanted or arm.method.name in wanted]
+    """FedAvg always, since the others are measured against it."""
+    return arms_named(rows, labels and ["fedavg", *labels])
 
 
 # -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
@@ -321,7 +270,7 @@ def at_equal_rmse(result: Result) -> AtEqualRmse:
     """Test means of the settings chosen on validation rows."""
     points = result.pareto("rmse", "ks_distance", split="validation")
     start = points[points["fairness_weight"] == 0].sort_values("rmse").iloc[0]
-    allowed = points[points["rmse"] <= (1 + WORSE) * start["rmse"]].sort_values("ks_distance")
+    allowed = points[points["rmse"] <= (1 + MAX_RMSE_RISE) * start["rmse"]].sort_values("ks_distance")
     halved = points[points["ks_distance"] <= start["ks_distance"] / 2].sort_values("rmse")
 
     def means(point: Any) -> tuple[float, float]:
@@ -336,11 +285,11 @@ def at_equal_rmse(result: Result) -> AtEqualRmse:
 def published_at_equal_rmse(number: int) -> AtEqualRmse:
     """The same from the published means (there chosen on them)."""
     dataset, skew, arm = REGRESSION_TABLES[number]
-    theirs = published(number, dataset, skew)
+    theirs = published_figures(number, dataset, skew)
     weights = sorted({weight for _, weight, _ in theirs}, key=float)
     rmse, ks = ({w: theirs[arm.label, w, metric][0] for w in weights} for metric in ("rmse", "ks_distance"))
     first = weights[0]
-    best = min((w for w in weights if rmse[w] <= (1 + WORSE) * rmse[first]), key=ks.__getitem__)
+    best = min((w for w in weights if rmse[w] <= (1 + MAX_RMSE_RISE) * rmse[first]), key=ks.__getitem__)
     half = min((rmse[w] for w in weights if ks[w] <= ks[first] / 2), default=float("nan"))
     return AtEqualRmse(float(best), rmse[best], ks[best], rmse[first], ks[first], half)
 
@@ -348,14 +297,7 @@ def published_at_equal_rmse(number: int) -> AtEqualRmse:
 # -- published figures -------------------------------------------------------------------------------------------------
 
 
-def published(table: int, dataset: str, skew: str) -> dict[tuple[str, str, str], tuple[float, float]]:
+def published_figures(table: int, dataset: str, skew: str) -> dict[tuple[str, ...], tuple[float, ...]]:
     """{(method, lambda or "", metric): (mean, std)} of one table."""
-    text = files("equifed.experiments.kffl").joinpath("published.csv").read_text(encoding="utf-8")
-    return {
-        (row["method"], f"{float(row['weight']):g}" if row["weight"] else "", row["metric"]): (
-            float(row["mean"]),
-            float(row["std"]),
-        )
-        for row in csv.DictReader(text.splitlines())
-        if (row["table"], row["dataset"], row["skew"]) == (str(table), dataset, skew)
-    }
+    key = ("method", "weight", "metric")
+    return published("kffl", key, ("mean", "std"), table=str(table), dataset=dataset, skew=skew)

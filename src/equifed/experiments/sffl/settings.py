@@ -1,6 +1,6 @@
 """The SFFL paper's Table 1 and figures: accuracy and equal opportunity of every client, ACS data by state.
 
-SFFL: Self-aware fairness federated learning. Published figures: sffl_table1.csv, from the paper's Table 1 (whose last
+SFFL: Self-aware fairness federated learning. Published figures: published.csv, from the paper's Table 1 (whose last
 three rows per data set are all labelled alpha = 1000; by its figures they are 1, 10 and 1000).
 
 A client is a state, or a part of a large one where clients outnumber the states at hand. It wants 4,000 rows, with
@@ -11,19 +11,17 @@ that sampling alone gives on those rows to a model with the same true positive r
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from equifed import partition, tree
-from equifed.errors import ConfigError, unknown_name
-from equifed.experiments.running import Watch, carry_out
+from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, published
 from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
+from equifed.metrics.seeds import moments
 from equifed.models import Logistic
 from equifed.protocol import Method
 from equifed.settings import Local, RunSettings
@@ -39,45 +37,42 @@ DATASETS = {
 }
 """Name -> whose rows."""
 EOP = "equal_opportunity_difference"
-FREE = 1e9
+NO_CLIP = 1e9
 """A weight_clip that never binds."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class TableArm(Arm):
     """One method, or several settings of one that share a computation."""
 
-    label: str
-    """As in the paper."""
-    method: Method
-    gradients: float = 1.0
+    labels: tuple[str, ...] = ()
+    """The name of each setting, where a hyper-parameter is swept."""
+    round_factor: float = 1.0
     """Rounds, as a multiple of the others': FCFL's are single gradients."""
-    settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Label of each setting, where there are several."""
 
     @property
-    def over(self) -> dict[str, list[float]]:
-        names = {name for setting in self.settings.values() for name in setting}
-        return {name: [setting[name] for setting in self.settings.values()] for name in names}
+    def settings(self) -> dict[str, dict[str, float]]:
+        """{row of the table: its setting}."""
+        if not self.labels:
+            return {self.label: {}}
+        ((name, values),) = self.over.items()
+        return {label: {name: value} for label, value in zip(self.labels, values, strict=True)}
 
-    @property
-    def labels(self) -> dict[str, Mapping[str, float]]:
-        return dict(self.settings) or {self.label: {}}
 
-
-def arms(components: int = 3) -> list[Arm]:
+def arms(components: int = 3) -> list[TableArm]:
     """The paper's methods; with weights held at n_k / n, SFFL is its ablation "Fair-EM only"."""
-    clips = {"Fair-EM only": 1.0, "SFFL": 5.0, "SFFL, no clip": FREE}
+    clips = {"Fair-EM only": 1.0, "SFFL": 5.0, "SFFL, no clip": NO_CLIP}
     return [
-        Arm("FedAvg", FedAvg()),
-        Arm("FedEM", FedEM(components)),
-        Arm("FCFL", FCFL(step_size=0.3), gradients=8 / 3),
-        Arm("FairFed", FairFed(debias="reweighing")),
-        Arm("SFFL", SFFL(components), settings={label: {"weight_clip": clip} for label, clip in clips.items()}),
+        TableArm("FedAvg", FedAvg()),
+        TableArm("FedEM", FedEM(components)),
+        TableArm("FCFL", FCFL(step_size=0.3), round_factor=8 / 3),
+        TableArm("FairFed", FairFed(debias="reweighing")),
+        TableArm("SFFL", SFFL(components), {"weight_clip": list(clips.values())}, tuple(clips)),
     ]
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One method on one partition: means over seeds (x 1, not percent); ..._std are over seeds."""
 
     dataset: str
@@ -109,8 +104,7 @@ class Row(NamedTuple):
 
 
 def federations(dataset: str, alpha: float, seeds: Sequence[int], clients: int = CLIENTS) -> list[Federation]:
-    if dataset not in DATASETS:
-        raise ConfigError(unknown_name("data set of this experiment", dataset, DATASETS))
+    check_names("data set of this experiment", [dataset], DATASETS)
     dealt = partition.DirichletPerClient(alpha=alpha, natural="STATE", num_partitions=clients)
     return load(dataset, preset="sffl", partition=dealt, seeds=seeds)
 
@@ -129,45 +123,34 @@ def simulation(
 def table(
     dataset: str,
     alphas: Sequence[float],
-    wanted: Sequence[Arm],
+    methods: Sequence[TableArm],
     seeds: int,
     rounds: int,
     watch: Watch,
     clients: int = CLIENTS,
 ) -> Iterator[tuple[list[Row], Result]]:
     """Every arm on every partition, all seeds and settings in one computation each."""
-    theirs = published()
+    theirs = published_figures()
     for alpha in alphas:
         feds = federations(dataset, alpha, range(seeds), clients)
-        for arm in wanted:
-            sim = simulation(arm.method, feds, round(rounds * arm.gradients), arm.over)
-            carry_out(sim, watch(f"{dataset} alpha {alpha:g} {arm.label}", sim))
+        for arm in methods:
+            sim = simulation(arm.method, feds, round(rounds * arm.round_factor), arm.over)
+            carry_out(sim, f"{dataset} alpha {alpha:g} {arm.label}", watch)
             result = sim.result()
-            many = getattr(arm.method, "components", 1)
-            made = []
-            for label, setting in arm.labels.items():
-                # the published figures are of 20 clients and 3 components
-                usual = clients == CLIENTS and many in (1, 3)
-                them = theirs.get((dataset, alpha, label), NONE) if usual else NONE
-                made.append(
+            components = getattr(arm.method, "components", 1)
+            comparable = clients == CLIENTS and components in (1, 3)  # the published figures are of these
+            rows = []
+            for label, setting in arm.settings.items():
+                them = theirs.get((dataset, alpha, label)) if comparable else None
+                names = ("published_accuracy", "published_accuracy_std", "published_eop", "published_eop_std")
+                figures = dict(zip(names, them or (NAN,) * 4, strict=True))
+                rows.append(
                     Row(
-                        dataset,
-                        alpha,
-                        clients,
-                        many,
-                        label,
-                        **measured(sim, result, setting),
-                        published_accuracy=them[0],
-                        published_accuracy_std=them[1],
-                        published_eop=them[2],
-                        published_eop_std=them[3],
-                        seconds=result.timings["seconds"],
+                        dataset, alpha, clients, components, label,
+                        **measured(sim, result, setting), **figures, seconds=result.timings["seconds"],
                     )
-                )
-            yield made, result
-
-
-NONE = (float("nan"),) * 4
+                )  # fmt: skip
+            yield rows, result
 
 
 def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> dict[str, float]:
@@ -175,19 +158,18 @@ def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> d
     final = result.final()
     for name, value in setting.items():
         final = final[np.isclose(final[name], value)]
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, metric in (("accuracy", "accuracy"), ("eop", EOP)):
-        own = final[f"client_{metric}.mean"]
-        found |= {name: float(own.mean()), f"{name}_std": float(own.std())}
-        found |= {f"{name}_{which}": float(final[f"client_{metric}.{which}"].mean()) for which in ("worst", "best")}
-        found[f"global_{name}"] = float(final[metric].mean())
+        values[name], values[f"{name}_std"], _ = moments(final[f"client_{metric}.mean"])
+        values |= {f"{name}_{which}": float(final[f"client_{metric}.{which}"].mean()) for which in ("worst", "best")}
+        values[f"global_{name}"] = float(final[metric].mean())
     runs = [r for r, run in enumerate(sim.job.runs) if all(np.isclose(run.hyper[n], v) for n, v in setting.items())]
     floors = [
         noise_floor(scores["clients"].counts)
         for number, r, scores in sim.collector.scores
         if number == sim.job.rounds and r in runs
     ]
-    return found | {"floor": float(np.mean(floors))}
+    return values | {"floor": float(np.mean(floors))}
 
 
 def noise_floor(counts: np.ndarray) -> float:
@@ -200,27 +182,21 @@ def noise_floor(counts: np.ndarray) -> float:
 
     gaps = []
     positives, predicted = counts[:, :, 1].sum(-1).astype(int), counts[:, :, 1, 1].sum(1).astype(int)
-    for (n_0, n_1), found in zip(positives, predicted, strict=True):
+    for (n_0, n_1), right in zip(positives, predicted, strict=True):
         if n_0 and n_1:
-            first = np.arange(max(0, found - n_1), min(n_0, found) + 1)
-            chance = hypergeom.pmf(first, n_0 + n_1, found, n_0)
-            gaps.append(chance @ np.abs(first / n_0 - (found - first) / n_1))
+            first = np.arange(max(0, right - n_1), min(n_0, right) + 1)
+            chance = hypergeom.pmf(first, n_0 + n_1, right, n_0)
+            gaps.append(chance @ np.abs(first / n_0 - (right - first) / n_1))
     return float(np.mean(gaps))
 
 
-def chosen(rows: Sequence[Arm], labels: Sequence[str] | None) -> list[Arm]:
-    """Arms by their name in the table or in the registry."""
-    if labels is None:
-        return list(rows)
-    names = {arm.label: {name.lower() for name in (arm.label, arm.method.name, *arm.settings)} for arm in rows}
-    known = set().union(*names.values())
-    for label in labels:
-        if label.lower() not in known:
-            raise ConfigError(unknown_name("method of the table", label, known))
-    return [arm for arm in rows if names[arm.label] & {label.lower() for label in labels}]
+def chosen(rows: Sequence[TableArm], labels: Sequence[str] | None) -> list[TableArm]:
+    """Arms by their name, or that of one of their settings."""
+    return arms_named(rows, labels, {arm.label: arm.labels for arm in rows})
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """The paper's claims on one partition."""
 
     dataset: str
@@ -238,21 +214,21 @@ def verdicts(rows: Sequence[Row], label: str = "SFFL") -> list[Verdict]:
     """Whether SFFL has the smallest gap, and its accuracy against FedEM's, wherever both were run."""
     made = []
     for where in dict.fromkeys((row.dataset, row.alpha) for row in rows):
-        here = {row.method: row for row in rows if (row.dataset, row.alpha) == where}
-        if label in here and "FedEM" in here:
-            others = [name for name in BASELINES if name in here and here[name].eop <= here[label].eop]
-            made.append(Verdict(*where, others, here["FedEM"].accuracy - here[label].accuracy))
+        by_method = {row.method: row for row in rows if (row.dataset, row.alpha) == where}
+        if label in by_method and "FedEM" in by_method:
+            gap = by_method[label].eop
+            others = [name for name in BASELINES if name in by_method and by_method[name].eop <= gap]
+            made.append(Verdict(*where, others, by_method["FedEM"].accuracy - by_method[label].accuracy))
     return made
 
 
-def published() -> dict[tuple[str, float, str], tuple[float, float, float, float]]:
+def published_figures() -> dict[tuple[str, float, str], tuple[float, ...]]:
     """{(data set, alpha, method): accuracy, its std, EOP, its std}, as shares."""
-    text = files("equifed.experiments.sffl").joinpath("published.csv").read_text(encoding="utf-8")
-    made = {}
-    for row in csv.DictReader(text.splitlines()):
-        percent = [float(row[name]) / 100 for name in ("accuracy", "accuracy_std", "eop", "eop_std")]
-        made[row["dataset"], float(row["alpha"]), row["method"]] = (percent[0], percent[1], percent[2], percent[3])
-    return made
+    percent = published("sffl", ("dataset", "alpha", "method"), ("accuracy", "accuracy_std", "eop", "eop_std"))
+    return {
+        (dataset, float(alpha), method): tuple(figure / 100 for figure in figures)
+        for (dataset, alpha, method), figures in percent.items()
+    }
 
 
 # -- figures 2, 6 and 7 ------------------------------------------------------------------------------------------------
@@ -264,19 +240,20 @@ def cells(dataset: str, alpha: float, clients: int = CLIENTS) -> dict[str, list[
     return dict(zip(fed.ids, fed.cells().reshape(fed.num_clients, -1).tolist(), strict=True))
 
 
-STEPS = [0.05, 0.1, 0.3, 0.5]
+STEP_SIZES = [0.05, 0.1, 0.3, 0.5]
 """Step sizes of the multipliers in figure 6."""
 
 
 def step_sizes(dataset: str, alpha: float, seeds: int, rounds: int, watch: Watch) -> Result:
     """Figure 6: SFFL over the step size of its multipliers, measured along the rounds."""
     feds = federations(dataset, alpha, range(seeds))
-    sim = simulation(SFFL(), feds, rounds, {"fairness_step": STEPS}, max(1, rounds // 30))
-    carry_out(sim, watch(f"{dataset} alpha {alpha:g} step sizes", sim))
+    sim = simulation(SFFL(), feds, rounds, {"fairness_step": STEP_SIZES}, max(1, rounds // 30))
+    carry_out(sim, f"{dataset} alpha {alpha:g} step sizes", watch)
     return sim.result()
 
 
-class Weights(NamedTuple):
+@dataclass(frozen=True)
+class Weights:
     """One client's part in one component at one round."""
 
     round: int
@@ -292,29 +269,29 @@ def weights(dataset: str, alpha: float, rounds: int, watch: Watch) -> list[Weigh
     """Figure 7: aggregation weights beside mixture weights (seed 0), which only a simulation can see together."""
     (fed,) = federations(dataset, alpha, [0])
     sim = simulation(SFFL(), [fed], rounds)
-    tell = watch(f"{dataset} alpha {alpha:g} weights", sim)
+    watch_step = watch(f"{dataset} alpha {alpha:g} weights", sim)
     made = []
     for step in sim.rounds():
-        tell(step)
+        watch_step(step)
         if step.round % max(1, rounds // 30) and step.round != 1:
             continue
-        server, own = tree.take(step.state.server, 0), tree.take(step.state.clients, 0)
+        server, clients = tree.take(step.state.server, 0), tree.take(step.state.clients, 0)
         w = fed.train.sizes[:, None] * server.ratio.double().cpu().numpy()
         w = w / w.sum(0)
-        pi: Any = own.pi.cpu().numpy()
+        pi: Any = clients.pi.cpu().numpy()
         for k, m in np.ndindex(w.shape):
             made.append(Weights(step.round, fed.ids[k], m, float(w[k, m]), float(pi[k, m])))
     return made
 
 
-def agreement(found: Sequence[Weights]) -> dict[int, float]:
+def agreement(weights: Sequence[Weights]) -> dict[int, float]:
     """Correlation over clients of both weights, mean over components, by round."""
     made = {}
-    for number in dict.fromkeys(each.round for each in found):
-        here = [each for each in found if each.round == number]
+    for number in dict.fromkeys(weight.round for weight in weights):
+        current = [weight for weight in weights if weight.round == number]
         values = []
-        for m in {each.component for each in here}:
-            pairs = np.array([(each.aggregation, each.mixture) for each in here if each.component == m]).T
+        for m in {weight.component for weight in current}:
+            pairs = np.array([(weight.aggregation, weight.mixture) for weight in current if weight.component == m]).T
             if (pairs.std(1) > 1e-12).all():
                 values.append(np.corrcoef(pairs)[0, 1])
         made[number] = float(np.mean(values)) if values else float("nan")

@@ -2,123 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import product
 
-from equifed.cli.console import near, print_json, say, show
-from equifed.cli.reproduce import Wanted, figure, kept, watching, write_pages
-from equifed.cli.tables import plain_table
+import numpy as np
+
 from equifed.errors import ConfigError
+from equifed.experiments import Request
+from equifed.experiments.base import Experiment, Part, Table, Watch, check_names, plus_minus
 from equifed.experiments.sffl import settings as sffl
-from equifed.experiments.sffl.settings import Arm, Row
-from equifed.simulator import Result
+from equifed.experiments.sffl.settings import Row, TableArm
 
-GRIDS = ("sffl/table1", "sffl/figure3", "sffl/figure4", "sffl/figure5")
-"""Experiments whose outcome is a table of rows."""
-OPTIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(GRIDS, ("datasets", "alpha", "methods", "seeds", "rounds")),
-    "sffl/figure2": ("datasets", "alpha"),
-    "sffl/figure6": ("datasets", "alpha", "seeds", "rounds"),
-    "sffl/figure7": ("datasets", "alpha", "rounds"),
-}
-QUICK = (2, 3)
-"""Seeds and rounds of --quick."""
 COMPONENTS, CLIENTS = (1, 2, 3, 4), (10, 20, 30, 40, 50)
 
 
-def reproduce(name: str, wanted: Wanted, runs: Path | None, json: bool) -> None:
-    seeds, rounds = wanted.seeds or sffl.SEEDS, wanted.rounds or sffl.ROUNDS
-    if wanted.quick:
-        seeds, rounds = min(seeds, QUICK[0]), min(rounds, QUICK[1])
-    usual = sffl.ALPHAS if name in ("sffl/table1", "sffl/figure2", "sffl/figure5") else (0.1,)
-    alphas = [_alpha(text) for text in wanted.alpha] if wanted.alpha else list(usual)
-    data = {"sffl/table1": ["acs_income", "acs_employment"], "sffl/figure5": ["acs_employment"]}
-    datasets = wanted.datasets or data.get(name, ["acs_income"])
-    if name in GRIDS:
-        _grid(name, wanted, datasets, alphas, seeds, rounds, runs, json)
-    elif name == "sffl/figure2":
-        _partitions(datasets, alphas, json)
-    elif name == "sffl/figure6":
-        _step_sizes(wanted, datasets, alphas, seeds, rounds, json)
-    else:
-        _weights(datasets, alphas, rounds, json)
-
-
-def _alpha(text: str) -> float:
+def _scope(
+    request: Request, datasets: Sequence[str], alphas: Sequence[float]
+) -> tuple[list[str], list[float], int, int]:
+    """Data sets, alphas, seeds and rounds."""
+    check_names("data set of this experiment", request.datasets or (), sffl.DATASETS)
     try:
-        return float(text)
+        given = [float(text) for text in request.alpha or ()]
     except ValueError:
-        raise ConfigError(f"--alpha takes numbers such as 0.1,1,1000, got {text!r}.") from None
+        texts = ",".join(request.alpha or ())
+        raise ConfigError(f"--alpha takes numbers such as 0.1,1,1000, got {texts!r}.", key="--alpha") from None
+    amount = request.amount(sffl.SEEDS, sffl.ROUNDS)
+    return request.datasets or list(datasets), given or list(alphas), *amount
 
 
 # -- table 1, figures 3, 4 and 5 ---------------------------------------------------------------------------------------
 
 
-def _grid(
-    name: str,
-    wanted: Wanted,
+def grid(
+    plans: Mapping[int, Sequence[TableArm]],
     datasets: Sequence[str],
     alphas: Sequence[float],
-    seeds: int,
-    rounds: int,
-    runs: Path | None,
-    json: bool,
-) -> None:
-    plans = _plans(name, wanted.methods)
+    verdicts: bool,
+    request: Request,
+    watch: Watch,
+) -> Iterator[Part]:
+    """plans: {number of clients: arms}."""
+    datasets, alphas, seeds, rounds = _scope(request, datasets, alphas)
+    chosen = {clients: sffl.chosen(arms, request.methods) for clients, arms in plans.items()}
     rows: list[Row] = []
-    results: dict[tuple[str, ...], list[Result]] = {}
-    with kept(name, runs, Row._fields) as (write, file), watching() as watch:
-        for dataset in datasets:
-            for clients, arms in plans:
-                for made, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
-                    rows += made
-                    write(made)
-                    where = (dataset, f"alpha {made[0].alpha:g}", f"{clients} clients")
-                    results.setdefault(where, []).append(result)
-                    for row in made:
-                        say(_line(row))
-    pages = write_pages(results, wanted.pages, "SFFL")
-    verdicts = sffl.verdicts(rows) if name == "sffl/table1" else []
-    if json:
-        print_json(
-            {
-                "rows": [row._asdict() for row in rows],
-                "verdicts": [verdict._asdict() for verdict in verdicts],
-                "pages": pages,
-            }
-        )
-    else:
-        for dataset in datasets:
-            for alpha in alphas:
-                _show([row for row in rows if (row.dataset, row.alpha) == (dataset, alpha)])
-        show(
+    for dataset, (clients, arms) in product(datasets, chosen.items()):
+        for made, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
+            rows += made
+            page = (dataset, f"alpha {made[0].alpha:g}", f"{clients} clients")
+            yield Part(made, [_line(row) for row in made], results=[result], page=page)
+    found = sffl.verdicts(rows) if verdicts else []
+    yield Part(
+        shown=[
+            *(
+                _table([row for row in rows if (row.dataset, row.alpha) == where])
+                for where in product(datasets, alphas)
+            ),
             f"Percent, ours (published), mean±std over {seeds} seeds of the mean over clients, each on its own test "
-            "rows; [worst client .. best]. floor: the mean EOP that sampling alone gives "
-            "on those rows to a model with the same true positive rates but no gap. "
-            "global: of all clients' test rows together.",
+            "rows; [worst client .. best]. floor: the mean EOP that sampling alone gives on those rows to a model with "
+            "the same true positive rates but no gap. global: of all clients' test rows together.",
             *(f"{dataset}: {sffl.DATASETS[dataset]}." for dataset in datasets),
-        )
-        for verdict in verdicts:
-            show(_verdict(verdict))
-    say(f"All rows: {near(file)}")
-
-
-def _plans(name: str, labels: Sequence[str] | None) -> list[tuple[int, list[Arm]]]:
-    """(number of clients, arms) of the experiment."""
-    every = {arm.label: arm for arm in sffl.arms()}
-    if name == "sffl/figure3":
-        arms = [arm for many in COMPONENTS for arm in sffl.arms(many) if arm.label in ("FedEM", "SFFL")]
-        return [(sffl.CLIENTS, sffl.chosen(arms, labels))]
-    if name == "sffl/figure4":
-        arms = [every[label] for label in ("FedEM", "FCFL", "FairFed", "SFFL")]
-        return [(clients, sffl.chosen(arms, labels)) for clients in CLIENTS]
-    arms = [every["FedEM"], every["SFFL"]] if name == "sffl/figure5" else list(every.values())
-    return [(sffl.CLIENTS, sffl.chosen(arms, labels))]
+            *map(_verdict, found),
+        ],
+        record={"verdicts": [asdict(verdict) for verdict in found]},
+    )
 
 
 def _line(row: Row) -> str:
-    accuracy, eop = (figure(100 * a, 100 * b) for a, b in ((row.accuracy, row.accuracy_std), (row.eop, row.eop_std)))
+    accuracy, eop = _percent(row.accuracy, row.accuracy_std), _percent(row.eop, row.eop_std)
     return f"{row.dataset} alpha {row.alpha:g} {_name(row)}: Acc. {accuracy}, EOP {eop} ({row.seconds:.0f} s)"
+
+
+def _percent(mean: float, std: float, published: float = np.nan) -> str:
+    return plus_minus(100 * mean, 100 * std) + ("" if np.isnan(published) else f" ({100 * published:.2f})")
 
 
 def _name(row: Row) -> str:
@@ -127,24 +84,22 @@ def _name(row: Row) -> str:
     return row.method + (f", M = {row.components}" if mixture else "") + clients
 
 
-def _show(rows: Sequence[Row]) -> None:
-    title = f"{rows[0].dataset}, alpha {rows[0].alpha:g}: ours (published)"
-    table = plain_table("method", "Acc.", "Acc. of clients", "EOP", "EOP of clients", "floor", "global Acc.",
-                        "global EOP", numbers=range(1, 8), title=title)  # fmt: skip
-    for row in rows:
-        table.add_row(
-            _name(row),
-            _beside(row.accuracy, row.accuracy_std, row.published_accuracy),
-            f"{100 * row.accuracy_worst:.1f} .. {100 * row.accuracy_best:.1f}",
-            _beside(row.eop, row.eop_std, row.published_eop),
-            f"{100 * row.eop_worst:.1f} .. {100 * row.eop_best:.1f}",
-            *(f"{100 * value:.2f}" for value in (row.floor, row.global_accuracy, row.global_eop)),
-        )
-    show(table, "")
-
-
-def _beside(mean: float, std: float, published: float) -> str:
-    return figure(100 * mean, 100 * std) + ("" if published != published else f" ({100 * published:.2f})")
+def _table(rows: Sequence[Row]) -> Table:
+    return Table(
+        f"{rows[0].dataset}, alpha {rows[0].alpha:g}: ours (published)",
+        ("method", "Acc.", "Acc. of clients", "EOP", "EOP of clients", "floor", "global Acc.", "global EOP"),
+        [
+            [
+                _name(row),
+                _percent(row.accuracy, row.accuracy_std, row.published_accuracy),
+                f"{100 * row.accuracy_worst:.1f} .. {100 * row.accuracy_best:.1f}",
+                _percent(row.eop, row.eop_std, row.published_eop),
+                f"{100 * row.eop_worst:.1f} .. {100 * row.eop_best:.1f}",
+                *(f"{100 * value:.2f}" for value in (row.floor, row.global_accuracy, row.global_eop)),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def _verdict(verdict: sffl.Verdict) -> str:
@@ -158,88 +113,96 @@ def _verdict(verdict: sffl.Verdict) -> str:
 # -- figures 2, 6 and 7 ------------------------------------------------------------------------------------------------
 
 CELLS = {"female -": "░", "female +": "▒", "male -": "▓", "male +": "█"}
+BAR = 40
+"""Characters of a client's bar."""
 
 
-def _partitions(datasets: Iterable[str], alphas: Sequence[float], json: bool) -> None:
-    found = [
-        {"dataset": dataset, "alpha": alpha, "clients": sffl.cells(dataset, alpha)}
-        for dataset in datasets
-        for alpha in alphas
-    ]
-    if json:
-        print_json({"cells": list(CELLS), "partitions": found})
-        return
-    for each in found:
-        table = plain_table("client", "rows", *CELLS, "cells", numbers=range(1, 6),
-                            title=f"{each['dataset']}, alpha {each['alpha']:g}: training rows")  # fmt: skip
-        clients: dict[str, list[int]] = each["clients"]  # type: ignore[assignment]
+def figure2(request: Request, watch: Watch) -> Iterator[Part]:
+    datasets, alphas, _, _ = _scope(request, ["acs_income"], sffl.ALPHAS)
+    for dataset, alpha in product(datasets, alphas):
+        clients = sffl.cells(dataset, alpha)
+        rows = []
         for client, counts in clients.items():
-            ends = [round(40 * sum(counts[: i + 1]) / max(sum(counts), 1)) for i in range(len(counts))]
-            bar = "".join(
-                mark * (b - a) for mark, a, b in zip(CELLS.values(), [0, *ends[:-1]], ends, strict=True)
-            )  # fmt: skip
-            table.add_row(client, f"{sum(counts)}", *map(str, counts), bar)
-        show(table, "")
+            ends = [round(BAR * sum(counts[: i + 1]) / max(sum(counts), 1)) for i in range(len(counts))]
+            bar = "".join(mark * (b - a) for mark, a, b in zip(CELLS.values(), [0, *ends[:-1]], ends, strict=True))
+            rows.append([client, str(sum(counts)), *map(str, counts), bar])
+        columns = ("client", "rows", *CELLS, "cells")
+        table = Table(f"{dataset}, alpha {alpha:g}: training rows", columns, rows, left=(0, len(columns) - 1))
+        yield Part([{"dataset": dataset, "alpha": alpha, "clients": clients}], shown=[table])
+    yield Part(record={"cells": list(CELLS)})
 
 
-def _step_sizes(
-    wanted: Wanted, datasets: Sequence[str], alphas: Sequence[float], seeds: int, rounds: int, json: bool
-) -> None:
-    found = []
-    results: dict[tuple[str, ...], list[Result]] = {}
-    for dataset in datasets:
-        for alpha in alphas:
-            with watching() as watch:
-                result = sffl.step_sizes(dataset, alpha, seeds, rounds, watch)
-            results[(dataset, f"alpha {alpha:g}")] = [result]
-            frame = result.metrics[result.metrics["metric"] == f"client_{sffl.EOP}.mean"]
-            over = frame.groupby(["round", "fairness_step"], observed=True)["value"].mean().unstack()
-            found += [
-                {"dataset": dataset, "alpha": alpha, "round": number, "step": step, "eop": over.loc[number, step]}
-                for number in over.index.tolist()
-                for step in over.columns.tolist()
-            ]
-            if not json:
-                table = plain_table("round", *(f"step {step:g}" for step in over.columns), numbers=range(5),
-                                    title=f"{dataset}, alpha {alpha:g}: mean EOP of clients, percent")  # fmt: skip
-                for number, line in over.iterrows():
-                    table.add_row(str(number), *(f"{100 * value:.2f}" for value in line))
-                show(table, "")
-    pages = write_pages(results, wanted.pages, "SFFL")
-    if json:
-        print_json({"points": found, "pages": pages})
+def figure6(request: Request, watch: Watch) -> Iterator[Part]:
+    datasets, alphas, seeds, rounds = _scope(request, ["acs_income"], [0.1])
+    for dataset, alpha in product(datasets, alphas):
+        result = sffl.step_sizes(dataset, alpha, seeds, rounds, watch)
+        frame = result.metrics[result.metrics["metric"] == f"client_{sffl.EOP}.mean"]
+        curves = frame.groupby(["round", "fairness_step"], observed=True)["value"].mean().unstack()
+        points = [
+            {"dataset": dataset, "alpha": alpha, "round": number, "step": step, "eop": curves.loc[number, step]}
+            for number, step in product(curves.index.tolist(), curves.columns.tolist())
+        ]
+        table = Table(
+            f"{dataset}, alpha {alpha:g}: mean EOP of clients, percent",
+            ("round", *(f"step {step:g}" for step in curves.columns)),
+            [[str(number), *(f"{100 * value:.2f}" for value in line)] for number, line in curves.iterrows()],
+            left=(),
+        )
+        yield Part(points, shown=[table], results=[result], page=(dataset, f"alpha {alpha:g}"))
 
 
-def _weights(datasets: Sequence[str], alphas: Sequence[float], rounds: int, json: bool) -> None:
-    records = []
-    for dataset in datasets:
-        for alpha in alphas:
-            with watching() as watch:
-                found = sffl.weights(dataset, alpha, rounds, watch)
-            agreement = sffl.agreement(found)
-            records.append(
-                {
-                    "dataset": dataset,
-                    "alpha": alpha,
-                    "weights": [each._asdict() for each in found],
-                    "correlation": {str(number): value for number, value in agreement.items()},
-                }
-            )
-            if not json:
-                _show_weights(found, agreement, f"{dataset}, alpha {alpha:g}")
-    if json:
-        print_json({"weights": records})
+def figure7(request: Request, watch: Watch) -> Iterator[Part]:
+    datasets, alphas, _, rounds = _scope(request, ["acs_income"], [0.1])
+    for dataset, alpha in product(datasets, alphas):
+        weights = sffl.weights(dataset, alpha, rounds, watch)
+        correlation = sffl.agreement(weights)
+        record = {
+            "dataset": dataset,
+            "alpha": alpha,
+            "weights": [asdict(weight) for weight in weights],
+            "correlation": {str(number): value for number, value in correlation.items()},
+        }
+        yield Part([record], shown=[_weights_table(weights, correlation, f"{dataset}, alpha {alpha:g}")])
+    yield Part(shown=["Correlation over clients of w and pi, mean over components. Only a simulation sees pi."])
 
 
-def _show_weights(found: Sequence[sffl.Weights], agreement: dict[int, float], where: str) -> None:
+def _weights_table(weights: Sequence[sffl.Weights], correlation: Mapping[int, float], where: str) -> Table:
     """The client whose mixture weight ends highest, for each component, and all clients' correlation."""
-    last = [each for each in found if each.round == max(agreement)]
-    tops = [max((e for e in last if e.component == m), key=lambda e: e.mixture) for m in {e.component for e in last}]
+    last = [weight for weight in weights if weight.round == max(correlation)]
+    tops = [
+        max((weight for weight in last if weight.component == component), key=lambda weight: weight.mixture)
+        for component in {weight.component for weight in last}
+    ]
+    at = {(weight.round, weight.client, weight.component): weight for weight in weights}
+    rows = []
+    for number, value in correlation.items():
+        pairs = [at[number, top.client, top.component] for top in tops]
+        rows.append([str(number), *(f"{w.aggregation:.3f} / {w.mixture:.3f}" for w in pairs), f"{value:.2f}"])
     headings = [f"{top.client}, m = {top.component + 1}: w / pi" for top in tops]
-    table = plain_table("round", *headings, "correlation", numbers=range(len(tops) + 2),
-                        title=f"{where}: aggregation weight w and mixture weight pi")  # fmt: skip
-    at = {(each.round, each.client, each.component): each for each in found}
-    for number, correlation in agreement.items():
-        own = [at[number, top.client, top.component] for top in tops]
-        table.add_row(str(number), *(f"{e.aggregation:.3f} / {e.mixture:.3f}" for e in own), f"{correlation:.2f}")
-    show(table, "Correlation over clients of w and pi, mean over components. Only a simulation sees pi.", "")
+    title = f"{where}: aggregation weight w and mixture weight pi"
+    return Table(title, ("round", *headings, "correlation"), rows, left=())
+
+
+def _grid(
+    plans: Mapping[int, Sequence[TableArm]], datasets: Sequence[str], alphas: Sequence[float], verdicts: bool = False
+) -> Experiment:
+    return Experiment(partial(grid, plans, datasets, alphas, verdicts), "rows", kept=Row)
+
+
+def _arms(*labels: str, components: int = 3) -> list[TableArm]:
+    return [arm for arm in sffl.arms(components) if arm.label in labels]
+
+
+EXPERIMENTS = {
+    "table1": _grid({sffl.CLIENTS: sffl.arms()}, ["acs_income", "acs_employment"], sffl.ALPHAS, verdicts=True),
+    "figure2": Experiment(figure2, "partitions"),
+    "figure3": _grid(
+        {sffl.CLIENTS: [arm for many in COMPONENTS for arm in _arms("FedEM", "SFFL", components=many)]},
+        ["acs_income"],
+        [0.1],
+    ),
+    "figure4": _grid(dict.fromkeys(CLIENTS, _arms("FedEM", "FCFL", "FairFed", "SFFL")), ["acs_income"], [0.1]),
+    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}, ["acs_employment"], sffl.ALPHAS),
+    "figure6": Experiment(figure6),
+    "figure7": Experiment(figure7, "weights"),
+}

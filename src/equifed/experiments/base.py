@@ -1,0 +1,210 @@
+"""What the experiments share: methods as rows, numbers beside published ones, choosing a setting, and what is shown."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.resources import files
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from equifed.errors import unknown_name
+from equifed.experiments import EXPERIMENTS, Request
+from equifed.metrics.seeds import moments
+from equifed.protocol import Method
+from equifed.results import Result
+from equifed.simulator import Simulation, Step
+
+NAN = float("nan")
+
+# -- carrying out ------------------------------------------------------------------------------------------------------
+
+Watch = Callable[[str, Simulation], Callable[[Step], None]]
+"""Called with the title of each simulation; gives what is to be called with its steps."""
+
+
+def carry_out(simulation: Simulation, title: str, watch: Watch) -> Step:
+    """All rounds; the last of them."""
+    watch_step = watch(title, simulation)
+    step = None
+    for step in simulation.rounds():
+        watch_step(step)
+    assert step is not None
+    return step
+
+
+# -- the rows of a table -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method of an experiment."""
+
+    label: str
+    """As in the paper."""
+    method: Method
+    over: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Values of hyper-parameters that are swept."""
+
+
+AnyArm = TypeVar("AnyArm", bound=Arm)
+
+
+def arms_named(
+    arms: Iterable[AnyArm], names: Sequence[str] | None, more: Mapping[str, Sequence[str]] = {}
+) -> list[AnyArm]:
+    """Arms by their label, in any case, or by their method's name; None for all. more: other names of a label."""
+    arms = list(arms)
+    if names is None:
+        return arms
+    known = {arm.label: {arm.label.lower(), arm.method.name, *map(str.lower, more.get(arm.label, ()))} for arm in arms}
+    check_names("method of the table", [name.lower() for name in names], set().union(*known.values()))
+    return [arm for arm in arms if known[arm.label] & {name.lower() for name in names}]
+
+
+def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise unknown_name(what, name, known)
+
+
+# -- numbers, ours and theirs ------------------------------------------------------------------------------------------
+
+
+def published(
+    paper: str, key: Sequence[str], value: Sequence[str], **where: str
+) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """{columns of `key`: columns of `value`} of those rows of a paper's published.csv that have these values."""
+    text = files(f"equifed.experiments.{paper}").joinpath("published.csv").read_text(encoding="utf-8")
+    return {
+        tuple(row[name] for name in key): tuple(float(row[name]) for name in value)
+        for row in csv.DictReader(text.splitlines())
+        if all(row[name] == wanted for name, wanted in where.items()) and all(row[name] for name in value)
+    }
+
+
+def within_noise(ours: Sequence[float], theirs: Sequence[float], runs: int, their_runs: int | None = None) -> bool:
+    """|difference of means| <= 2 sqrt(s1^2/n1 + s2^2/n2), for (mean, deviation) over n runs each."""
+    noise = 2 * np.sqrt(ours[1] ** 2 / runs + theirs[1] ** 2 / (their_runs or runs))
+    return bool(abs(ours[0] - theirs[0]) <= noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number of a table, ours and theirs."""
+
+    dataset: str
+    method: str
+    """As in the paper."""
+    metric: str
+    mean: float
+    std: float
+    published_mean: float = NAN
+    published_std: float = NAN
+    within: bool | None = None
+    """Whether both agree within noise; None where nothing comparable was published, or one run has no deviation."""
+    degenerate: int = 0
+    """Runs whose predictor is constant for some group."""
+
+    @classmethod
+    def of(
+        cls, values: Any, theirs: Sequence[float] | None, *, runs: int | None = None, their_runs: int | None = None,
+        **others: Any,
+    ) -> Self:  # fmt: skip
+        """Mean and deviation of the values, judged by the noise of this many runs unless 0; None: as many as values."""
+        mean, std, defined = moments(values)
+        runs = defined if runs is None else runs
+        them = theirs or (NAN, NAN)
+        judged = theirs is not None and not np.isnan(std) and runs
+        within = within_noise((mean, std), them, runs, their_runs) if judged else None
+        return cls(mean=mean, std=std, published_mean=them[0], published_std=them[1], within=within, **others)
+
+    @property
+    def mark(self) -> str:
+        return {True: " =", False: " ≠", None: ""}[self.within]
+
+    @property
+    def text(self) -> str:
+        return plus_minus(self.mean, self.std) + self.mark
+
+    @property
+    def beside(self) -> str:
+        """Ours (published), and whether they agree."""
+        if np.isnan(self.published_mean):
+            return self.text
+        return f"{plus_minus(self.mean, self.std)} ({plus_minus(self.published_mean, self.published_std)}){self.mark}"
+
+
+def plus_minus(mean: float, std: float, digits: int = 2) -> str:
+    if np.isnan(mean):
+        return "undefined"
+    return f"{mean:.{digits}f}" + ("" if np.isnan(std) else f"±{std:.{digits}f}")
+
+
+# -- choosing a setting ------------------------------------------------------------------------------------------------
+
+
+def swept_settings(simulation: Simulation) -> list[dict[str, Any]]:
+    """The settings of a sweep in the order of its runs; every seed of one comes before the next."""
+    return [dict(setting) for setting in dict.fromkeys(tuple(run.hyper.items()) for run in simulation.job.runs)]
+
+
+def choose(quality: Any, disparity: Any, floor: float) -> int:
+    """The index of the smallest disparity among settings of at least this quality, else that of the best quality."""
+    quality = np.nan_to_num(np.asarray(quality, dtype=float), nan=-np.inf)
+    disparity = np.nan_to_num(np.asarray(disparity, dtype=float), nan=np.inf)
+    allowed = quality >= floor
+    return int(np.argmin(np.where(allowed, disparity, np.inf)) if allowed.any() else np.argmax(quality))
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[int] = (0,)
+    """Columns of words; the others are of numbers."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished part of an experiment, which is written, saved and shown before the next begins."""
+
+    rows: Sequence[Any] = ()
+    """Dataclasses: what --json lists."""
+    lines: Sequence[str] = ()
+    """What people read while the experiment goes on."""
+    shown: Sequence[Table | str] = ()
+    """What people read of it in the end."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What --json has besides."""
+    results: Sequence[Result] = ()
+    page: tuple[str, ...] = ()
+    """The page of which its results are a part is named so."""
+    disparity: str | None = None
+    """What the page's verdict is about, where it is not the usual."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    parts: Callable[[Request, Watch], Iterator[Part]]
+    """Refuses what is wrong with a request before anything is computed."""
+    rows: str = "points"
+    """What --json calls its rows."""
+    kept: type | None = None
+    """The class of rows that are kept in a CSV file as they are made, where an experiment takes hours."""
+
+
+def find(name: str) -> Experiment:
+    """An experiment by its name in EXPERIMENTS."""
+    check_names("experiment", [name], EXPERIMENTS)
+    paper, _, part = name.partition("/")
+    module = import_module(f"equifed.experiments.{paper.replace('-', '_')}.show")
+    experiments: dict[str, Experiment] = module.EXPERIMENTS
+    return experiments[part]
