@@ -77,7 +77,7 @@ class TableCell(Cell):
 @dataclass(frozen=True)
 class TableArm(Arm):
     rounds: int = 1
-    local: Local = Local()  # noqa: RUF009
+    local: Local = Local(epochs=1, batch_size=32, learning_rate=0.01)  # noqa: RUF009
     inputs: str = "all"
     """"all", or "insensitive": the sensitive column is not an input."""
 
