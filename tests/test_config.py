@@ -9,8 +9,9 @@ import tomli_w
 from store.silos import config, write_config, write_silos
 
 from equifed import methods, models, partition
-from equifed.config import RunSection, build, load_config, load_federations, parse_config
+from equifed.config import RunSection, build, load_config, parse_config
 from equifed.errors import ConfigError, DataError
+from equifed.settings import Local
 
 COMPAS = {"data": {"name": "compas", "preset": "fair-fate"}, "method": {"name": "fedprox", "mu": 0.3}}
 
@@ -100,42 +101,45 @@ def test_overrides_are_toml_values_or_text(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"run": {"rounds": 0}}, ["run.rounds = 0", "at least 1"]),
-        ({"run": {"rounds": 2.5}}, ["run.rounds = 2.5", "whole number"]),
-        ({"run": {"rounds": "many"}}, ['run.rounds = "many"', "whole number"]),
+        ({"run": {"rounds": 0}}, ["run.rounds: must be", "got 0", "at least 1"]),
+        ({"run": {"rounds": 2.5}}, ["run.rounds: must be", "got 2.5", "whole number"]),
+        ({"run": {"rounds": "many"}}, ["run.rounds: must be", 'got "many"', "whole number"]),
         ({"run": {"ronds": 3}}, ["run.ronds", "Did you mean 'rounds'", "eval-every"]),
-        ({"run": {"clients-per-round": 0}}, ["run.clients-per-round = 0", "at least 1 or 'all'"]),
-        ({"run": {"seeds": []}}, ["run.seeds = []", "at least 1"]),
-        ({"run": {"seeds": [1, -1]}}, ["run.seeds[1] = -1", "at least 0"]),
-        ({"run": {"dropout": 1}}, ["run.dropout = 1", "below 1"]),
-        ({"run": {"engine": "lane"}}, ['run.engine = "lane"', "'lanes' or 'reference'"]),
-        ({"run": {"compile": 3}}, ["run.compile = 3", "true or false or 'auto'"]),
+        ({"run": {"clients-per-round": 0}}, ["run.clients-per-round: must be", "got 0", "at least 1 or 'all'"]),
+        ({"run": {"seeds": []}}, ["run.seeds: must be", "got []", "at least 1"]),
+        ({"run": {"seeds": [1, -1]}}, ["run.seeds[1]: must be", "got -1", "at least 0"]),
+        ({"run": {"dropout": 1}}, ["run.dropout: must be", "got 1", "below 1"]),
+        ({"run": {"engine": "lane"}}, ["run.engine: must be", 'got "lane"', "'lanes' or 'reference'"]),
+        ({"run": {"compile": 3}}, ["run.compile: must be", "got 3", "true or false or 'auto'"]),
         ({"methd": {"name": "fedavg"}}, ["methd", "Did you mean 'method'"]),
         ({"method": {"name": "fedavgg"}}, ["method.name", "Did you mean 'fedavg'", "fedprox"]),
-        ({"method": {"name": "fedprox", "mu": -1}}, ["method.mu = -1", "at least 0"]),
+        ({"method": {"name": "fedprox", "mu": -1}}, ["method.mu: must be", "got -1", "at least 0"]),
         ({"method": {"name": "fedprox", "nu": 1}}, ["method.nu", "Did you mean 'mu'"]),
         ({"local": {"learning-rate": 0}}, ["local.learning-rate", "above 0", "got 0"]),
         ({"local": {"local-epochs": 0}}, ["local.local-epochs", "at least 1"]),
         ({"local": {"learning-rate-decay": 0}}, ["local.learning-rate-decay", "above 0"]),
         ({"local": {"epochs": 1}}, ["local.epochs", "Did you mean 'local-epochs'"]),
-        ({"local": {"optimizer": "sdg"}}, ['local.optimizer = "sdg"', "'sgd' or 'adam'"]),
+        ({"local": {"optimizer": "sdg"}}, ["local.optimizer: must be", 'got "sdg"', "'sgd' or 'adam'"]),
         ({"model": {"kind": "mpl"}}, ["model.kind", "Did you mean 'mlp'"]),
-        ({"model": {"kind": ["mlp"]}}, ['model.kind = ["mlp"]', "text in quotes"]),
-        ({"method": {"name": 3}}, ["method.name = 3", "text in quotes"]),
+        ({"model": {"kind": ["mlp"]}}, ["model.kind: must be", 'got ["mlp"]', "text in quotes"]),
+        ({"method": {"name": 3}}, ["method.name: must be", "got 3", "text in quotes"]),
         ({"model": {"kind": "mlp", "init": -1.0}}, ["model.init", "-1.0"]),
         ({"method": {"name": "fair-fate", "fairness": []}}, ["method.fairness", "demographic_parity_ratio"]),
         ({"method": {"name": "fair-fate", "fairness": ["x"]}}, ["method.fairness", "demographic_parity_ratio"]),
-        ({"method": {"name": "fair-fate", "as-published": 1}}, ["method.as-published = 1", "true or false"]),
+        (
+            {"method": {"name": "fair-fate", "as-published": 1}},
+            ["method.as-published: must be", "got 1", "true or false"],
+        ),
         ({"method": {"name": "fedavg", "mu": 1}}, ["method.mu", "nothing to set"]),
-        ({"model": {"kind": "mlp", "hidden": 3}}, ["model.hidden = 3", "list"]),
+        ({"model": {"kind": "mlp", "hidden": 3}}, ["model.hidden: must be", "got 3", "list"]),
         ({"model": {"kind": "mlp", "activation": "relo"}}, ["model.activation", "Did you mean 'relu'"]),
         ({"partition": {"kind": "dirichlet"}}, ["partition", "files already say"]),
         ({"data": {"name": "compas"}}, ["data", "both a name and files"]),
-        ({"data": {"files": 3}}, ["data.files = 3", "list or a table"]),
+        ({"data": {"files": 3}}, ["data.files: must be", "got 3", "list or a table"]),
         ({"sweep": {"mu": [1]}}, ["sweep.mu", "hyper-parameter of fedavg"]),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": ["a"]}}, ["sweep.mu", "list of numbers", '"a"']),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, -1]}}, ["sweep.mu", "at least 0", "-1"]),
-        ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, 1.0]}}, ["sweep.mu = [1, 1.0]", "twice"]),
+        ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, 1.0]}}, ["sweep.mu: names a value twice: [1, 1.0]"]),
         ({"method": {"name": "fair-fate"}, "sweep": {"rho": [0, float("inf")]}}, ["sweep.rho", "list of numbers"]),
         ({"method": {"name": "fair-fate"}, "sweep": {"as-published": [0, 1]}}, ["sweep.as-published", "true or false"]),
         (
@@ -163,9 +167,9 @@ def test_mistakes_name_file_key_value_and_what_is_allowed(tmp_path, sections, sa
         ({"data": 3}, "data: must be a section"),
         (
             {**COMPAS, "partition": {"kind": "dirichlet", "alpha": -1}},
-            "partition.alpha: alpha must be a number above 0",
+            "partition.alpha: must be a number above 0",
         ),
-        ({**COMPAS, "partition": {"alpha": "x"}}, 'partition.alpha = "x": must be a number'),
+        ({**COMPAS, "partition": {"alpha": "x"}}, 'partition.alpha: must be a number, got "x".'),
     ],
 )
 def test_what_is_missing_or_unknown(raw, said):
@@ -178,17 +182,19 @@ def test_all_problems_are_told_at_once():
     with pytest.raises(ConfigError) as error:
         parse_config(config(local={"learning-rate": "fast"}, model={"kind": "cnn"}, method={"name": "x"}))
     assert "3 problems" in str(error.value)
-    for key in ("local.learning-rate", "model.kind", "method.name"):
-        assert f"\n  {key}" in str(error.value)
+    keys = ["model.kind", "local.learning-rate", "method.name"]
+    assert [problem.where for problem in error.value.problems] == keys
+    for key in keys:
+        assert f"\n  {key}: " in str(error.value)
 
 
 def test_syntax_errors_show_the_line(tmp_path):
     path = tmp_path / "broken.toml"
     path.write_text("[run]\nrounds = 3\nseeds = [1,, 2]\n")
-    with pytest.raises(ConfigError, match=r"broken\.toml, line 3.*\n  seeds = \[1,, 2\]"):
+    with pytest.raises(ConfigError, match=r"broken\.toml: line 3.*\n  seeds = \[1,, 2\]"):
         load_config(path)
     path.write_text('[run]\nname = "open')
-    with pytest.raises(ConfigError, match=r"broken\.toml, line 2"):
+    with pytest.raises(ConfigError, match=r"broken\.toml: line 2"):
         load_config(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -212,19 +218,91 @@ def test_what_only_the_data_can_tell_is_said_with_the_file(tmp_path):
         build(load_config(write_config(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("partition", "said"),
-    [
-        ({"num-partitions": 100000}, "num-partitions: 100000 clients"),
-        ({"partition-by": ["label", "foo"]}, "partition-by: .*'foo'"),
-        ({"kind": "natural", "column": "foo"}, "column: .*'foo'"),
-    ],
-)
-def test_what_the_data_does_not_allow_names_file_and_key(tmp_path, partition, said):
+def _compas(**sections):
+    return {**COMPAS, "run": {"rounds": 1}, **sections}
+
+
+WRONG = [
+    # (the file, the key at fault, what the text must say); the first four are those that once named another key
+    (_compas(partition={"min-rows": 1000}), "partition.min-rows", "10 clients with at least 1000 rows need 10000 rows"),
+    (
+        _compas(partition={"kind": "dirichlet-per-client", "alpha": 1.0, "size": 4000}),
+        "partition.size",
+        "10 clients of 4000 rows need 40000 rows",
+    ),
+    (_compas(local={"optimizer": "adam", "momentum": 0.9}), "local.momentum", "belongs to SGD"),
+    (_compas(partition={"partition-by": ["lable"]}), "partition.partition-by", "Did you mean 'label'? Known: age"),
+    (_compas(partition={"partition-by": ["label", "foo"]}), "partition.partition-by", "'foo'"),
+    (_compas(partition={"partition-by": ["grup"]}), "partition.partition-by", "Did you mean 'group'?"),
+    (_compas(partition={"kind": "natural", "column": "foo"}), "partition.column", "'foo'"),
+    (_compas(partition={"kind": "natural", "column": "race", "min-rows": 30}), "partition.min-rows", "Native American"),
+    (_compas(partition={"num-partitions": 100000}), "partition.num-partitions", "100000 clients need"),
+    (_compas(partition={"alpha": 0}), "partition.alpha", "above 0, got 0"),
+    (_compas(partition={"kind": "skewed", "num-partitions": 5}), "partition.num-partitions", "must be even"),
+    (_compas(partition={"kind": "skewed", "majority": 0.5}), "partition.majority", "above 0.5"),
+    (_compas(partition={"kind": "rotation-groups", "clients-per-group": [1, 1]}), "partition.kind", "need images"),
+    (_compas(partition={"kind": "drichlet"}), "partition.kind", "Did you mean 'dirichlet'?"),
+    (_compas(run={"clients-per-round": 11}), "run.clients-per-round", "at most 10, got 11"),
+    (_compas(run={"dropout": 1.0}), "run.dropout", "below 1.0, got 1.0"),
+    (_compas(run={"device": "tpu"}), "run.device", "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    (_compas(run={"seeds": [3, 3]}), "run.seeds", "must differ"),
+    (_compas(local={"local-epochs": 0}), "local.local-epochs", "at least 1, got 0"),
+    (_compas(local={"momentum": 1.5}), "local.momentum", "below 1, got 1.5"),
+    (_compas(data={"name": "compass"}), "data.name", "Did you mean 'compas'?"),
+    (_compas(data={"name": "compas", "preset": "fairfate"}), "data.preset", "Did you mean 'fair-fate'?"),
+    (_compas(data={"name": "compas", "label": "x"}), "data.label", "both a name and label"),
+    (_compas(model={"kind": "lenet"}), "model", "images of shape"),
+    (_compas(model={"kind": "mlp", "hidden": [0]}), "model.hidden", "width of a hidden layer"),
+    (_compas(method={"name": "e2fl"}), "method", "e2fl"),
+    (_compas(sweep={"mu": [0.1, -1]}), "sweep.mu", "at least 0, got -1"),
+]
+WRONG_FILES = [
+    ({"validation": 0.1, "validation-file": "silo-0.csv"}, "data.validation-file", "keep one of them"),
+    ({"validation": 0.5, "test": 0.5}, "data.test", "some training rows"),
+    ({"label": "grad"}, "data.label", "Column 'grad': the column is missing"),
+    ({"sensitive": "colour"}, "data.sensitive", "Column 'colour': the column is missing"),
+    ({"positive": "perhaps"}, "data.positive", "has no value 'perhaps' to be class 1"),
+    ({"schema": "none.json"}, "data.schema", "none.json: There is no such file"),
+    ({"validation-file": "none.csv"}, "data.validation-file", "none.csv: There is no such file"),
+    ({"files": ["silo-0.csv", "silo-9.csv"]}, "data.files", "silo-9.csv: There is no such file"),
+    ({"files": ["silo-0.csv", "experiment.toml"]}, "data.files", "experiment.toml: Silo files must be .csv"),
+    ({"client-groups": {"silo-0": "a"}}, "data.client-groups", "no group for the client 'silo-1'"),
+    ({"client-groups": {f"silo-{k}": "a" for k in range(5)}}, "data.client-groups", "'silo-4'"),
+]
+
+
+def _refused(path):
+    with pytest.raises((ConfigError, DataError)) as caught:
+        build(load_config(path))
+    return caught.value
+
+
+@pytest.mark.parametrize(("raw", "where", "text"), WRONG, ids=[where for _, where, _ in WRONG])
+def test_a_wrong_configuration_names_its_key(tmp_path, raw, where, text):
     path = tmp_path / "experiment.toml"
-    path.write_text(tomli_w.dumps(COMPAS | {"partition": partition}))
-    with pytest.raises(ConfigError, match=rf"experiment\.toml: partition\.{said}"):
-        load_federations(load_config(path))
+    path.write_text(tomli_w.dumps(raw))
+    error = _refused(path)
+    assert (error.source, error.where) == (str(path), where)
+    assert str(error).startswith(f"{path}: {where}: ")
+    assert text in error.text
+
+
+@pytest.mark.parametrize(("data", "where", "text"), WRONG_FILES, ids=[where for _, where, _ in WRONG_FILES])
+def test_wrong_files_name_their_key(tmp_path, data, where, text):
+    write_silos(tmp_path)
+    error = _refused(write_config(tmp_path, data=data))
+    assert error.where == where
+    assert str(error).startswith(f"{tmp_path / 'experiment.toml'}: {where}: ")
+    assert text in str(error)
+
+
+def test_python_gets_the_same_sentence_with_the_name_of_the_argument():
+    with pytest.raises(ConfigError, match=r"^learning_rate must be a number above 0, got 0\.$") as caught:
+        Local(learning_rate=0)
+    assert (caught.value.key, caught.value.value) == ("learning_rate", 0)
+    with pytest.raises(ConfigError) as caught:
+        parse_config(_compas(local={"learning-rate": 0.0}))
+    assert str(caught.value) == "configuration: local.learning-rate: must be a number above 0, got 0.0."
 
 
 def test_a_schema_that_is_no_text_is_named(tmp_path):

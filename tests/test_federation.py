@@ -207,7 +207,7 @@ def test_bad_frames_are_refused() -> None:
     with pytest.raises(DataError, match="'age', row 9"):
         Federation.from_frame(table().astype({"age": float}).replace({"age": {}}).assign(
             age=lambda f: f["age"].where(f.index != 9)), **make)  # fmt: skip
-    with pytest.raises(DataError, match="Column 'gender' is missing"):
+    with pytest.raises(DataError, match="Column 'gender': the column is missing"):
         Federation.from_frame(table(), **{**make, "sensitive": "gender"})
     with pytest.raises(DataError, match="only one class"):
         Federation.from_frame(table().assign(ill="no"), **make)
@@ -298,7 +298,7 @@ def test_a_function_may_deal_the_rows() -> None:
         return ef.partition.Partition.from_owner(np.arange(len(rows.label)) % 2, ("a", "b"))
 
     fed = Federation.from_frame(table(), label="ill", sensitive="sex", partition=halves)
-    assert fed.provenance["partition"]["kind"].endswith(".halves")
+    assert fed.provenance["partition"]["kind"] == "halves"
     assert fed.ids == ("a", "b")
 
 
@@ -401,15 +401,15 @@ def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -
     broken.to_csv(paths[0], index=False)
     with pytest.raises(DataError, match=r"north.csv: Column 'sex', row 2: 'x' is not a known group"):
         Federation.from_files(paths, schema=schema)
-    with pytest.raises(DataError, match="There is no file"):
+    with pytest.raises(DataError, match="There is no such file"):
         Federation.from_files([tmp_path / "east.csv"], schema=schema)
     (tmp_path / "east.txt").write_text("")
     with pytest.raises(DataError, match=r"must be \.csv, \.csv\.gz or \.parquet"):
         Federation.from_files([tmp_path / "east.txt"], schema=schema)
-    with pytest.raises(ConfigError, match="needs a schema file"):
+    with pytest.raises(ConfigError, match="Files need a schema"):
         Federation.from_files(paths)
     (tmp_path / "west.parquet").write_bytes(b"not a parquet file")
-    with pytest.raises(DataError, match=r"west.parquet cannot be read"):
+    with pytest.raises(DataError, match=r"west.parquet: The file cannot be read"):
         Federation.from_files([tmp_path / "west.parquet"], schema=schema)
 
 

@@ -36,9 +36,11 @@ class EquifedError(Exception):
         file: object = "",
         column: str = "",
         row: object = "",
+        problems: tuple[EquifedError, ...] = (),
     ) -> None:
         super().__init__(text)
         self.text = str(text)
+        self._subject = key if self.text[:1].islower() else ""
         self.source = source
         """The configuration file or the command that was being read; empty for an argument given in Python."""
         self.section = section
@@ -52,6 +54,13 @@ class EquifedError(Exception):
         """The file with rows, or the schema, at fault."""
         self.column = column
         self.row = str(row)
+        self.problems = problems
+        """Where several were found at once, each of them; the text lists them all."""
+
+    @property
+    def where(self) -> str:
+        """Section and key, as one writes them: "run.rounds"."""
+        return ".".join(filter(None, (self.section, self.key)))
 
     @property
     def place(self) -> str:
@@ -60,9 +69,9 @@ class EquifedError(Exception):
         return ", ".join(filter(None, (column, f"row {self.row}" if self.row else "")))
 
     def __str__(self) -> str:
-        text = f"{self.key} {self.text}" if self.key and not self.source and self.text[:1].islower() else self.text
-        key = ".".join(filter(None, (self.section, self.key))) if self.source else ""
-        return ": ".join(filter(None, (self.source, key, self.file, self.place, text)))
+        if self.source:
+            return ": ".join(filter(None, (self.source, self.where, self.file, self.place, self.text)))
+        return ": ".join(filter(None, (self.file, self.place, f"{self._subject} {self.text}".lstrip())))
 
 
 class ConfigError(EquifedError, ValueError):

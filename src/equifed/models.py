@@ -38,9 +38,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 def _check_init(init: Init) -> None:
     if isinstance(init, str):
         if init not in ("torch", "zeros"):
-            raise ConfigError(f'init must be "torch", "zeros" or a standard deviation, got {init!r}.')
+            raise ConfigError(
+                f'must be "torch", "zeros" or a standard deviation, got {init!r}.', key="init", value=init
+            )
     else:
-        check_number("init, a standard deviation,", init, above=0)
+        check_number("init", init, above=0, what="A standard deviation")
 
 
 def _initialise(module: nn.Module, rng: np.random.Generator, init: Init) -> Parameters:
@@ -132,12 +134,13 @@ class MLP:
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple):
-            raise ConfigError(f"hidden lists the width of each hidden layer, e.g. (10,), got {self.hidden!r}.")
+            text = f"lists the width of each hidden layer, e.g. (10,), got {self.hidden!r}."
+            raise ConfigError(text, key="hidden", value=self.hidden)
         object.__setattr__(self, "hidden", tuple(self.hidden))
         for width in self.hidden:
-            check_number("the width of a hidden layer", width, whole=True, low=1)
+            check_number("hidden", width, whole=True, low=1, what="The width of a hidden layer")
         if self.activation not in ACTIVATIONS:
-            raise ConfigError(unknown_name("activation", self.activation, ACTIVATIONS))
+            raise unknown_name("activation", self.activation, ACTIVATIONS, key="activation")
         _check_init(self.init)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -62,11 +62,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return len(list(iter(self)))
 
     def name_of(self, thing: object) -> str:
-        """The name that leads to this thing again."""
+        """The name that leads to this thing again; of one that no name leads to, the name that it was defined by."""
         for name, known in (*self._builtin.items(), *self._imported.items()):
             if known is thing:
                 return name
-        return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', '?')}"
+        named: Any = thing if hasattr(thing, "__qualname__") else type(thing)
+        hidden = named.__module__ == "__main__" or "<locals>" in named.__qualname__
+        return str(named.__name__) if hidden else f"{named.__module__}:{named.__qualname__}"
 
     def _import(self, name: str, target: str) -> T:
         module_name, _, path = target.partition(":")

@@ -233,14 +233,14 @@ def test_an_unseen_intersection_is_named(table):
 
 def test_a_missing_column_is_named(table):
     schema = Schema.infer(table, label="income", sensitive="sex")
-    with pytest.raises(DataError, match=r"'job' is missing. The table has: age, sex"):
+    with pytest.raises(DataError, match=r"'job': the column is missing. The table has: age, sex"):
         schema.encode(table.drop(columns="job"))
-    with pytest.raises(DataError, match="'colour' is missing"):
+    with pytest.raises(DataError, match="'colour': the column is missing"):
         encode(table, label="income", sensitive="colour")
 
 
 def test_a_repeated_column_is_refused(table):
-    with pytest.raises(DataError, match="'age' appears 2 times"):
+    with pytest.raises(DataError, match="'age': the column appears 2 times"):
         encode(pd.concat([table, table["age"]], axis=1), label="income", features=["age"])
 
 

@@ -332,7 +332,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
             3,
             "no value 'maybe'",
         ),
-        (["--table", "none.csv", "--label", "cured", "--sensitive", "sex"], 3, "There is no file none.csv"),
+        (["--table", "none.csv", "--label", "cured", "--sensitive", "sex"], 3, "none.csv: There is no such file"),
         (["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"], 2, "Give one of them"),
         (["--schema", "none.json"], 2, "--schema none.json cannot be read"),
         (["--schema", "own.csv"], 2, "Not a valid schema"),

@@ -194,7 +194,7 @@ def test_skewed_refuses_with_numbers():
         P.Skewed(4)(rows, np.random.default_rng(0))
     with pytest.raises(ConfigError, match=r"exactly two groups; the rows have 3 groups \(codes 0, 1, 2\)"):
         P.Skewed(4)(make_rows(100, groups=3), np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="even number"):
+    with pytest.raises(ConfigError, match="num_partitions must be even"):
         P.Skewed(5)
     with pytest.raises(ConfigError, match=r"above 0\.5"):
         P.Skewed(4, majority=0.5)
@@ -259,7 +259,7 @@ def test_bad_options():
         P.Natural("STATE", min_rows="3")
     with pytest.raises(ConfigError, match="majority must be a number"):
         P.Skewed(4, majority="0.9")
-    with pytest.raises(ConfigError, match="needs num_partitions"):
+    with pytest.raises(ConfigError, match="needs the number of clients"):
         P.DirichletPerClient(alpha=1.0)
     with pytest.raises(ConfigError, match="prior must be"):
         P.DirichletPerClient(alpha=1.0, num_partitions=2, prior="flat")

@@ -436,7 +436,7 @@ def test_grid_wastes_at_most_a_quarter() -> None:
         ({"clients_per_round": 11}, "a whole number of at least 1 and at most 10, got 11"),
         ({"clients_per_round": 2.5}, "clients_per_round must be a whole number"),
         ({"local": {}}, "local must be equifed.Local"),
-        ({"device": "meta"}, "is not supported"),
+        ({"device": "meta"}, "device must be 'auto', 'cpu'"),
         ({"model": ef.models.MLP}, "model is the class MLP; give an instance"),
         (
             {"model": nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False))},
@@ -451,7 +451,7 @@ def test_grid_wastes_at_most_a_quarter() -> None:
         ({"seeds": []}, "at least one seed"),
         ({"seeds": [-1]}, "A seed must be a whole number of at least 0"),
         ({"device": "cuda"}, "no CUDA device"),
-        ({"device": "quantum"}, "Unknown device"),
+        ({"device": "quantum"}, "device must be 'auto', 'cpu'"),
         ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 1))}, "dropout layer"),

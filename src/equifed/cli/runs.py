@@ -188,7 +188,7 @@ def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
     try:
         job_of(config, feds)
     except ConfigError as error:  # what only the method can refuse, such as a third group
-        say(f"{config.method.name} is left out: {error}")
+        say(f"{config.method.name} is left out: {error.text}")
         return False
     if config.method.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
         say(

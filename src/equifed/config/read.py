@@ -8,7 +8,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from equifed import methods, models, partition
 from equifed.config.sections import FILE_KEYS, SECTIONS, Config, DataSection, FlowerSection, RunSection, kebab
 from equifed.data import get_dataset
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.protocol import Method
 from equifed.registry import Registry
 from equifed.settings import Local
@@ -36,13 +36,13 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file.") from None
+        raise ConfigError("no such file.", source=str(file)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read as a text file: {error}.") from None
+        raise ConfigError(f"cannot be read as a text file: {error}.", source=str(file)) from None
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(_syntax(str(file), text, str(error))) from None
+        raise _syntax(str(file), text, error) from None
     return parse_config(raw, overrides, source=str(file), folder=file.parent)
 
 
@@ -62,7 +62,7 @@ def parse_config(
     assert data is not None
     held = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, _partition_of(preset))
     if data.files and "partition" in merged:
-        reader.problem("partition", "the files already say which client holds which rows; remove this section")
+        reader.problem("The files already say which client holds which rows; remove this section.", "partition")
     model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
     local = reader.local()
     method = reader.choice("method", "name", methods.REGISTRY, None, methods.make)
@@ -84,22 +84,31 @@ def parse_config(
 
 def _data_of(data: DataSection) -> Preset | None:
     """The preset of a named data set, after checking that the section's keys go together."""
-    given = [kebab(key) for key in FILE_KEYS if key in data.model_fields_set]
     if data.name is None:
         if not data.files:
             raise ConfigError("needs a name (see `equifed data list`) or files, one per client.")
         if data.preset is not None:
-            raise ConfigError("preset belongs to a named data set, not to files.")
+            raise ConfigError("belongs to a named data set, not to files.", key="preset")
         if data.schema_ is None and (data.label is None or data.sensitive is None):
-            raise ConfigError("files need a schema, or a label and a sensitive column.")
+            raise ConfigError("Files need a schema, or a label and a sensitive column.", key="schema")
         if data.validation_file is not None and data.validation:
-            raise ConfigError("has both validation-file and a share for validation; keep one of them.")
+            raise ConfigError(
+                "There is a file for validation and a share of the rows, validation, too; keep one of them.",
+                key="validation_file",
+            )
         if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
-            raise ConfigError('files need different names; otherwise write them as a table, client = "file".')
+            raise ConfigError('need different names; otherwise write them as a table, client = "file".', key="files")
         return None
+    given = [kebab(key) for key in FILE_KEYS if key in data.model_fields_set]
     if given:
-        raise ConfigError(f"has both a name and {', '.join(given)}; those belong to files. Keep one of them.")
-    return get_dataset(data.name).preset(data.preset)
+        raise ConfigError(
+            f"The section has both a name and {', '.join(given)}; those belong to files. Keep one of them.",
+            key=given[0],
+        )
+    with blaming(key="name"):
+        dataset = get_dataset(data.name)
+    with blaming(key="preset"):
+        return dataset.preset(data.preset)
 
 
 def _partition_of(preset: Preset | None) -> dict[str, Any]:
@@ -128,42 +137,46 @@ class _Reader:
 
     def __init__(self, raw: Mapping[str, Any], source: str) -> None:
         self.raw, self.source = raw, source
-        self._problems: list[str] = []
+        self._problems: list[ConfigError] = []
         for key, value in raw.items():
             if key not in SECTIONS:
-                self.problem(key, _first(unknown_name("section", key, SECTIONS)))
+                self.problem(unknown_name("section", key, SECTIONS), key)
             elif not isinstance(value, Mapping):
-                self.problem(key, f"must be a section, [{key}], not {value!r}")
+                self.problem(f"must be a section, [{key}], not {value!r}.", key)
         self.stop_if_wrong()
 
-    def problem(self, path: str, what: str) -> None:
-        self._problems.append(f"{path}: {what}" if path else what)
+    def problem(self, what: str | ConfigError, section: str, key: str = "") -> None:
+        error = what if isinstance(what, ConfigError) else ConfigError(what)
+        error.source, error.section, error.key = self.source, section, key
+        self._problems.append(error)
 
     def stop_if_wrong(self) -> None:
-        if not self._problems:
-            return
         if len(self._problems) == 1:
-            raise ConfigError(f"{self.source}: {self._problems[0]}{'' if self._problems[0].endswith('.') else '.'}")
-        lines = "".join(f"\n  {problem}" for problem in self._problems)
-        raise ConfigError(f"{self.source} has {len(self._problems)} problems:{lines}")
+            raise self._problems[0]
+        if self._problems:
+            lines = "".join(f"\n  {problem.where}: {problem.text}" for problem in self._problems)
+            raise ConfigError(
+                f"{self.source} has {len(self._problems)} problems:{lines}", problems=tuple(self._problems)
+            )
 
     def section(self, name: str, kind: type[S], given: Mapping[str, Any] | None = None) -> S | None:
         values = self.raw.get(name, {}) if given is None else given
         try:
             return kind.model_validate(values)
         except ValidationError as error:
-            for path, what in _readable(error, values, kind):
-                self.problem(".".join([name, *path]), what)
+            for key, problem in _readable(error, values, kind):
+                self.problem(problem, name, key)
             return None
 
-    def checked(self, name: str, make: Callable[[], Any], keys: Mapping[str, str] | None = None) -> Any:
-        """What `make` returns; its ConfigError becomes a problem of the field it speaks of, or of the section."""
+    def checked(
+        self, section: str, make: Callable[[], Any], keys: Mapping[str, str] | None = None, key: str = ""
+    ) -> Any:
+        """What `make` returns; its ConfigError becomes a problem of `key`, or else of the key that `keys` has for the
+        argument at fault."""
         try:
             return make()
         except ConfigError as error:
-            text = str(error)
-            key = [(keys or {})[field] for field in _spoken(keys or {}, text)[:1]]
-            self.problem(".".join([name, *key]), text)
+            self.problem(error, section, key or (keys or {}).get(error.key, kebab(error.key)))
             return None
 
     def choice(
@@ -182,18 +195,19 @@ class _Reader:
         given = dict(self.raw.get(name, {}))
         kind = given.pop(selector, (default or {}).get(selector))
         if kind is None:
-            self.problem(f"{name}.{selector}", f"is required. Known: {', '.join(sorted(registry))}")
+            names = sorted(registry)
+            self.problem(ConfigError(f"is required. Known: {', '.join(names)}.", allowed=names), name, selector)
             return None
         if not isinstance(kind, str):
-            self.problem(f"{name}.{selector} = {_shown(kind)}", f"must be {_MUST_BE['string_type']}")
+            self.problem(_wrong(kind, [_MUST_BE["string_type"]]), name, selector)
             return None
-        chosen = self.checked(f"{name}.{selector}", partial(find, kind))
+        chosen = self.checked(name, partial(find, kind), key=selector)
         if chosen is None:
             return None
         has_options = isinstance(chosen, Method) or (isinstance(chosen, type) and dataclasses.is_dataclass(chosen))
         if not has_options:  # a function or a model ready to use
             for key in given:
-                self.problem(f"{name}.{key}", f"there is nothing to set: {kind} has no options")
+                self.problem(f"There is nothing to set: {kind} has no options.", name, key)
             return chosen
         known = {kebab(option) for option in methods.options(chosen)}
         options = {key: value for key, value in (default or {}).items() if key in known and key not in given}
@@ -230,23 +244,15 @@ class _Reader:
                 type(value) in (int, float) and math.isfinite(value) for value in values
             )
             if not numbers or not values:
-                self.problem(f"sweep.{key}", f"must be a list of numbers, not {_shown(values)}")
-                continue
-            if len(set(values)) < len(values):
-                self.problem(f"sweep.{key} = {_shown(values)}", "names a value twice")
-                continue
-            if name in over:
-                self.problem(f"sweep.{key}", "is there twice, with a dash and with an underscore")
-                continue
-            over[name] = [float(value) for value in values]
-            self.checked(f"sweep.{key}", partial(check_swept, method, name, values))
+                self.problem(_wrong(values, ["a list of numbers"]), "sweep", key)
+            elif len(set(values)) < len(values):
+                self.problem(f"names a value twice: {_shown(values)}.", "sweep", key)
+            elif name in over:
+                self.problem("is there twice, with a dash and with an underscore.", "sweep", key)
+            else:
+                over[name] = [float(value) for value in values]
+                self.checked("sweep", partial(check_swept, method, name, values), key=key)
         return over
-
-
-def _spoken(keys: Iterable[str], text: str) -> list[str]:
-    """The keys that a message speaks of, the longest first."""
-    found = [key for key in keys if re.search(rf"\b{key.replace('_', '[ _-]')}\b", text)]
-    return sorted(found, key=len, reverse=True)
 
 
 @cache
@@ -292,28 +298,30 @@ _MUST_BE = {
 }
 
 
-def _readable(error: ValidationError, values: Any, kind: type[BaseModel]) -> list[tuple[list[str], str]]:
-    """(key path, what is wrong) per key; the alternatives of a union are joined with "or"."""
+def _readable(error: ValidationError, values: Any, kind: type[BaseModel]) -> list[tuple[str, ConfigError]]:
+    """(key, what is wrong) per key; the alternatives of a union are joined with "or"."""
     known = [info.alias or name for name, info in kind.model_fields.items()]
-    unknown: list[tuple[list[str], str]] = []
-    wrong: dict[tuple[str, ...], tuple[Any, list[str]]] = {}
+    problems: list[tuple[str, ConfigError]] = []
+    wrong: dict[str, tuple[Any, list[str]]] = {}
     for each in error.errors(include_url=False, include_context=True):
         path, value = _walk(each["loc"], values)
+        key = ".".join(path)
         if each["type"] == "extra_forbidden":
-            what = _first(unknown_name("key", path[-1], known)) if known else "there is nothing to set here"
-            unknown.append((path, what))
+            nothing = ConfigError("There is nothing to set here.")
+            problems.append((key, unknown_name("key", path[-1], known) if known else nothing))
         elif each["type"] == "missing":
-            unknown.append(([str(each["loc"][0])], "is required"))
+            problems.append((str(each["loc"][0]), ConfigError("is required.")))
         else:
             template = _MUST_BE.get(each["type"])
             must = template.format(**each.get("ctx", {})) if template else each["msg"]
-            _, list_of = wrong.setdefault(tuple(path), (value, []))
-            if must not in list_of:
-                list_of.append(must)
-    return unknown + [
-        ([*path[:-1], f"{path[-1]} = {_shown(value)}"], f"must be {' or '.join(must)}")
-        for path, (value, must) in wrong.items()
-    ]
+            _, alternatives = wrong.setdefault(key, (value, []))
+            if must not in alternatives:
+                alternatives.append(must)
+    return problems + [(key, _wrong(value, alternatives)) for key, (value, alternatives) in wrong.items()]
+
+
+def _wrong(value: Any, alternatives: Sequence[str]) -> ConfigError:
+    return ConfigError(f"must be {' or '.join(alternatives)}, got {_shown(value)}.", value=value)
 
 
 def _walk(location: Sequence[int | str], values: Any) -> tuple[list[str], Any]:
@@ -334,11 +342,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _first(error: ConfigError) -> str:
-    """`unknown_name`'s message as the end of a sentence that has begun with the key."""
-    return error.text[0].lower() + error.text[1:]
-
-
 def _override(raw: dict[str, Any], text: str) -> None:
     path, sign, written = text.partition("=")
     section, dot, key = path.strip().partition(".")
@@ -353,9 +356,9 @@ def _override(raw: dict[str, Any], text: str) -> None:
         inside[key] = value
 
 
-def _syntax(source: str, text: str, message: str) -> str:
-    at = re.search(r"line (\d+)", message)
-    number = int(at.group(1)) if at else len(text.splitlines())
+def _syntax(source: str, text: str, error: tomllib.TOMLDecodeError) -> ConfigError:
     lines = text.splitlines()
+    at = re.search(r"at line (\d+)", str(error))  # the error has the line as an attribute from Python 3.14 on only
+    number = int(at[1]) if at else len(lines)
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return f"{source}, line {number}, is not valid TOML: {message}" + (f"\n  {line}" if line else "")
+    return ConfigError(f"line {number} is not valid TOML: {error}." + (f"\n  {line}" if line else ""), source=source)

@@ -19,10 +19,10 @@ NUMBERS_SHARE = 0.9
 
 def column_of(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     if name not in frame.columns:
-        raise DataError(f"Column {name!r} is missing. The table has: {shortened(map(str, frame.columns))}.")
+        raise DataError(f"the column is missing. The table has: {shortened(map(str, frame.columns))}.", column=name)
     column = frame[name]
     if not isinstance(column, pd.Series):
-        raise DataError(f"Column {name!r} appears {column.shape[1]} times in the table. Keep one.")
+        raise DataError(f"the column appears {column.shape[1]} times in the table. Keep one.", column=name)
     return column
 
 

@@ -30,7 +30,7 @@ from equifed.data.encode import (
     shortened,
     sorted_texts,
 )
-from equifed.errors import ConfigError, DataError, EquifedWarning, unknown_name
+from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, unknown_name
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -99,8 +99,9 @@ class Sensitive(_Strict):
         values = sorted_texts(series)
         if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
             raise DataError(
-                f"Sensitive column {self.column!r} has {len(values)} different numbers, too many for groups. "
-                "Give a threshold, or a column that names the groups."
+                f"{len(values)} different numbers are too many for groups. Give a threshold, or a column that names "
+                "the groups.",
+                column=self.column,
             )
         return self.model_copy(update={"groups": {value: value for value in values}})
 
@@ -222,21 +223,25 @@ class Schema(_Strict):
         if len(frame) == 0:
             raise DataError("The table has no rows.")
         if isinstance(features, str):
-            raise ConfigError(f"features must be a list of column names, got {features!r}. Write [{features!r}].")
+            text = f"must be a list of column names, got {features!r}. Write [{features!r}]."
+            raise ConfigError(text, key="features", value=features)
         given = [sensitive] if isinstance(sensitive, str | Sensitive) else list(sensitive)
         named = [Sensitive(column=rule) if isinstance(rule, str) else rule for rule in given]
-        rules = tuple(rule.infer(frame) for rule in named)
+        with blaming(key="sensitive"):
+            rules = tuple(rule.infer(frame) for rule in named)
         if features is None:
             hidden = {label} if sensitive_as_input else {label, *(rule.column for rule in rules)}
             features = [str(name) for name in frame.columns if name not in hidden]
         for name in categorical:
             column_of(frame, name)
         columns = tuple(_infer_column(frame, name, name in categorical, scaling) for name in features)
+        with blaming(key="label"):
+            classes = _infer_classes(frame, label, positive, task)
         values = {
             "columns": columns,
             "label": label,
             "task": task,
-            "classes": _infer_classes(frame, label, positive, task),
+            "classes": classes,
             "label_range": label_range,
             "sensitive": rules,
             "groups": _infer_groups(frame, rules, privileged),
@@ -362,7 +367,7 @@ def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scalin
 
 def check_task(task: object) -> None:
     if task not in get_args(TaskKind):
-        raise ConfigError(unknown_name("task", task, get_args(TaskKind)))
+        raise unknown_name("task", task, get_args(TaskKind), key="task")
 
 
 def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: TaskKind) -> tuple[str, ...]:
@@ -383,16 +388,20 @@ def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task
     values = sorted_texts(series)
     if len(values) < 2:
         only = f"has only one class, {values[0]!r}" if values else "has no value at all"
-        raise DataError(f"Label {label!r} {only}: nothing can be learnt. Check the rows and the label column.")
+        raise DataError(f"The label {only}: nothing can be learnt. Check the rows and the column.", column=label)
     if positive is None:
         return tuple(values)
     wanted = as_text(positive)
     if wanted not in values:
-        raise DataError(f"Label {label!r} has no value {wanted!r} to be class 1. It has: {shortened(values)}.")
+        text = f"The label has no value {wanted!r} to be class 1. It has: {shortened(values)}."
+        raise DataError(text, key="positive", value=positive, column=label)
     if len(values) > 2:
         raise DataError(
-            f"Label {label!r} has {len(values)} values ({shortened(values)}), so no single one is the positive "
-            "class. Leave `positive` out, or make a column with two values."
+            f"The label has {len(values)} values ({shortened(values)}), so no single one is the positive class. Leave "
+            "`positive` out, or make a column with two values.",
+            key="positive",
+            value=positive,
+            column=label,
         )
     return (*(value for value in values if value != wanted), wanted)
 
@@ -425,10 +434,8 @@ def _group_codes(frame: pd.DataFrame, rules: Sequence[Sensitive], groups: Sequen
     if (s < 0).any():
         row = int(np.argmax(s < 0))
         columns = " & ".join(rule.column for rule in rules)
-        raise DataError(
-            f"Sensitive column {columns!r}, row {frame.index[row]}: group {names[codes[row]]!r} is not in "
-            f"the schema. Known groups: {', '.join(groups)}."
-        )
+        text = f"group {names[codes[row]]!r} is not in the schema. Known groups: {', '.join(groups)}."
+        raise RowError(text, column=columns, row=frame.index[row])
     return s
 
 

@@ -10,7 +10,7 @@ from equifed import partition as parts
 from equifed.errors import ConfigError
 from equifed.federation.federation import Federation, check_seed
 from equifed.federation.images import turned
-from equifed.federation.split import AnyPartitioner, check_partition, deal
+from equifed.federation.split import AnyPartitioner, blaming_partition, check_partition, deal
 from equifed.federation.tables import check_complete
 from equifed.partition.base import columns_of
 
@@ -59,7 +59,8 @@ def load(
         check_partition(partition)
     columns = [] if partition is None else columns_of(partition)
     dataset = get_dataset(name)
-    encoded, chosen, frame, hashes = dataset.encode(preset, home, columns)
+    with blaming_partition(partition):
+        encoded, chosen, frame, hashes = dataset.encode(preset, home, columns)
     if partition is None:
         partition = chosen.default_partition()
     provenance = {
@@ -83,8 +84,8 @@ def _seed_list(seed: int, seeds: Iterable[int] | None) -> list[int]:
         return [seed]
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         hint = f" For {seeds} of them write seeds=range({seeds})." if isinstance(seeds, int) else ""
-        raise ConfigError(f"seeds must be a list of whole numbers, got {seeds!r}.{hint}")
+        raise ConfigError(f"must be a list of whole numbers, got {seeds!r}.{hint}", key="seeds", value=seeds)
     listed = list(seeds)
     if not listed:
-        raise ConfigError("seeds has no seed. Give at least one, such as seeds=range(5).")
+        raise ConfigError("has no seed. Give at least one, such as seeds=range(5).", key="seeds")
     return listed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from equifed.errors import ConfigError, DataError, EquifedWarning, check_number, unknown_name
+from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
 from equifed.federation import arrays, tables
 from equifed.federation.describe import Description
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
@@ -136,7 +136,7 @@ class Federation:
         Methods that measure dependence (KFFL) take a in place of s; it should be scaled to a deviation of about 1.
         """
         if task not in get_args(TaskKind):
-            raise ConfigError(unknown_name("task", task, get_args(TaskKind)))
+            raise unknown_name("task", task, get_args(TaskKind), key="task")
         if len(clients) == 0:
             raise DataError("A federation needs at least one client, got none.")
         ids = arrays.check_ids(ids, len(clients))
@@ -150,7 +150,8 @@ class Federation:
         joined = arrays.join(named, task)
         inputs = int(np.prod(joined.x.shape[1:]))
         if features is not None and (isinstance(features, str) or len(features) != inputs):
-            raise ConfigError(f"features must list the names of the {inputs} inputs, got {features!r}.")
+            text = f"must list the names of the {inputs} inputs, got {features!r}."
+            raise ConfigError(text, key="features", value=features)
         remaining = iter(joined.ranges)
         nothing = np.empty(0, np.int64)
         return cls(
@@ -249,20 +250,25 @@ class Federation:
             check_number(option, share, low=0, high=1)
         if validation and validation_file is not None:
             raise ConfigError(
-                "Give the server's validation rows as a file or as a share of the clients' rows, not both."
+                "Give the server's validation rows as a file or as a share of the clients' rows, not both.",
+                key="validation_file",
             )
         paths = tables.named_paths(files)
-        frames = {silo: tables.read_table(path) for silo, path in paths.items()}
+        with blaming(key="files"):
+            frames = {silo: tables.read_table(path) for silo, path in paths.items()}
         if schema is None:
             if label is None or sensitive is None:
-                raise ConfigError("from_files needs a schema file, or the names of the label and sensitive columns.")
+                text = "Files need a schema, or the names of the label and the sensitive columns."
+                raise ConfigError(text, key="schema")
             by_file = {paths[silo].name: frame for silo, frame in frames.items()}
             schema = tables.infer_schema(by_file, label, sensitive, positive)
         elif isinstance(schema, str | os.PathLike):
             schema = tables.read_schema(schema)
         encoded = [tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()]
         sizes = {silo: len(table.y) for silo, table in zip(paths, encoded, strict=True)}
-        server = [] if validation_file is None else [tables.encode_file(schema, validation_file)]
+        server = (
+            [] if validation_file is None else [tables.encode_file(schema, validation_file, named="validation_file")]
+        )
         holdings = split_silos(
             sizes,
             sum(len(table.y) for table in server),

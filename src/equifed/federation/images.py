@@ -50,7 +50,8 @@ def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], fo
     angles, client_groups, test = dealt[0].angles, dealt[0].client_groups, dealt[0].test  # the same for every seed
     assert angles is not None and client_groups is not None  # noqa: PT018 - what brings the caller here
     if encoded.x.ndim != 4 or "split" not in encoded.columns:
-        raise ConfigError("Groups turned by an angle need images with a given test set, such as mnist.")
+        text = "Groups turned by an angle need images with a given test set, such as mnist."
+        raise ConfigError(text, section="partition", key="kind")
     count = len(angles)
     needed = [
         np.unique(np.concatenate([test[:0], *(holdings.train[k] for holdings in dealt for k in members)]))

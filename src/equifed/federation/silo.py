@@ -34,7 +34,9 @@ def from_one_place(
     nothing = tables.no_rows(schema)
     local = nothing if file is None else tables.encode_file(schema, file)
     encoded = {member: local if member == silo else nothing for member in silos}
-    server = nothing if validation_file is None else tables.encode_file(schema, validation_file)
+    server = (
+        nothing if validation_file is None else tables.encode_file(schema, validation_file, named="validation_file")
+    )
     sizes = {member: len(table.y) for member, table in encoded.items()}
     groups = tables.known_groups(client_groups, silos)
     holdings = split_silos(sizes, len(server.y), seed=seed, test=test, client_groups=groups)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from equifed import partition as parts
 from equifed import randomness
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, UnknownName, blaming
 from equifed.partition.base import sorted_values
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ def _deal(
         train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
     else:
         train, validation, test = _cut(order, split)
-    dealt = partition(_take(table, train), randomness.generator(seed, "partition"))
+    with blaming_partition(partition), blaming(section="partition"):
+        dealt = partition(_take(table, train), randomness.generator(seed, "partition"))
     held = [train[rows] for rows in dealt.rows]
     client_tests = None
     if client_test:
@@ -105,14 +108,17 @@ def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.nd
     """Training, validation and test rows from rows in random order; each in ascending order."""
     n = len(order)
     if min(split) < 0 or split[0] <= 0:
-        raise ConfigError(f"A split needs shares (or numbers) of at least 0 and some training rows, got {split}.")
+        raise ConfigError(
+            f"A split needs shares (or numbers) of at least 0 and some training rows, got {split}.", key="test"
+        )
     if abs(sum(split) - 1) < 1e-9:
         validation, test = round(split[1] * n), round(split[2] * n)
         train = n - validation - test
     elif all(float(part).is_integer() for part in split) and sum(split) <= n:
         train, validation, test = (int(part) for part in split)
     else:
-        raise ConfigError(f"A split must add up to 1, or be numbers of rows within the {n} there are, got {split}.")
+        text = f"A split must add up to 1, or be numbers of rows within the {n} there are, got {split}."
+        raise ConfigError(text, key="test")
     stops = np.cumsum([train, validation, test])
     first, second, third = (np.sort(part) for part in np.split(order[: stops[-1]], stops[:-1]))
     return first, second, third
@@ -167,6 +173,19 @@ def shift_and_factor(mean: np.ndarray, deviation: np.ndarray, columns: np.ndarra
 def check_partition(partition: object) -> None:
     if not callable(partition) or isinstance(partition, type):
         raise ConfigError(
-            f"partition must be one of equifed.partition with its options, such as equifed.partition.IID(10), "
-            f"got {partition!r}."
+            f"must be one of equifed.partition with its options, such as equifed.partition.IID(10), got {partition!r}.",
+            key="partition",
         )
+
+
+@contextmanager
+def blaming_partition(partition: AnyPartitioner | None) -> Iterator[None]:
+    """An unknown column is the fault of the partitioner's option that names it."""
+    try:
+        yield
+    except UnknownName as error:
+        options: Mapping[str, Any] = vars(partition) if dataclasses.is_dataclass(partition) else {}
+        for option, value in options.items():
+            if error.value in (value if isinstance(value, tuple) else (value,)):
+                error.section, error.key = "partition", option
+        raise

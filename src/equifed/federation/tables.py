@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.errors import ConfigError, DataError, unknown_name
-from equifed.federation.split import AnyPartitioner
+from equifed.errors import ConfigError, DataError, blaming, unknown_name
+from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.partition.base import client_columns_of, columns_of
 
 if TYPE_CHECKING:
@@ -40,15 +40,17 @@ def encode_frame(
     label, rules = column_name("label", label), sensitive_rules(sensitive)
     columns = columns_of(partition)
     for column in columns:
-        if column not in frame.columns:
-            raise ConfigError(unknown_name("column to partition by", column, ["label", "group", *frame.columns]))
+        with blaming_partition(partition):
+            if column not in frame.columns:
+                raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
     check_complete(frame, columns)
     if features is None:
         hidden = {label, *client_columns_of(partition)}
         hidden |= set() if sensitive_as_input else {rule if isinstance(rule, str) else rule.column for rule in rules}
         features = [column for column in frame.columns if column not in hidden]
     elif isinstance(features, str) or not len(features):
-        raise ConfigError(f"features must be a list of column names with at least one, got {features!r}.")
+        text = f"must be a list of column names with at least one, got {features!r}."
+        raise ConfigError(text, key="features", value=features)
     if not features:
         raise DataError("The table has no input column besides the label, the sensitive ones and the partition's.")
     schema = Schema.infer(frame, label=label, sensitive=rules, features=[str(name) for name in features], **options)
@@ -66,7 +68,7 @@ def check_complete(frame: pd.DataFrame, columns: Sequence[str]) -> None:
 def column_name(option: str, value: object) -> str:
     """The name of a column; numbers are names too."""
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise ConfigError(f"{option} must be the name of a column, got {value!r}.")
+        raise ConfigError(f"must be the name of a column, got {value!r}.", key=option, value=value)
     return str(value)
 
 
@@ -94,10 +96,11 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         named = {}
         for path in map(Path, files):
             if path.stem in named:
-                raise ConfigError(f"Two silo files are called {path.stem!r}; give names: {{'silo-a': path, ...}}.")
+                text = f"Two silo files are called {path.stem!r}; give names: {{'silo-a': path, ...}}."
+                raise ConfigError(text, key="files")
             named[path.stem] = path
     if not named:
-        raise DataError("No silo files were given.")
+        raise DataError("No silo files were given.", key="files")
     return named
 
 
@@ -109,7 +112,7 @@ def infer_schema(frames: Mapping[str, pd.DataFrame], label: str, sensitive: Any,
 
     filled = {file: frame for file, frame in frames.items() if len(frame)}
     if not filled:
-        raise DataError(f"None of the files has a row: {', '.join(frames)}.")
+        raise DataError(f"None of the files has a row: {', '.join(frames)}.", key="files")
     labelled = [frame.set_axis([f"{row} of {file}" for row in frame.index]) for file, frame in filled.items()]
     return Schema.infer(
         pd.concat(labelled),
@@ -123,16 +126,18 @@ def read_schema(path: str | Path) -> Schema:
     """The schema file that silos share."""
     from equifed.data import Schema
 
-    return Schema.from_json(_existing(path).read_text(encoding="utf-8"))
+    with blaming(key="schema", file=str(path)):
+        try:
+            return Schema.from_json(_existing(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            raise DataError("The schema is not a text file in UTF-8.") from None
 
 
-def encode_file(schema: Schema, path: str | Path, frame: pd.DataFrame | None = None) -> Encoded:
-    """A file's rows as numbers; what does not fit the schema is refused with the file's name."""
+def encode_file(schema: Schema, path: str | Path, frame: pd.DataFrame | None = None, named: str = "files") -> Encoded:
+    """A file's rows as numbers; what does not fit the schema is refused with the file's name. named: by what."""
     path = Path(path)
-    try:
+    with blaming(key=named, file=path.name):
         return schema.encode(read_table(path) if frame is None else frame)
-    except DataError as error:
-        raise DataError(f"{path.name}: {error}") from error
 
 
 def no_rows(schema: Schema) -> Encoded:
@@ -156,10 +161,11 @@ def known_groups(groups: Mapping[str, str] | None, silos: Sequence[str]) -> np.n
         return None
     for silo in silos:
         if silo not in groups:
-            raise ConfigError(f"client_groups has no group for the client {silo!r}: name one for every client.")
+            text = f"has no group for the client {silo!r}: name one for every client."
+            raise ConfigError(text, key="client_groups", value=silo)
     for silo in groups:
         if silo not in silos:
-            raise ConfigError(unknown_name("client in client_groups", silo, silos))
+            raise unknown_name("client in client_groups", silo, silos, key="client_groups")
     known = sorted({str(group) for group in groups.values()})
     return np.array([known.index(str(groups[silo])) for silo in silos], dtype=np.int64)
 
@@ -176,12 +182,12 @@ def read_table(path: Path) -> pd.DataFrame:
         if path.name.endswith((".csv", ".csv.gz")):
             return pd.read_csv(path)
     except Exception as error:
-        raise DataError(f"{path.name} cannot be read: {error}") from error
-    raise DataError(f"{path.name}: silo files must be .csv, .csv.gz or .parquet.")
+        raise DataError(f"The file cannot be read: {error}", file=path.name) from error
+    raise DataError("Silo files must be .csv, .csv.gz or .parquet.", file=path.name)
 
 
 def _existing(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"There is no file {path}.")
+        raise DataError("There is no such file.", file=path)
     return path

@@ -201,9 +201,8 @@ def _answering(work: Work) -> Callable[[Message, Context], Message]:
 
 def _told(error: Exception) -> str:
     """What the server may know about an error."""
-    row = error.__cause__ if isinstance(error.__cause__, RowError) else error
-    if isinstance(row, RowError):
-        return f"its file does not fit the schema: {row.place} (its own log says why)"
+    if isinstance(error, RowError):
+        return f"its file does not fit the schema: {error.place} (its own log says why)"
     if isinstance(error, DataError):
         return "its file cannot be used (its own log says why)"
     if isinstance(error, ConfigError):
@@ -219,7 +218,7 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
     if name is None:
         raise ConfigError('the node has no client-id: start it with --node-config \'client-id="..." data="..."\'.')
     if name not in setting.silos:
-        raise ConfigError(unknown_name("client-id", name, setting.silos))
+        raise unknown_name("client-id", name, setting.silos, key="client-id")
     file = context.node_config.get("data")
     return str(name), Path(str(file)) if file else setting.config.paths()[str(name)]
 

@@ -27,7 +27,7 @@ class Table(NamedTuple):
         """The column `name`: "label", "group" or one of `columns`."""
         known = {"label": self.label, "group": self.group, **self.columns}
         if name not in known:
-            raise ConfigError(unknown_name("column to partition by", name, known))
+            raise unknown_name("column to partition by", name, known)
         column = np.asarray(known[name])
         missing = is_missing(column)
         if missing.any():
@@ -162,21 +162,23 @@ def check_columns(value: object) -> tuple[str, ...]:
     """The names given as one text or as several."""
     names = (value,) if isinstance(value, str | int) else tuple(value) if isinstance(value, Iterable) else ()
     if not names or isinstance(value, bool) or not all(isinstance(name, str | int) for name in names):
-        raise ConfigError(f"partition_by must name the columns whose values are the cells, got {value!r}.")
+        text = f"must name the columns whose values are the cells, got {value!r}."
+        raise ConfigError(text, key="partition_by", value=value)
     return tuple(map(str, names))
 
 
 def check_column(option: str, value: object) -> str:
     """The name of one column; a number is taken for the name of a table's numbered column."""
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-        raise ConfigError(f"{option} must be the name of a column, got {value!r}.")
+        raise ConfigError(f"must be the name of a column, got {value!r}.", key=option, value=value)
     return str(value)
 
 
 def check_enough_rows(num_partitions: int, n: int) -> None:
     """No more clients than rows."""
     if num_partitions > n:
-        raise ConfigError(f"{num_partitions} clients need at least {num_partitions} rows; there are {n}.")
+        text = f"{num_partitions} clients need at least {num_partitions} rows; there are {n}."
+        raise ConfigError(text, key="num_partitions", value=num_partitions)
 
 
 def shuffled_by(cell: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -75,7 +75,9 @@ class Dirichlet(Partitioner):
         if clients * self.min_rows > n:
             raise ConfigError(
                 f"{clients} clients with at least {self.min_rows} rows need {clients * self.min_rows}"
-                f" rows; there are {n}."
+                f" rows; there are {n}.",
+                key="min_rows",
+                value=self.min_rows,
             )
         cell, num_cells = table.cells(self.partition_by)
         taken = self._sizes(np.bincount(cell, minlength=num_cells), rng)
@@ -99,7 +101,9 @@ class Dirichlet(Partitioner):
         raise ConfigError(
             f"{DRAWS} draws with alpha={self.alpha} never gave all {self.num_partitions} clients "
             f"{self.min_rows} rows; the smallest had {best} at best. "
-            "Lower min_rows or num_partitions, or raise alpha."
+            "Lower min_rows or num_partitions, or raise alpha.",
+            key="min_rows",
+            value=self.min_rows,
         )
 
 
@@ -137,9 +141,13 @@ class DirichletPerClient(Partitioner):
         if self.num_partitions is not None:
             check_number("num_partitions", self.num_partitions, whole=True, above=0)
         elif self.natural is None:
-            raise ConfigError("DirichletPerClient needs num_partitions, or natural= with a column such as 'STATE'.")
+            raise ConfigError(
+                "DirichletPerClient needs the number of clients, or natural with a column such as 'STATE'.",
+                key="num_partitions",
+            )
         if self.prior not in ("uniform", "population"):
-            raise ConfigError(f"prior must be 'uniform' or 'population', not {self.prior!r}.")
+            text = f"must be 'uniform' or 'population', got {self.prior!r}."
+            raise ConfigError(text, key="prior", value=self.prior, allowed=("uniform", "population"))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -185,9 +193,8 @@ class DirichletPerClient(Partitioner):
         if self.natural is None:
             clients = self.num_partitions or 0
             if clients * self.size > n:
-                raise ConfigError(
-                    f"{clients} clients of {self.size} rows need {clients * self.size} rows; there are {n}."
-                )
+                text = f"{clients} clients of {self.size} rows need {clients * self.size} rows; there are {n}."
+                raise ConfigError(text, key="size", value=self.size)
             return np.zeros(n, dtype=np.int64), 1, np.zeros(clients, dtype=np.int64), numbered(clients)
         names, pool = table.values(self.natural)
         seats = _seats(np.bincount(pool, minlength=len(names)), self.num_partitions or len(names))
@@ -233,12 +240,15 @@ class Skewed(Partitioner):
     def __post_init__(self) -> None:
         check_number("num_partitions", self.num_partitions, whole=True, above=0)
         if self.of not in ("client", "group"):
-            raise ConfigError(f"of must be 'client' or 'group', not {self.of!r}.")
+            text = f"must be 'client' or 'group', got {self.of!r}."
+            raise ConfigError(text, key="of", value=self.of, allowed=("client", "group"))
         if self.num_partitions % 2:
-            raise ConfigError(f"Skewed needs an even number of clients, not num_partitions={self.num_partitions}.")
+            text = f"must be even for a partition of two halves, got {self.num_partitions}."
+            raise ConfigError(text, key="num_partitions", value=self.num_partitions)
         check_number("majority", self.majority)
         if not 0.5 < self.majority <= 1:
-            raise ConfigError(f"majority must be above 0.5 and at most 1, not {self.majority}; use IID for 0.5.")
+            text = f"must be above 0.5 and at most 1, got {self.majority}; use IID for 0.5."
+            raise ConfigError(text, key="majority", value=self.majority)
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
         n = row_count(table)
@@ -270,7 +280,9 @@ class Skewed(Partitioner):
             raise ConfigError(
                 f"A {m:.0%} skew on both sides cannot use every row: with {n0} and {n1} rows in the groups "
                 f"the halves would hold {first:.0f} and {n - first:.0f} rows for {half} clients each. "
-                "Lower majority, or take it as a share of each group with of='group'."
+                "Lower majority, or take it as a share of each group with of='group'.",
+                key="majority",
+                value=m,
             )
         return [m * first, (1 - m) * first]
 
@@ -305,7 +317,9 @@ class Natural(Partitioner):
             shown = ", ".join(f"{names[i]} ({sizes[i]})" for i in small[:6])
             raise ConfigError(
                 f"{len(small)} of {len(names)} values of {self.column!r} have fewer than "
-                f"min_rows={self.min_rows} rows: {shown}. Lower min_rows or drop these rows."
+                f"min_rows={self.min_rows} rows: {shown}. Lower min_rows or drop these rows.",
+                key="min_rows",
+                value=self.min_rows,
             )
         return Partition.from_owner(owner, tuple(map(str, names.tolist())))
 
@@ -327,22 +341,23 @@ class RotationGroups(Partitioner):
         check_number("rows_per_client", self.rows_per_client, whole=True, above=0)
         if not isinstance(self.clients_per_group, tuple | list):
             raise ConfigError(
-                f"clients_per_group must list the number of clients of each group, got {self.clients_per_group!r}."
+                f"must list the number of clients of each group, got {self.clients_per_group!r}.",
+                key="clients_per_group",
+                value=self.clients_per_group,
             )
         object.__setattr__(self, "clients_per_group", tuple(self.clients_per_group))
         for count in self.clients_per_group:
-            check_number("Every entry of clients_per_group", count, whole=True, low=0)
+            check_number("clients_per_group", count, whole=True, low=0, what="Every entry of clients_per_group")
         if not sum(self.clients_per_group):
-            raise ConfigError(f"clients_per_group has no client: {self.clients_per_group}.")
+            raise ConfigError(f"has no client: {self.clients_per_group}.", key="clients_per_group")
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
         n = row_count(table)
         clients = sum(self.clients_per_group)
         used = clients * self.rows_per_client
         if used > n:
-            raise ConfigError(
-                f"{clients} clients with {self.rows_per_client} rows each need {used} rows; there are {n}."
-            )
+            text = f"{clients} clients with {self.rows_per_client} rows each need {used} rows; there are {n}."
+            raise ConfigError(text, key="rows_per_client", value=self.rows_per_client)
         owner = np.full(n, -1, dtype=np.int64)
         owner[rng.permutation(n)[:used]] = np.repeat(np.arange(clients), self.rows_per_client)
         groups = len(self.clients_per_group)

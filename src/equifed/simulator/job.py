@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equifed import models, randomness, tree
 from equifed.channel import CHANNEL_OPTIONS, Channel
-from equifed.errors import ConfigError, check_number
+from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, measured
@@ -157,7 +157,8 @@ def make_job(
             f"method must be a method such as equifed.methods.FedAvg(), got {method!r}. "
             "A class needs parentheses; a name needs equifed.methods.make(name)."
         )
-    check(method)
+    with blaming(section="method"):
+        check(method)
     feds = [federations] if isinstance(federations, Federation) else list(federations)
     if not feds or not all(isinstance(fed, Federation) for fed in feds):
         raise ConfigError("federations must be a Federation or a list of them.")
@@ -170,21 +171,24 @@ def make_job(
         if fed.label_kind not in method.tasks:
             raise ConfigError(
                 f"{method.name} is for {' and '.join(method.tasks)} labels; "
-                f"those of this federation are {fed.label_kind}."
+                f"those of this federation are {fed.label_kind}.",
+                section="method",
             )
         if method.needs_validation and not len(fed.validation) and not one_place:
             raise ConfigError(
                 f"{method.name} measures fairness on a validation set held by the server, but this federation has "
-                "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2)."
+                "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2).",
+                section="method",
             )
         if method.needs_client_groups and fed.client_groups is None:
             raise ConfigError(
                 f"{method.name} needs to know each client's group, but this federation has no client groups. "
-                "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups)."
+                "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups).",
+                section="method",
             )
-    runs = tuple(
-        Run(seed, fed, hyper, fed) for hyper in _grid(method, over) for seed, fed in zip(seed_list, feds, strict=True)
-    )
+    with blaming(section="sweep"):
+        grid = _grid(method, over)
+    runs = tuple(Run(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
     if method.pooled:  # one place holds everything, and is always there
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
@@ -195,18 +199,21 @@ def make_job(
     for run in runs:
         if run.seed == seed_list[0]:
             configured, channel = job.configured(run.hyper)
-            configured.check(task)
-            channel.check(configured)
+            with blaming(section="method"):
+                configured.check(task)
+            with blaming(section="run"):
+                channel.check(configured)
     return job
 
 
 def _seeds(feds: list[Federation], given: list[int]) -> list[int]:
     seeds = given or [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)]
     if len(set(seeds)) != len(seeds):
-        raise ConfigError(f"seeds must differ, but the federations have {seeds}. Give seeds=[...].")
+        raise ConfigError(f"must differ, but the federations have {seeds}. Give seeds=[...].", key="seeds")
     if len(feds) not in (1, len(seeds)):
         raise ConfigError(
-            f"{len(feds)} federations but {len(seeds)} seeds: give one federation for all seeds or one for each."
+            f"{len(feds)} federations but {len(seeds)} seeds: give one federation for all seeds or one for each.",
+            key="seeds",
         )
     return seeds
 
@@ -243,12 +250,12 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
     points: list[dict[str, float]] = [{}]
     for name, values in over.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ConfigError(f"The sweep over {name} needs a list of values, got {values!r}.")
+            raise ConfigError(f"The sweep over {name} needs a list of values, got {values!r}.", key=name, value=values)
         if not len(values):
-            raise ConfigError(f"The sweep over {name} has no values.")
+            raise ConfigError(f"The sweep over {name} has no values.", key=name)
         check_swept(method, name, values)
         if len(set(values)) != len(values):
-            raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.")
+            raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.", key=name, value=values)
         points = [{**point, name: float(value)} for point in points for value in values]
     return points
 
@@ -257,17 +264,19 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
     """Raise a ConfigError for what cannot be swept: of the method, or of the channel."""
     if name in CHANNEL_OPTIONS:
         if name in method.hyper:
-            raise ConfigError(f"{name} of {method.name} cannot be swept: runs have a setting of that name too.")
+            text = f"cannot be swept: runs have a setting of the name that {method.name} has for a hyper-parameter."
+            raise ConfigError(text, key=name)
         for value in values:
             RunSettings().changed({name: value})  # type: ignore[misc]
         return
     for value in values:
         check_value(method, name, value)
-        check_number(f"{name}, swept,", value)
+        check_number(name, value)
     if isinstance(method.hyper[name], bool):
-        raise ConfigError(f"{name} is true or false and cannot be swept in one call; simulate both.")
+        raise ConfigError("is true or false and cannot be swept in one call; simulate both.", key=name)
     if isinstance(method.hyper[name], int):
-        raise ConfigError(f"{name} is a size, and runs of different sizes cannot share one call; simulate each.")
+        text = "is a size, and runs of different sizes cannot share one call; simulate each."
+        raise ConfigError(text, key=name)
 
 
 def _task_and_start(
@@ -277,8 +286,10 @@ def _task_and_start(
     method: Method,
     initial_parameters: Any,
 ) -> tuple[Task, dict[int, Tree]]:
-    module = models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes)))
-    check_module(module)
+    with blaming(section="model"):
+        module = models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes)))
+        check_module(module)
+        binary = _is_binary(module, fed)
     task = Task(
         module=module,
         kind=fed.task,
@@ -289,7 +300,7 @@ def _task_and_start(
         local=settings.local,
         sensitive_size=fed.sensitive_size,
         num_client_groups=0 if fed.client_groups is None else int(fed.client_groups.max()) + 1,
-        binary=_is_binary(module, fed),
+        binary=binary,
     )
     starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in settings.seed_list}
     return task, starts
@@ -371,9 +382,9 @@ def _device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"Unknown device {name!r}: use 'auto', 'cpu', 'cuda' or 'cuda:N'.") from error
+        raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}.", key="device") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:N'.")
+        raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}.", key="device")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={name!r}, but torch sees no CUDA device here. Use device='auto' or 'cpu'.")
+        raise ConfigError(f"is {name!r}, but torch sees no CUDA device here. Use 'auto' or 'cpu'.", key="device")
     return name
