@@ -14,6 +14,7 @@ from equifed.cli.describe import describe_method
 from equifed.config import DataSection, FlowerSection
 from equifed.flower.server import _line as line_of
 from equifed.methods import REGISTRY
+from equifed.notes import Note
 from equifed.simulator.engine import Rejection
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,7 +90,8 @@ def test_rounds_are_told_as_the_page_says() -> None:
     for line in lines:
         number, rounds, replied, sampled = map(int, re.findall(r"\d+", line)[:4])
         lost = re.findall(r"(hospital-\w) in (train) \((.+?)\)(?=; )", line)
-        log = SimpleNamespace(replied=replied, sampled=sampled, applied=replied >= 2)
+        obstacle = None if replied >= 2 else Note("too-few-replies")
+        log = SimpleNamespace(replied=replied, sampled=sampled, obstacle=obstacle)
         rejections = [(number, Rejection(0, *each)) for each in lost]
         seconds = float(re.findall(r"; (\d+) s$", line)[0])
         step = SimpleNamespace(round=number, logs=[log], rejections=rejections, seconds=seconds)
