@@ -326,22 +326,22 @@ def test_acs_files_are_built_from_the_census_archives(needs, home):
     people = pd.read_parquet(home / "acs" / acs.PEOPLE_FILE.name, filters=state)
     asked = []
 
-    def opener(address: str) -> io.BytesIO:
+    def download(address: str) -> bytes:
         asked.append(address)
-        return io.BytesIO(census_zip(people.drop(columns="STATE")))
+        return census_zip(people.drop(columns="STATE"))
 
-    built = pd.read_parquet(io.BytesIO(acs.build_income(opener, states=["WY"])))
+    built = pd.read_parquet(io.BytesIO(acs.build_income(download, states=["WY"])))
     expected = pd.read_parquet(home / "acs" / acs.INCOME_FILE.name, filters=state)
     assert asked == [f"{acs.FOLDER}/csv_pwy.zip"]
     assert len(built) == 3_064
     assert list(built.columns) == list(expected.columns)
     pd.testing.assert_frame_equal(built.astype({"STATE": str}), expected.astype({"STATE": str}), check_dtype=False)
-    again = pd.read_parquet(io.BytesIO(acs.build_people(opener, states=["WY"])))
+    again = pd.read_parquet(io.BytesIO(acs.build_people(download, states=["WY"])))
     pd.testing.assert_frame_equal(again, people, check_dtype=False, check_categorical=False)
 
     with pytest.raises(DataError, match="holds 0 person files"):
-        acs.person_records("WY", lambda address: io.BytesIO(empty_zip()))
-    contents = {acs.PEOPLE_FILE.name: acs.build_people(opener, states=["WY"])}
+        acs.person_records("WY", lambda address: empty_zip())
+    contents = {acs.PEOPLE_FILE.name: acs.build_people(download, states=["WY"])}
     frame = data.DATASETS["acs_employment"].read(contents)
     assert (frame["employed"] == "employed").sum() == (people["ESR"] == 1).sum()
 

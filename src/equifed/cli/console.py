@@ -74,7 +74,7 @@ def print_json(value: Any) -> None:
 
 
 def _strict(value: Any) -> Any:
-    from equifed.store.files import plain
+    from equifed.files import plain
 
     def nulls(each: Any) -> Any:
         if isinstance(each, dict):

@@ -20,10 +20,10 @@ from equifed.cli.tables import plain_table
 from equifed.errors import ConfigError
 from equifed.experiments import EXPERIMENTS, Request
 from equifed.experiments.base import Part, Table, find
+from equifed.files import writable_folder
 from equifed.report import write_report
 from equifed.simulator import Simulation, Step
 from equifed.store import Store
-from equifed.store.files import writable_folder
 
 
 def reproduce(name: str, request: Request, pages: Path | None, output: Output) -> None:

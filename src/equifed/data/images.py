@@ -46,7 +46,7 @@ def rotate_images(images: NDArray[np.float32], degrees: float) -> NDArray[np.flo
 def rotate_cached(images: NDArray[np.float32], degrees: float, folder: Path) -> NDArray[np.float32]:
     """`rotate_images`, kept in a file of this folder, named after the images and the angle: reading takes a twentieth
     of turning. Where the folder cannot be written nothing is kept."""
-    from equifed.data.download import write_atomically  # here: a bare GPU machine turns images without pandas
+    from equifed.files import write_atomic  # here: benchmarks load this file alone
 
     if degrees % 360 == 0:
         return images.copy()
@@ -62,5 +62,6 @@ def rotate_cached(images: NDArray[np.float32], degrees: float, folder: Path) -> 
     content = io.BytesIO()
     np.save(content, turned)
     with suppress(OSError):
-        write_atomically(path, content.getvalue())
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content.getvalue())
     return turned

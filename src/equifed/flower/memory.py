@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord, Context
 from safetensors.torch import load_file, save
 
 from equifed import tree
+from equifed.files import write_atomic
 from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Stage
-from equifed.store.files import write_atomic
 from equifed.tree import Tree
 
 MOST_PHASES = 1000
@@ -59,7 +59,7 @@ class Memory:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(self.folder / _name(number), save(values))
+        write_atomic(self.folder / _name(number), save(values), mode=0o600)
         for old in self._numbers(file.name for file in self.folder.iterdir()):
             if old < number and old not in needed:
                 (self.folder / _name(old)).unlink()
@@ -71,7 +71,7 @@ class Memory:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         mark = self.folder / "rows"
         if not mark.exists():
-            write_atomic(mark, rows.encode())
+            write_atomic(mark, rows.encode(), mode=0o600)
         return mark.read_text() == rows
 
     def _kept(self, number: int) -> dict[str, torch.Tensor] | None:

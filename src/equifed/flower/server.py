@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from equifed.errors import ConfigError, RunError
 from equifed.federation.split import shift_and_factor
+from equifed.files import write_json
 from equifed.flower.agreement import Scaling, Setting
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
@@ -26,7 +27,6 @@ from equifed.simulator.engine import Message, State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import make_tables
 from equifed.store import Store
-from equifed.store.files import write_json
 from equifed.store.folder import FEDERATION
 
 

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from equifed.errors import ConfigError
+from equifed.files import write_atomic
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
 from equifed.report.comparison import Arm, Comparison, is_pooled
@@ -54,13 +54,7 @@ def write_page(about: Comparison, path: str | Path, title: str | None = None) ->
     path = Path(path)
     text = render(about, title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # beside the target, then renamed over it: nobody ever sees half a page
-    temporary = path.with_name(f".{path.name[:60]}.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(text.encode("utf-8", "replace"))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, text.encode("utf-8", "replace"))
     return path
 
 

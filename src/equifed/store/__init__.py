@@ -13,11 +13,12 @@ from pathlib import Path
 
 from equifed.config import Config, build
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
+from equifed.files import writable_folder
 from equifed.simulator import Training
 from equifed.store.environment import environment, fingerprint
-from equifed.store.files import writable_folder
 from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder
 from equifed.store.index import Index
+from equifed.store.locks import take
 from equifed.store.results import load_result, save_result
 
 __all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_result"]
@@ -55,7 +56,7 @@ class Store:
             raise RunError(f"Run {folder.id} has already finished.")
         if make is build and (folder.path / FEDERATION).is_file():
             raise RunError(f"Run {folder.id} is a federation's, whose silos are elsewhere. Use: {folder.resuming()}")
-        if not folder.lock.take():
+        if not take(folder.lock):
             raise RunError(f"Run {folder.id} is being carried out by another process.")
         try:
             config = folder.config()

@@ -32,13 +32,14 @@ from safetensors.numpy import load_file, save
 from equifed import tree
 from equifed.config import Config, load_config
 from equifed.errors import RunError
+from equifed.files import plain, sync, write_atomic, write_json
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.simulator import Result, Step, Training
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.loop import RoundLog
 from equifed.store.environment import data_record, environment
-from equifed.store.files import Lock, plain, sync, write_atomic, write_json
+from equifed.store.locks import is_held, lock_at, take
 from equifed.store.results import CHECKPOINT, load_result, save_result
 
 FORMAT = "equifed-checkpoint-2"
@@ -69,7 +70,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lock = Lock(path / "lock")
+        self.lock = lock_at(path / "lock")
 
     @property
     def id(self) -> str:
@@ -83,7 +84,7 @@ class RunFolder:
             found: dict[str, Any] = json.loads((self.path / "status.json").read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"Run {self.id}: status.json cannot be read ({error}); it is not a usable run.") from None
-        if found.get("status") == "running" and not self.lock.held_elsewhere():
+        if found.get("status") == "running" and not is_held(self.lock):
             found |= {"status": "interrupted", "reason": "the process was killed"}
         return found
 
@@ -176,7 +177,7 @@ class RunFolder:
         feds = [run.federation for run in simulation.job.runs[: len(config.run.seed_list)]]
         write_json(path / "data.json", data_record(config, feds))
         folder = cls(path)
-        folder.lock.take()
+        take(folder.lock)
         folder.set_status("running", created=datetime.now(UTC).isoformat(timespec="milliseconds"))
         return folder
 

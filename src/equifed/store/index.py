@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock
+
 from equifed.errors import ConfigError, EquifedWarning, RunError
-from equifed.store.files import locked
 from equifed.store.folder import Entry, RunFolder
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Index:
     def _with(self, action: Callable[[sqlite3.Connection], T], own: str = "") -> T:
         """Do it, on a new index where the old one is missing or damaged; `own` is the caller's new folder."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with locked(self.root / "index.lock"):
+        with FileLock(self.root / "index.lock"):
             folders = self._folders()
             wrong = "missing" if not self.path.exists() and any(folder.id != own for folder in folders) else ""
             try:

@@ -12,13 +12,13 @@ from safetensors.numpy import load_file, save
 
 from equifed.data import Schema
 from equifed.errors import RunError
+from equifed.files import plain, writable_folder, write_atomic, write_json
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
 from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
 from equifed.results.stored import StoredStates
-from equifed.store.files import plain, writable_folder, write_atomic, write_json
 
 CHECKPOINT = "checkpoint.safetensors"
 STATES = "states.safetensors"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from equifed.data.dataset import Bunch, Dataset, Preset, presets
-from equifed.data.download import File, OpenUrl, download
+from equifed.data.download import Download, File
 from equifed.data.schema import Sensitive
 from equifed.errors import DataError
 
@@ -162,9 +162,9 @@ SEX = (Sensitive(column="SEX"),)
 GROUPS = ("Female", "Male")
 
 
-def person_records(state: str, opener: OpenUrl, columns: Sequence[str] = PERSON) -> pd.DataFrame:
+def person_records(state: str, download: Download, columns: Sequence[str] = PERSON) -> pd.DataFrame:
     """One state's person file from the Census Bureau: the columns asked for, and the state."""
-    content = download(f"{FOLDER}/csv_p{state.lower()}.zip", opener)
+    content = download(f"{FOLDER}/csv_p{state.lower()}.zip")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = [name for name in archive.namelist() if re.fullmatch(r"psam_p\d\d\.csv", name)]
         if len(members) != 1:
@@ -181,16 +181,16 @@ def income_task(people: pd.DataFrame) -> pd.DataFrame:
     return task.assign(STATE=kept["STATE"]).reset_index(drop=True)
 
 
-def build_income(opener: OpenUrl, states: Sequence[str] = STATES) -> bytes:
+def build_income(download: Download, states: Sequence[str] = STATES) -> bytes:
     """The income task of these states, from the Census Bureau's files, as one Parquet file."""
     columns = (*INCOME, "PINCP", "PWGTP")
-    parts = [income_task(person_records(state, opener, columns)) for state in states]
+    parts = [income_task(person_records(state, download, columns)) for state in states]
     return _parquet(pd.concat(parts, ignore_index=True))
 
 
-def build_people(opener: OpenUrl, states: Sequence[str] = SMALL_STATES) -> bytes:
+def build_people(download: Download, states: Sequence[str] = SMALL_STATES) -> bytes:
     """All person records of these states, from the Census Bureau's files, as one Parquet file."""
-    return _parquet(pd.concat([person_records(state, opener) for state in states], ignore_index=True))
+    return _parquet(pd.concat([person_records(state, download) for state in states], ignore_index=True))
 
 
 def _parquet(frame: pd.DataFrame) -> bytes:

@@ -16,7 +16,7 @@ from equifed.flower.deployment.credentials import LOOPBACK
 from equifed.flower.deployment.folder import NAME, Folder, connection, node_config
 from equifed.flower.deployment.installed import programs
 from equifed.flower.deployment.processes import GRACE, Processes
-from equifed.store.files import Lock
+from equifed.store.locks import lock_at, take
 
 HOST = LOOPBACK[0]
 READY = 60.0
@@ -74,14 +74,14 @@ class Local(Submitted):
     def __init__(self, folder: Folder) -> None:
         self._own = folder.path / "local"
         super().__init__(folder, self._own / "flwr", hashlib.sha256(str(self._own).encode()).hexdigest()[:16])
-        self._lock = Lock(self._own / "lock")
+        self._lock = lock_at(self._own / "lock")
         self.silos = folder.silos()
         self.port, *ports = free_ports(1 + len(self.silos))
         self._ports = dict(zip(self.silos, ports, strict=True))
 
     def __enter__(self) -> Self:
         self._own.mkdir(exist_ok=True)
-        if not self._lock.take():
+        if not take(self._lock):
             raise RunError(f"The federation in {self.folder.path} is already running on this machine.")
         self._end(GRACE)  # what a command has left behind that was killed itself
         return super().__enter__()
