@@ -37,7 +37,7 @@ def test_show_has_a_line_for_each_silo(shown: str, invoke: Callable[..., Any]) -
     assert "Accuracy and error rates rest on the 480 of 624 test rows whose counts are disclosed." in text
     assert "No secure aggregation: the server receives every silo's reply by itself" in text
     assert "Note:" not in text  # all of it is in the table
-    assert "told 235 245" in lines
+    assert "disclosed 235 245" in lines
     found = json.loads(invoke("show", "troubled", "--json").stdout)
     silos = {silo["silo"]: silo for silo in found["federation"]["silos"]}
     assert found["federation"]["rounds_not_applied"] == [5]
@@ -51,7 +51,7 @@ def test_show_has_a_line_for_each_silo(shown: str, invoke: Callable[..., Any]) -
 def test_report_for_other_programs(shown: str, invoke: Callable[..., Any]) -> None:
     found = json.loads(invoke("report", "troubled", "--json").stdout)
     (about,) = found["federations"]
-    assert (about["method"], about["min_count"], about["rows_told"]) == ("fedavg-gr", 5, {"f": 235, "m": 245})
+    assert (about["method"], about["min_count"], about["rows_disclosed"]) == ("fedavg-gr", 5, {"f": 235, "m": 245})
     table = pd.read_csv(io.StringIO(invoke("report", "troubled", "--csv").stdout)).set_index(["scope", "metric"])
     assert table.loc[("client:west", "missed_rounds"), "mean"] == 2
     page = Path("equifed-report.html").read_text()

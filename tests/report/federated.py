@@ -36,7 +36,7 @@ def small(folder: Path, sizes: dict[str, int], **sections: Any) -> Setting:
 
 def troubled(folder: Path, runs: Path) -> ef.Result:
     """Seven rounds. rim never joins; west is away in rounds 3 and 4; south is silent and north sends NaN in round 5,
-    so that it is not applied; east does not evaluate the last model; west's counts are too small to be told."""
+    so that it is not applied; east does not evaluate the last model; west's counts are too small to be disclosed."""
     made = small(
         folder,
         SIZES,

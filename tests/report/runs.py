@@ -82,7 +82,7 @@ def hostile_result(text: str) -> ef.Result:
     """A result in which the text stands for every name there is: method, client, group, column, field, setting."""
     fed = federation(groups=(text, text + "2"), ids=[text + "x", "1", text + "y"], name=text)
     result = run(ef.methods.FedAvg(), fed, rounds=1, seeds=[0])
-    info = {**result.info, "method": text, "config": text, "command": text, "extra": {text: text}, text: text}
+    info = {**result.info, "method": text, "config": text, "extra": {text: text}, text: text}
     info |= {"hyper_parameters": {text: text}, "run": {"id": text}, "versions": {text: text}}
     frame = result.metrics.assign(method=text)
     frame.loc[frame["scope"] == f"group:{fed.groups[0]}", "value"] = 1.0

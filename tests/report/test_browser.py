@@ -178,7 +178,7 @@ def test_hostile_names_are_only_names(window, tmp_path):
 
 @pytest.fixture(scope="module")
 def federated(tmp_path_factory) -> list[Path]:
-    """Pages on a federation in which all goes wrong, and on one in which nothing is told."""
+    """Pages on a federation in which all goes wrong, and on one in which nothing is disclosed."""
     pages = []
     for make, more in ((troubled, {}), (untroubled, {"flower": {"min-count": 100}})):
         folder = tmp_path_factory.mktemp("federated")

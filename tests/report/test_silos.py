@@ -21,7 +21,7 @@ from equifed.report import verdict
 from equifed.report.comparison import Comparison, arms
 from equifed.report.groups import marginals
 from equifed.report.numbers import page_data, records
-from equifed.report.silos import Silos, as_told, other_notes
+from equifed.report.silos import Silos, as_disclosed, other_notes
 from report.federated import PLAIN, small, troubled, untroubled
 from report.runs import HOSTILE, federation, run
 from report.test_report import Page, page_of
@@ -35,7 +35,7 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> ef.Result:
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> ef.Result:
-    """No count is told at all."""
+    """No count is disclosed at all."""
     folder = tmp_path_factory.mktemp("hidden")
     return untroubled(folder, folder / "runs", flower={"min-count": 100})
 
@@ -119,7 +119,7 @@ def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tm
     assert verdict([trouble]).sentences[0].startswith("fedavg-gr reached accuracy 0.744 with a demographic parity")
     page = page_of([hidden], tmp_path)
     groups = section(page, "Groups", "Silos")
-    assert groups.count("withheld") == 2 * 7  # all but the number of rows told, for both groups
+    assert groups.count("withheld") == 2 * 7  # all but the number of rows disclosed, for both groups
     assert "undefined" not in groups
     assert "disclosed together for none of the 130 test rows" in page.text
     for cell in page.data["table"]["rows"][0][: len(page.data["tests"]["columns"])]:
@@ -166,11 +166,11 @@ def test_a_verdict_on_one_of_two_numbers(trouble: ef.Result) -> None:
     )
 
 
-def test_intervals_rest_on_the_rows_that_are_told(trouble: ef.Result, tmp_path: Path) -> None:
+def test_intervals_rest_on_the_rows_that_are_disclosed(trouble: ef.Result, tmp_path: Path) -> None:
     data = page_of([trouble], tmp_path).data["groups"]
     g, values = data["names"].index("f"), data["values"]
     mean = {metric: values[metric]["mean"][0][g] for metric in data["metrics"]}
-    assert (mean["count"], mean["told"]) == (249, 235)
+    assert (mean["count"], mean["disclosed"]) == (249, 235)
     rows = {
         "accuracy": 235,
         "selection_rate": 249,
@@ -182,29 +182,29 @@ def test_intervals_rest_on_the_rows_that_are_told(trouble: ef.Result, tmp_path: 
         assert bounds == pytest.approx(wilson(mean[metric], n)), metric
 
 
-def test_marginals_rest_on_the_rows_that_are_told(trouble: ef.Result) -> None:
-    """Two groups make one marginal: one has half of its rows told, the other none, though its predictions are."""
+def test_marginals_rest_on_the_rows_that_are_disclosed(trouble: ef.Result) -> None:
+    """Two groups make one marginal: one discloses half of its rows, the other only its predictions."""
     table = {
-        "f & old": {"count": 200, "told": 100, "positives": 40, "accuracy": 0.9, "selection_rate": 0.5},
-        "f & young": {"count": 50, "told": 0, "positives": 0, "accuracy": math.nan, "selection_rate": 0.1},
-        "m & old": {"count": 10, "told": 10, "positives": 5, "accuracy": 0.5, "selection_rate": 0.5},
+        "f & old": {"count": 200, "disclosed": 100, "positives": 40, "accuracy": 0.9, "selection_rate": 0.5},
+        "f & young": {"count": 50, "disclosed": 0, "positives": 0, "accuracy": math.nan, "selection_rate": 0.1},
+        "m & old": {"count": 10, "disclosed": 10, "positives": 5, "accuracy": 0.5, "selection_rate": 0.5},
     }
     lines = [(0, name, metric, value) for name, each in table.items() for metric, value in each.items()]
     frame = pd.DataFrame(lines, columns=["seed", "name", "metric", "value"])
     silos = replace(
         Silos.of(trouble),
         each=(replace(Silos.of(trouble).each[0], counts=("f & young",)),),
-        told={name: int(each["told"]) for name, each in table.items()},
+        disclosed={name: int(each["disclosed"]) for name, each in table.items()},
     )
-    told = as_told(frame[frame["metric"] != "told"], silos)
-    found = told.set_index(["name", "metric"])["value"]
-    assert found["f & old", "told"] == 100
+    disclosed = as_disclosed(frame[frame["metric"] != "disclosed"], silos)
+    found = disclosed.set_index(["name", "metric"])["value"]
+    assert found["f & old", "disclosed"] == 100
     assert math.isnan(found["f & young", "positives"])
-    pooled = marginals(told, list(table)).set_index(["name", "metric"])["value"]
+    pooled = marginals(disclosed, list(table)).set_index(["name", "metric"])["value"]
     assert pooled["f", "accuracy"] == pytest.approx(0.9)
     assert pooled["f", "selection_rate"] == pytest.approx((0.5 * 200 + 0.1 * 50) / 250)
     assert pooled["old", "accuracy"] == pytest.approx((0.9 * 100 + 0.5 * 10) / 110)
-    assert (pooled["f", "count"], pooled["f", "told"], pooled["f", "positives"]) == (250, 100, 40)
+    assert (pooled["f", "count"], pooled["f", "disclosed"], pooled["f", "positives"]) == (250, 100, 40)
 
 
 def test_what_the_server_sees(trouble: ef.Result, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_numbers_of_the_silos(trouble: ef.Result) -> None:
     ]
     assert lines["client:north", "refused_replies"] == 1
     assert np.isnan(lines["client:rim", "train_rows"])
-    assert lines["group:f", "told"] == 235
+    assert lines["group:f", "disclosed"] == 235
     assert lines["client:rim", "missed_rounds"] == 8  # once before the rounds
 
 

@@ -76,6 +76,8 @@ def plain_table(*headings: str, numbers: Sequence[int] = (), title: str | None =
 
 def comparison(records: Sequence[Record], width: int) -> Table:
     """A row per method: mean ± sample standard deviation over seeds of the final test metrics."""
+    from equifed.report.wording import size
+
     narrow = width < NARROW
     known = set().union(*(each["metrics"] for each in records))
     columns = catalogue.shown(known, "table")
@@ -143,14 +145,6 @@ def spread(value: dict[str, float] | None, runs: int) -> str:
     return text if value["defined"] == runs else f"{text} ({value['defined']} of {runs})"
 
 
-def size(number: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB"
-
-
 def frame_table(frame: Any, title: str | None = None) -> Table:
     """A data frame as it is, numbers rounded."""
     numbers = [i for i, kind in enumerate(frame.dtypes) if kind.kind in "fiu"]
@@ -186,13 +180,13 @@ def pareto_table(points: Any, title: str | None = None) -> Table:
 
 def groups_table(result: Result) -> Table:
     """Per-group means over seeds of the last round."""
-    from equifed.report.silos import Silos, as_told
+    from equifed.report.silos import Silos, as_disclosed
 
     silos = Silos.of(result)
     frame = result.metrics
     frame = frame[(frame["split"] == "test") & (frame["round"] == frame["round"].max())]
     frame = frame[frame["scope"].astype(str).str.startswith("group:")]
-    frame = as_told(frame.assign(name=frame["scope"].astype(str).str.removeprefix("group:")), silos)
+    frame = as_disclosed(frame.assign(name=frame["scope"].astype(str).str.removeprefix("group:")), silos)
     names, metrics = (list(dict.fromkeys(frame[column].astype(str))) for column in ("name", "metric"))
     table = plain_table("metric", *names, numbers=range(1, 1 + len(names)), title="By group, means over seeds")
     cells = dict(iter(frame.groupby(["metric", "name"], observed=True)["value"]))

@@ -267,7 +267,7 @@ class FlowerEvaluator:
         self._local = Evaluator(job, tables)
         self.withheld: list[Withheld] = []
         """What clients withheld in the last evaluation."""
-        self.told: np.ndarray | None = None
+        self.disclosed: np.ndarray | None = None
         """Test rows of each group whose labels and predictions were told in it; None before it."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
@@ -292,14 +292,14 @@ class FlowerEvaluator:
         """Say at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
         self.withheld = withheld_by(found, fed.ids)
-        self.told = np.zeros(self.job.task.num_groups, dtype=np.int64)
+        self.disclosed = np.zeros(self.job.task.num_groups, dtype=np.int64)
         for each in found:
             if each is not None:
-                self.told += np.nansum(each.counts[0], (-2, -1)).astype(np.int64)
+                self.disclosed += np.nansum(each.counts[0], (-2, -1)).astype(np.int64)
         for client, counts, predicted in self.withheld:
             hidden = {"counts": counts, "predicted": predicted}
             names = {what: [fed.groups[g] for g in groups] for what, groups in hidden.items()}
             self.engine.note("withheld", client=client, **names)
         if self.withheld:
             rows = sum(member.test_rows for member in self.engine.link.members.values())
-            self.engine.note("disclosed", rows=int(self.told.sum()), of=rows)
+            self.engine.note("disclosed", rows=int(self.disclosed.sum()), of=rows)

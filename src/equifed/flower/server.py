@@ -117,7 +117,7 @@ class Federated(Training):
 
     def result(self) -> Result:
         assert self._state is not None, "no round has finished"
-        if self._scores.told is None:  # the run was killed after its last round: what is withheld was not kept
+        if self._scores.disclosed is None:  # the run was killed after its last round: what is withheld was not kept
             self._scores.measured(self.job.rounds, self._state, np.zeros(1, dtype=bool))
         result = super().result()
         members, groups = self._link.members, result.info["groups"]
@@ -131,7 +131,7 @@ class Federated(Training):
             "min_replies": self._setting.min_replies,
             "min_count": self._setting.flower.min_count,
             "unmeasured": self.engine.unmeasured,
-            "told": dict(zip(groups, np.asarray(self._scores.told).tolist(), strict=True)),
+            "disclosed": dict(zip(groups, np.asarray(self._scores.disclosed).tolist(), strict=True)),
             "withheld": {
                 each.client: {
                     "counts": [groups[g] for g in each.counts],

@@ -144,8 +144,8 @@ class Metric:
     shown: Literal["headline", "table", "page", ""] = ""
     """The narrowest place that shows it without being asked: the headline of a run (in `equifed list`), the comparison
     on the terminal, the comparison in the report; each shows what the ones before it do."""
-    in_groups: Literal["count", "rate", ""] = ""
-    """Whether the report's tables of groups show it: a number of rows, or something to draw."""
+    in_groups: Literal["count", "rate", "flag", ""] = ""
+    """How the report's tables of groups show it: a number of rows, something to draw, a mark; "": not."""
     rests_on: Literal["count", "disclosed", "positives", "negatives", ""] = ""
     """Of a group's rate that is a share of rows: of which rows. "disclosed" are those with label and prediction."""
     clients: Literal["each", "range", ""] = ""
@@ -330,7 +330,7 @@ _ENTRIES = (
         range=(-np.inf, np.inf), by_group=lambda e: e.mean,
     ),
     Metric(
-        name="degenerate", better="lower", needs=(),
+        name="degenerate", better="lower", needs=(), in_groups="flag",
         help="1 if some group gets the same prediction for more than 99 % of its rows.",
         overall=lambda e: e.constant.any(-1).astype(float), by_group=lambda e: e.constant.astype(float),
     ),

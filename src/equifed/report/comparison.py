@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from equifed.errors import ConfigError, unknown_name
-from equifed.metrics import client_equality
-from equifed.metrics.seeds import Paired, corrected, moments, paired
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import Metric, describe
+from equifed.metrics.seeds import Moments, Paired, corrected, moments, paired
 from equifed.report.groups import marginals
-from equifed.report.silos import Silos, as_told
-from equifed.report.wording import is_disparity
+from equifed.report.silos import Silos, as_disclosed
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
-
-MAIN = {
-    "classification": (
-        "accuracy",
-        "demographic_parity_difference",
-        "equal_opportunity_difference",
-        "equalized_odds_difference",
-        "worst_group_accuracy",
-        "client_equality.worst10",
-    ),
-    "regression": (
-        "rmse",
-        "ks_distance",
-        "mean_difference",
-        "rmse_difference",
-        "worst_group_rmse",
-        "worst_clients_rmse",
-    ),
-}
-"""Columns of the comparison, where they were measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +84,20 @@ class Arm:
             return pd.Series(np.nan, index=self.final.index)
         return self.final[metric]
 
+    def over_seeds(self, metric: str) -> Moments:
+        return moments(self.values(metric))
+
+    def cost(self, metric: str) -> float:
+        """Its mean turned so that less is better; nan where undefined."""
+        return float(describe(metric).cost(self.over_seeds(metric).mean))
+
     def absent(self, metric: str, **of: Any) -> str:
         """Why it has no such value: withheld, or undefined. Of certain groups, of a client, or of all: see `hides`."""
         return "withheld" if self.silos is not None and self.silos.hides(metric, **of) else "undefined"
 
     def withholds(self, metric: str) -> bool:
         """Whether its value is not there because silos withhold what it needs."""
-        return not moments(self.values(metric)).n and self.absent(metric) == "withheld"
+        return not self.over_seeds(metric).n and self.absent(metric) == "withheld"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,17 +115,20 @@ class Comparison:
     @classmethod
     def of(cls, results: Sequence[Result], disparity: str | None = None, baseline: str | None = None) -> Comparison:
         task = check_results(results)
-        found = arms(results)
-        return cls(results, found, task, chosen_disparity(found, task, disparity), chosen_baseline(found, baseline))
+        compared = arms(results)
+        return cls(results, compared, task, chosen_disparity(compared, disparity), chosen_baseline(compared, baseline))
 
     @property
     def quality(self) -> str:
-        return "rmse" if self.task == "regression" else "accuracy"
+        return catalogue.main_pair(measured_metrics(self.arms))[0]
 
     @property
     def metrics(self) -> list[str]:
-        """The columns of the comparison table that were measured."""
-        return main_metrics(self.arms, self.task, self.disparity)
+        """The columns of the comparison table that were measured: the main ones, and the chosen disparity."""
+        names = _main(self.arms)
+        if self.disparity is not None and self.disparity not in names:
+            names.insert(1, self.disparity)
+        return names
 
 
 def is_pooled(method: str) -> bool:
@@ -164,23 +154,21 @@ def check_results(results: Sequence[Result]) -> str:
 
 def arms(results: Sequence[Result]) -> list[Arm]:
     """Every method and setting in the results, in their order."""
-    task = check_results(results)
-    found: list[Arm] = []
+    check_results(results)
+    compared: list[Arm] = []
     for i, result in enumerate(results):
-        found += _arms_of(i, result, task)
-    labels = _labels(found, results)
-    return [Arm(**{**vars(arm), "label": label}) for arm, label in zip(found, labels, strict=True)]
+        catalogue.learn(Metric(**facts) for facts in result.info.get("metrics", ()))
+        compared += _arms_of(i, result)
+    labels = _labels(compared, results)
+    return [replace(arm, label=label) for arm, label in zip(compared, labels, strict=True)]
 
 
-def chosen_disparity(found: list[Arm], task: str, wanted: str | None = None) -> str | None:
-    """The disparity that the verdict is about: the wanted one, or the first main one that was measured."""
-    measured = measured_metrics(found)
-    if wanted is not None:
-        if wanted not in measured:
-            raise ConfigError(unknown_name("metric", wanted, measured))
-        return wanted
-    candidates = [name for name in (*MAIN[task], *measured) if is_disparity(name) and _knowable(name, found)]
-    return candidates[0] if candidates else None
+def chosen_disparity(compared: list[Arm], name: str | None = None) -> str | None:
+    """The disparity that the verdict is about: the one named, or the main one of those measured."""
+    measured = measured_metrics(compared)
+    if name is not None and name not in measured:
+        raise ConfigError(unknown_name("metric", name, measured))
+    return name or next((metric for metric in _main(compared) if describe(metric).disparity), None)
 
 
 def chosen_baseline(found: list[Arm], wanted: str | None = None) -> Arm:
@@ -198,18 +186,12 @@ def measured_metrics(found: list[Arm]) -> list[str]:
     return list(dict.fromkeys(str(name) for arm in found for name in arm.final.columns))
 
 
-def main_metrics(found: list[Arm], task: str, disparity: str | None) -> list[str]:
-    """The comparison's metric columns: the main ones that were measured, and the chosen disparity."""
-    names = [name for name in MAIN[task] if _knowable(name, found)]
-    if disparity is not None and disparity not in names:
-        names.insert(1, disparity)
-    return names
-
-
-def _knowable(metric: str, found: list[Arm]) -> bool:
-    """Whether it was measured, and not only in federations in which no one has the predictions that it needs."""
-    nobody = metric == "ks_distance" and all(arm.silos is not None for arm in found)
-    return metric in measured_metrics(found) and not nobody
+def _main(compared: list[Arm]) -> list[str]:
+    """The main metrics that were measured. Nobody can know what needs all predictions in one place where every arm was
+    a real federation."""
+    federated = all(arm.silos is not None for arm in compared)
+    measured = measured_metrics(compared)
+    return catalogue.shown((name for name in measured if not (federated and "scores" in describe(name).needs)), "page")
 
 
 def against(arms: Sequence[Arm], other: Arm, metric: str) -> list[Paired | None]:
@@ -226,7 +208,7 @@ def against(arms: Sequence[Arm], other: Arm, metric: str) -> list[Paired | None]
 def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:
     """Method and setting x (column, mean | std | n): last round, over seeds; n counts the seeds where it is defined.
 
-    After the metrics come `kib_up` and `kib_down` (per client and round) and `seconds` (per run), with a mean only,
+    After the metrics come `bytes_up` and `bytes_down` (per client and round) and `seconds` (per run), with a mean only,
     the number of `seeds`, and in how many of them the predictor is `degenerate`.
     """
     about = Comparison.of(results, disparity)
@@ -240,10 +222,10 @@ def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) 
         result = results[arm.result]
         row: dict[tuple[str, str], float] = {}
         for name in metrics:
-            row[name, "mean"], row[name, "std"], row[name, "n"] = moments(arm.values(name))
+            row[name, "mean"], row[name, "std"], row[name, "n"] = arm.over_seeds(name)
         each_round = result.messages[result.messages["stage"] == "round"]
-        row["kib_up", "mean"] = float(each_round["bytes_up"].sum()) / 1024
-        row["kib_down", "mean"] = float(each_round["bytes_down"].sum()) / 1024
+        row["bytes_up", "mean"] = float(each_round["bytes_up"].sum())
+        row["bytes_down", "mean"] = float(each_round["bytes_down"].sum())
         row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs[arm.result], 1)
         row["seeds", "n"] = arm.seeds
         row["degenerate", "n"] = int(arm.degenerate.sum())
@@ -256,7 +238,7 @@ def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) 
 # -- taking results apart ----------------------------------------------------------------------------------------------
 
 
-def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
+def _arms_of(i: int, result: Result) -> list[Arm]:
     frame = result.metrics
     if frame.empty:
         raise ConfigError(
@@ -279,10 +261,8 @@ def _arms_of(i: int, result: Result, task: str) -> list[Arm]:
     for key, rows in whole.groupby(keys, observed=True, sort=False, dropna=False):
         values = dict(zip(keys, key, strict=True))
         mine = {kind: _matching(part, values) for kind, part in parts.items()}
-        mine["group"] = as_told(mine["group"], silos)
+        mine["group"] = as_disclosed(mine["group"], silos)
         final = _wide(rows[rows["round"] == last], "metric")
-        if task == "regression" and len(mine["client"]):
-            final["worst_clients_rmse"] = _worst_clients(mine["client"], final.index)
         method = str(values.pop("method"))
         made.append(
             Arm(
@@ -353,12 +333,6 @@ def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:
         column = frame[name]
         keep &= (column.isna() if pd.isna(value) else column == value).to_numpy(dtype=bool)
     return keep
-
-
-def _worst_clients(clients: pd.DataFrame, seeds: pd.Index) -> pd.Series:
-    """Mean RMSE of the tenth of the clients with the largest; by seed."""
-    errors = _wide(clients[clients["metric"] == "rmse"], "name")
-    return pd.Series(-client_equality(-errors.to_numpy())["worst10"], index=errors.index).reindex(seeds)
 
 
 def _python(value: Any) -> Any:

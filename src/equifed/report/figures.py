@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import describe
 from equifed.report import wording
 from equifed.report.comparison import Comparison
 from equifed.report.numbers import page_data
@@ -29,8 +31,6 @@ MARKERS = "osD^vP*<>h"
 GREY = "#b5b5b5"
 DATELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """The same numbers give the same file."""
-RATES = ("selection_rate", "true_positive_rate", "false_positive_rate", "accuracy", "rmse")
-"""Of groups, that are drawn."""
 WIDTH = 5.2
 """Inches: a page's text width; charts scale down to a column."""
 STYLE: dict[Any, Any] = {
@@ -110,7 +110,8 @@ def _charts(about: Comparison, data: dict[str, Any]) -> Iterator[tuple[str, floa
     for kind in ("groups", "marginals"):
         height = 0.9 + count * (0.16 + 0.06 * len(data[kind]["names"]))
         values = data[kind]["values"]
-        for metric in [name for name in RATES if name in values and any(map(_known, values[name]["mean"]))]:
+        drawn = [name for name in catalogue.ordered(values) if describe(name).in_groups == "rate"]
+        for metric in [name for name in drawn if any(map(_known, values[name]["mean"]))]:
             yield f"{kind}-{_file(metric)}", height, partial(_groups, data=data, kind=kind, metric=metric)
     boxes = data["clients"]["boxes"]
     for metric in [name for name in data["clients"]["metrics"] if name != "loss" and _known(boxes[name])]:
@@ -146,8 +147,7 @@ def _flag(arm: dict[str, Any]) -> str:
 
 def _axis(metric: str, data: dict[str, Any]) -> str:
     about = data["metrics"][metric]
-    way = {"high": " (higher is better)", "low": " (lower is better)", "": ""}[about["better"]]
-    return f"{about['title']}{way}"
+    return f"{about['title']} ({about['better']} is better)" if about["better"] else str(about["title"])
 
 
 def _legend(figure: Any, axes: Any) -> None:

@@ -8,20 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import wilson
-from equifed.report.silos import TOLD
+from equifed.report.silos import DISCLOSED
 
 BETWEEN = " & "
 """What joins the values of several sensitive columns in the name of their intersection."""
-ROWS = {
-    "accuracy": TOLD,
-    "selection_rate": "count",
-    "true_positive_rate": "positives",
-    "false_negative_rate": "positives",
-    "false_positive_rate": "negatives",
-    "true_negative_rate": "negatives",
-}
-"""Rates that are shares of rows: of which rows."""
 
 
 def marginals(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -53,7 +45,7 @@ def parts(names: Sequence[str]) -> dict[str, list[str]]:
 def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
     wide = frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, observed=True)
     rows = wide.reindex(columns=["count", "positives"])
-    weights = _rows(rows["count"], rows["positives"], wide.get(TOLD, rows["count"]))
+    weights = _rows(rows["count"], rows["positives"], wide.get(DISCLOSED, rows["count"]))
 
     def total(values: pd.Series) -> pd.Series:
         return values.groupby(level="seed").sum(min_count=1)
@@ -63,14 +55,14 @@ def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
         return total((values * rests_on).where(rests_on > 0, 0.0)) / total(rests_on).where(lambda n: n > 0)
 
     pooled: dict[str, pd.Series] = {}
-    for metric in wide:
+    for metric in map(str, wide):
         values = wide[metric]
-        if metric in ("count", "positives", TOLD):
+        if metric in ("count", "positives", DISCLOSED):
             pooled[metric] = total(values)
-        elif metric in ROWS:
-            pooled[metric] = share(values, weights[ROWS[metric]])
+        elif rests_on := describe(metric).rests_on:
+            pooled[metric] = share(values, weights[rests_on])
         elif metric in ("loss", "mean_prediction"):
-            pooled[metric] = share(values, weights[TOLD])
+            pooled[metric] = share(values, weights[DISCLOSED])
         elif metric == "rmse":
             pooled[metric] = np.sqrt(share(values**2, rows["count"]))
     if "f1" in wide:
@@ -89,13 +81,14 @@ def rate_interval(metric: str, values: dict[str, float], models: int = 1) -> tup
     Seeds, and several models, share test rows. So their counts are not added up: that would promise more than the data
     hold.
     """
-    if metric not in ROWS:
+    rests_on = describe(metric).rests_on
+    if not rests_on:
         return np.nan, np.nan
     count, positives = values.get("count", np.nan), values.get("positives", np.nan)
-    n = _rows(count, positives, values.get(TOLD, count))[ROWS[metric]]
+    n = _rows(count, positives, values.get(DISCLOSED, count))[rests_on]
     return wilson(values[metric], n / models)
 
 
-def _rows(count: Any, positives: Any, told: Any) -> dict[str, Any]:
-    """What rates may rest on. Labels are known of the rows that are told: all, unless silos withhold some."""
-    return {"count": count, TOLD: told, "positives": positives, "negatives": told - positives}
+def _rows(count: Any, positives: Any, disclosed: Any) -> dict[str, Any]:
+    """What rates may rest on. Labels are known of the rows that are disclosed: all, unless silos withhold some."""
+    return {"count": count, DISCLOSED: disclosed, "positives": positives, "negatives": disclosed - positives}

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from equifed import metrics as M
-from equifed.metrics.seeds import Paired, mean_interval, moments, moments_by
-from equifed.report import wording
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import Metric, describe
+from equifed.metrics.seeds import Paired, mean_interval, moments_by
 from equifed.report.comparison import Arm, Comparison, against, is_pooled, measured_metrics, summary_of
 from equifed.report.groups import rate_interval
 from equifed.report.verdict import ranked, unclear
@@ -28,6 +29,9 @@ MOST_BASELINES = 20
 """Arms up to which each can be chosen as the baseline in the page; their tests grow with the square."""
 LOG = "log:"
 """Begins the name of a curve that a method logs about itself."""
+LOGGED = "Logged by the method itself."
+COSTS = ("bytes_up", "bytes_down", "seconds")
+"""Columns of the comparison after its metrics."""
 
 
 def page_data(about: Comparison) -> dict[str, Any]:
@@ -36,14 +40,14 @@ def page_data(about: Comparison) -> dict[str, Any]:
     groups, marginals, clients = (_scopes(found, kind) for kind in ("groups", "marginals", "clients"))
     logged = list(dict.fromkeys(f"{LOG}{name}" for arm in found for name in arm.observed["name"].unique()))
     summary = summary_data(about)
-    summary["metrics"] |= _described([*groups["metrics"], *clients["metrics"], *logged], about.task)
+    summary["metrics"] |= _described([*groups["metrics"], *clients["metrics"], *logged])
     return {
         **summary,
         "task": about.task,
         "quality": about.quality,
         "disparity": about.disparity,
         "tests": _tests(about),
-        "pareto": {name: dominated(about, name) for name in names if wording.is_disparity(name)},
+        "pareto": {name: dominated(about, name) for name in names if describe(name).disparity},
         "rounds": _curves(found, names, logged),
         "groups": groups,
         "marginals": marginals,
@@ -56,21 +60,19 @@ def summary_data(about: Comparison) -> dict[str, Any]:
     """The comparison table alone, and what its columns mean."""
     names = measured_metrics(about.arms)
     return {
-        "metrics": _described([*names, "kib_up", "kib_down", "seconds"], about.task),
+        "metrics": _described([*names, *COSTS]),
         "arms": [_arm(arm, names) for arm in about.arms],
         "table": _table(about),
     }
 
 
-def _described(names: list[str], task: str) -> dict[str, dict[str, str]]:
-    return {
-        name: {
-            "title": wording.title(name.removeprefix(LOG)),
-            "help": "Logged by the method itself." if name.startswith(LOG) else wording.HELP.get(name, ""),
-            "better": "" if name.startswith(LOG) else wording.better(name, task),
-        }
-        for name in dict.fromkeys(names)
-    }
+def _described(names: list[str]) -> dict[str, dict[str, str]]:
+    described = {}
+    for name in dict.fromkeys(names):
+        # what a method logs has nothing to do with a metric of the same name
+        metric = Metric(name=name.removeprefix(LOG), help=LOGGED) if name.startswith(LOG) else describe(name)
+        described[name] = {"title": metric.title, "help": metric.help, "better": metric.direction}
+    return described
 
 
 def _finite(value: Any) -> float | None:
@@ -98,7 +100,7 @@ def _arm(arm: Arm, names: list[str]) -> dict[str, Any]:
 
 def _final(arm: Arm, metric: str) -> dict[str, Any]:
     values = arm.values(metric)
-    mean, std, n = moments(values)
+    mean, std, n = arm.over_seeds(metric)
     low, high = mean_interval(values) or (math.nan, math.nan)
     return {
         "mean": _finite(mean),
@@ -116,7 +118,7 @@ def _final(arm: Arm, metric: str) -> dict[str, Any]:
 def _table(about: Comparison) -> dict[str, Any]:
     metrics = about.metrics
     frame = summary_of(about.arms, about.results, metrics)
-    columns = [*metrics, "kib_up", "kib_down", "seconds"]
+    columns = [*metrics, *COSTS]
     marks = {name: _marks(about, name) for name in metrics}
     rows = []
     for i, arm in enumerate(about.arms):
@@ -138,17 +140,17 @@ def _table(about: Comparison) -> dict[str, Any]:
 
 def _marks(about: Comparison, metric: str) -> list[str]:
     """For each arm: "best" mean, "near" when the corrected test cannot tell it from the best, or nothing."""
-    found, task = about.arms, about.task
-    order = ranked(found, metric, task)
-    if len(order) < 2 or not wording.better(metric, task):
+    found = about.arms
+    order = ranked(found, metric)
+    if len(order) < 2 or not describe(metric).better:
         return [""] * len(found)
-    lowest = wording.badness(metric, moments(order[0].values(metric)).mean, task)
+    lowest = order[0].cost(metric)
     close = unclear(order, metric)
 
     def mark(arm: Arm) -> str:
         if arm not in order:
             return ""
-        if wording.badness(metric, moments(arm.values(metric)).mean, task) == lowest:
+        if arm.cost(metric) == lowest:
             return "best"
         return "near" if arm in close else ""
 
@@ -164,19 +166,15 @@ def _tests(about: Comparison) -> dict[str, Any]:
     for other in wanted:
         by_metric = [against(found, other, metric) for metric in about.metrics]
         cells[str(found.index(other))] = [
-            [
-                _test(tests[i], arm, other, metric, about.task)
-                for metric, tests in zip(about.metrics, by_metric, strict=True)
-            ]
+            [_test(tests[i], arm, other, metric) for metric, tests in zip(about.metrics, by_metric, strict=True)]
             for i, arm in enumerate(found)
         ]
     return {"baseline": found.index(about.baseline), "columns": about.metrics, "cells": cells}
 
 
-def _test(test: Paired | None, arm: Arm, other: Arm, metric: str, task: str) -> dict[str, Any] | None:
+def _test(test: Paired | None, arm: Arm, other: Arm, metric: str) -> dict[str, Any] | None:
     if test is None:
         return None
-    own, theirs = (wording.badness(metric, moments(each.values(metric)).mean, task) for each in (arm, other))
     return {
         "difference": test.difference,
         "low": test.low,
@@ -184,17 +182,18 @@ def _test(test: Paired | None, arm: Arm, other: Arm, metric: str, task: str) -> 
         "p": test.p,
         "holm": test.holm,
         "n": test.n,
-        "says": ("better" if own < theirs else "worse") if test.clear and wording.better(metric, task) else "",
+        "says": (
+            ("better" if arm.cost(metric) < other.cost(metric) else "worse")
+            if test.clear and describe(metric).better
+            else ""
+        ),
     }
 
 
 def dominated(about: Comparison, disparity: str) -> list[bool]:
     """Whether another arm is at least as good in both means and better in one; who is not eligible beats nobody."""
-    names = (about.quality, disparity)
-    bad = np.array(
-        [[wording.badness(name, moments(arm.values(name)).mean, about.task) for name in names] for arm in about.arms]
-    )
-    return list(M.dominated(bad, by=[arm.eligible for arm in about.arms]).tolist())
+    costs = [[arm.cost(name) for name in (about.quality, disparity)] for arm in about.arms]
+    return list(M.dominated(costs, by=[arm.eligible for arm in about.arms]).tolist())
 
 
 # -- rounds, groups, clients -------------------------------------------------------------------------------------------
@@ -245,7 +244,8 @@ def _scopes(found: list[Arm], kind: str) -> dict[str, Any]:
                 values[metric][what].append([_finite(value) for value in rows[what]])
     if kind != "clients":
         _add_intervals(values, [arm.models for arm in found], len(names))
-    return {"names": names, "metrics": metrics, "values": values}
+    drawn = [name for name in catalogue.ordered(metrics) if describe(name).in_groups not in ("count", "flag")]
+    return {"names": names, "metrics": metrics, "drawn": drawn, "values": values}
 
 
 def _add_intervals(values: dict[str, dict[str, list[list[float | None]]]], models: list[int], groups: int) -> None:

@@ -46,7 +46,8 @@
   const spread = (mean, std) => number(mean) + (std === null || std === undefined ? "" : ` ± ${number(std)}`);
   const title = (metric) => data.metrics[metric].title;
   const axis = (metric, gap = " ") => {
-    const way = { high: "(higher is better)", low: "(lower is better)", "": "" }[data.metrics[metric].better];
+    const better = data.metrics[metric].better;
+    const way = better && `(${better} is better)`;
     return safe(title(metric)) + (way && gap + way);
   };
   const under = (metric) => words(axis(metric, narrow() ? "<br>" : " "));
@@ -318,7 +319,7 @@
   };
   const show = () => {
     const first = (names, wanted) => wanted.find((each) => names.includes(each)) ?? names[0];
-    const rates = data.groups.metrics.filter((metric) => !["count", "told", "positives", "degenerate"].includes(metric));
+    const rates = data.groups.drawn;
     const { metrics, logged } = data.rounds;
     // what silos withhold is no chart to begin with
     const some = (values) => values.some((value) => Array.isArray(value) ? some(value) : value !== null);

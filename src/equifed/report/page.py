@@ -19,12 +19,14 @@ from markupsafe import Markup
 
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
 from equifed.report.comparison import Arm, Comparison, is_pooled
 from equifed.report.groups import parts
 from equifed.report.numbers import page_data, summary_data
-from equifed.report.silos import TOLD, Silos
+from equifed.report.silos import DISCLOSED, Silos
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 WORST_CLIENTS = 5
 """Clients named per arm."""
+CARDS = 4
+"""Numbers of the chosen method that stand beside the verdict."""
 
 
 def write_report(
@@ -68,7 +72,7 @@ def render(about: Comparison, title: str | None = None) -> str:
         .get_template("page.html.j2")
         .render(
             title=title or _title(results),
-            heading=wording.heading,
+            heading=lambda name: describe(name).heading,
             verdict=verdict,
             cards=_cards(data, verdict, found),
             data=data,
@@ -78,6 +82,7 @@ def render(about: Comparison, title: str | None = None) -> str:
             signed=wording.signed,
             p_value=wording.p_value,
             group_tables=_group_tables(data, found),
+            counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],
             silos=_silos(results),
             worst_clients=_worst_clients(about),
             messages=[_messages(result) for result in results],
@@ -112,7 +117,7 @@ def summary_html(result: Result) -> str:
 
 def _templates() -> Environment:
     return Environment(
-        loader=PackageLoader("equifed.report", "."),
+        loader=PackageLoader("equifed.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -157,23 +162,9 @@ def _cards(data: dict[str, Any], verdict: Verdict, found: list[Arm]) -> list[dic
     if arm is None:
         return []
     final = data["arms"][found.index(arm)]["final"]
-    wanted = [data["quality"], data["disparity"], "worst_group_accuracy", "worst_group_rmse", "client_equality.worst10"]
-    names = [name for name in dict.fromkeys(wanted) if name in final]
-    return [{"metric": name, **final[name], "absent": arm.absent(name)} for name in names[:4]]
-
-
-_GROUP_COLUMNS = (
-    "count",
-    TOLD,
-    "positives",
-    "accuracy",
-    "selection_rate",
-    "true_positive_rate",
-    "false_positive_rate",
-    "f1",
-    "rmse",
-    "mean_prediction",
-)
+    worst = [name for name in data["table"]["columns"] if name in final and not describe(name).disparity]
+    names = dict.fromkeys(filter(None, (data["quality"], data["disparity"], *worst)))
+    return [{"metric": name, **final[name], "absent": arm.absent(name)} for name in list(names)[:CARDS]]
 
 
 def _group_tables(data: dict[str, Any], found: list[Arm]) -> list[dict[str, Any]]:
@@ -189,7 +180,7 @@ def _group_table(
     found: list[Arm], groups: dict[str, Any], pooled: Callable[[list[str]], dict[str, list[str]]]
 ) -> dict[str, Any]:
     """pooled: from an arm's groups, which of them each line of the table is about."""
-    columns = [name for name in _GROUP_COLUMNS if name in groups["metrics"]]
+    columns = [name for name in catalogue.ordered(groups["metrics"]) if describe(name).in_groups in ("count", "rate")]
     values = groups["values"]
     rows = []
     for i, arm in enumerate(found):
@@ -202,7 +193,7 @@ def _group_table(
                 | {"absent": arm.absent(column, groups=members[name])}
                 for column in columns
             ]
-            known = [values[column]["mean"][i][g] for column in ("count", TOLD) if column in columns]
+            known = [values[column]["mean"][i][g] for column in ("count", DISCLOSED) if column in columns]
             fewest = min((count / arm.models for count in known if count), default=math.inf)
             rows.append(
                 {
@@ -226,7 +217,7 @@ def _worst_clients(about: Comparison) -> list[dict[str, Any]]:
             moments_by(frame[frame["metric"] == metric], ["name"])["mean"].dropna()
             for metric in (about.quality, "rows")
         )
-        worst = values.sort_values(ascending=about.quality != "rmse").head(WORST_CLIENTS)
+        worst = values.sort_values(ascending=describe(about.quality).better == "higher").head(WORST_CLIENTS)
         clients = [
             {"name": str(name), "value": float(value), "rows": float(rows.get(name, math.nan))}
             for name, value in worst.items()
@@ -257,24 +248,19 @@ _STAGES = {
 _GATHER = {"sum": "needs only sums", "stack": "sees each client's reply"}
 
 
-def _sizes(sizes: dict[str, int]) -> list[tuple[str, float]]:
-    """Fields with their sizes in KiB."""
-    return [(name, size / 1024) for name, size in sizes.items()]
-
-
 def _messages(result: Result) -> dict[str, Any]:
     seen = "federation" in result.info  # there is no secure aggregation
     phases = [
         {
             "stage": _STAGES.get(row["stage"], row["stage"]),
             "phase": row["phase"],
-            "down": _sizes(row["sizes_down"]),
-            "up": _sizes(row["sizes_up"]),
+            "down": list(row["sizes_down"].items()),
+            "up": list(row["sizes_up"].items()),
             "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
             "private": row["gather"] == "sum" or not row["up"],
             "seen": seen and bool(row["up"]),
-            "kib_down": row["bytes_down"] / 1024,
-            "kib_up": row["bytes_up"] / 1024,
+            "bytes_down": row["bytes_down"],
+            "bytes_up": row["bytes_up"],
         }
         for row in result.messages.to_dict("records")
     ]
@@ -293,7 +279,6 @@ _ELSEWHERE = (
     "federation",
     "swept",
     "config",
-    "command",
     "hyper_parameters",
 )
 _TOGETHER = ("local", "provenance", "rows", "run", "versions")
@@ -349,13 +334,12 @@ def _pairs(values: Mapping[Any, Any]) -> str:
 
 
 def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
-    """The resolved config and the command that made a result, where it knows them."""
-    known = []
-    for result in results:
-        config, command = _text(result.info.get("config")), _text(result.info.get("command"))
-        if config or command:
-            known.append({"method": str(result.info["method"]), "command": command, "config": config})
-    return known
+    """The resolved config of each result that has one."""
+    return [
+        {"method": str(result.info["method"]), "config": _text(result.info["config"])}
+        for result in results
+        if result.info.get("config")
+    ]
 
 
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from equifed.metrics.catalogue import describe
 from equifed.notes import Note, ranges, when
 from equifed.report import wording
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
 
-TOLD = "told"
-"""A group's test rows whose labels and predictions are told: a metric of groups, where silos withhold some."""
+DISCLOSED = "disclosed"
+"""A group's test rows whose labels and predictions are disclosed: a metric of groups, where silos withhold some."""
 _IN_TABLE = {"did-not-answer", "did-not-evaluate", "withheld", "disclosed", "rounds-not-applied", "replies-rejected"}
 """Kinds of notes that the silos' table and its sentences cover, with more detail."""
 _MOST = 6
@@ -108,8 +109,8 @@ class Silos:
     """Rounds that were not applied, and why."""
     min_replies: int
     min_count: int
-    told: dict[str, int]
-    """By group, the test rows whose labels and predictions are told."""
+    disclosed: dict[str, int]
+    """By group, the test rows whose labels and predictions are disclosed."""
 
     @classmethod
     def of(cls, result: Result) -> Silos | None:
@@ -136,7 +137,7 @@ class Silos:
                 )
             )
         lost = tuple(note for note in result.notes if note.kind == "rounds-not-applied")
-        return cls(tuple(each), len(result.log), lost, about["min_replies"], about["min_count"], about["told"])
+        return cls(tuple(each), len(result.log), lost, about["min_replies"], about["min_count"], about["disclosed"])
 
     @property
     def withholding(self) -> list[str]:
@@ -149,12 +150,13 @@ class Silos:
 
     def hides(self, metric: str, *, groups: Iterable[str] | None = None, client: str | None = None) -> bool:
         """Whether somebody withholds counts that the metric rests on, of these groups and this client or of all."""
-        wanted = None if groups is None else set(groups)
+        needs = describe(metric).needs
+        if "scores" in needs:  # which nobody can know, as no one has all predictions
+            return False
         for silo in self.each:
-            if client in (None, silo.name):
-                hidden = silo.predicted if _by_predictions(metric) else silo.counts
-                if hidden and (wanted is None or wanted & set(hidden)):
-                    return metric != "ks_distance"  # which nobody can know, as no one has all predictions
+            hidden = set(silo.counts if "labels" in needs else silo.predicted)
+            if client in (None, silo.name) and hidden and (groups is None or hidden & set(groups)):
+                return True
         return False
 
     def facts(self) -> dict[str, Any]:
@@ -164,7 +166,7 @@ class Silos:
             "rounds_not_applied": sorted(number for note in self.lost for number in note.fields["rounds"]),
             "min_replies": self.min_replies,
             "min_count": self.min_count,
-            "rows_told": self.told,
+            "rows_disclosed": self.disclosed,
             "silos": [silo.facts() for silo in self.each],
         }
 
@@ -204,21 +206,21 @@ class Silos:
 
     def basis(self) -> str:
         """What accuracy and error rates rest on."""
-        return str(Note("disclosed", {"rows": sum(self.told.values()), "of": self.test_rows}))
+        return str(Note("disclosed", {"rows": sum(self.disclosed.values()), "of": self.test_rows}))
 
 
-def as_told(groups: pd.DataFrame, silos: Silos | None) -> pd.DataFrame:
-    """Values of groups (seed, name, metric, value) with the rows that are told beside them, and nan where a sum is 0
-    only because nobody tells."""
+def as_disclosed(groups: pd.DataFrame, silos: Silos | None) -> pd.DataFrame:
+    """Values of groups (seed, name, metric, value) with the rows that are disclosed beside them, and nan where a sum is
+    0 only because it is withheld everywhere."""
     if silos is None or not silos.withholding:
         return groups
     groups = groups.astype({"metric": str})
     rows = groups[groups["metric"] == "count"]
-    told = rows.assign(metric=TOLD, value=[float(silos.told[name]) for name in rows["name"]])
-    both = pd.concat([groups, told], ignore_index=True)
-    untold = [name for name, rows in silos.told.items() if not rows and silos.hides("positives", groups=[name])]
-    unseen = [name for name in silos.told if silos.hides("count", groups=[name])]
-    nothing = both["name"].isin(untold) & (both["metric"] == "positives")
+    disclosed = rows.assign(metric=DISCLOSED, value=[float(silos.disclosed[name]) for name in rows["name"]])
+    both = pd.concat([groups, disclosed], ignore_index=True)
+    hidden = [name for name, rows in silos.disclosed.items() if not rows and silos.hides("positives", groups=[name])]
+    unseen = [name for name in silos.disclosed if silos.hides("count", groups=[name])]
+    nothing = both["name"].isin(hidden) & (both["metric"] == "positives")
     nothing |= both["name"].isin(unseen) & (both["metric"] == "count") & (both["value"] == 0)
     both.loc[nothing, "value"] = np.nan
     return both
@@ -228,11 +230,6 @@ def other_notes(result: Result) -> list[Note]:
     """A result's notes without those that the silos' table covers, where there is one."""
     covered = _IN_TABLE if "federation" in result.info else set()
     return [note for note in result.notes if note.kind not in covered]
-
-
-def _by_predictions(metric: str) -> bool:
-    """Whether it needs what was predicted and no label."""
-    return "demographic_parity" in metric or metric in ("rows", "count", "selection_rate", "degenerate")
 
 
 def _troubles(lines: pd.DataFrame, by_phase: bool = True) -> tuple[Trouble, ...]:

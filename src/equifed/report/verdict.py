@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.metrics.seeds import MIN_SEEDS, Paired, mean_interval, moments
+from equifed.metrics.catalogue import describe
+from equifed.metrics.seeds import MIN_SEEDS, Paired, mean_interval
 from equifed.report import wording
 from equifed.report.comparison import Arm, Comparison, against
 from equifed.report.silos import Silos, other_notes
@@ -42,13 +43,13 @@ def verdict_of(about: Comparison) -> Verdict:
     caveats = _caveats(found, about.results, quality, disparity)
     if len(found) == 1:
         return Verdict(found[0].label, _single(found[0], quality, disparity), caveats)
-    chosen, sentences = _compare(found, quality, disparity, about.task)
+    chosen, sentences = _compare(found, quality, disparity)
     return Verdict(chosen.label if chosen else None, sentences, caveats)
 
 
-def ranked(found: list[Arm], metric: str, task: str) -> list[Arm]:
+def ranked(found: list[Arm], metric: str) -> list[Arm]:
     """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    scored = [(wording.badness(metric, moments(arm.values(metric)).mean, task), arm) for arm in found]
+    scored = [(arm.cost(metric), arm) for arm in found]
     usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
     return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
 
@@ -67,7 +68,7 @@ def unclear(order: list[Arm], metric: str) -> list[Arm]:
 
 def _value(arm: Arm, metric: str) -> str:
     """`mean ± std [low, high]`."""
-    text = wording.spread(*moments(arm.values(metric)), arm.seeds)
+    text = wording.spread(*arm.over_seeds(metric), arm.seeds)
     bounds = mean_interval(arm.values(metric))
     return text if bounds is None else f"{text} [{wording.number(bounds[0])}, {wording.number(bounds[1])}]"
 
@@ -84,12 +85,14 @@ def _over(found: list[Arm]) -> str:
 def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
     wanted = [quality, *([disparity] if disparity else [])]
     withheld = [metric for metric in wanted if arm.withholds(metric)]
-    reached = "" if quality in withheld else f" reached {wording.title(quality)} {_value(arm, quality)}"
+    reached = "" if quality in withheld else f" reached {describe(quality).title} {_value(arm, quality)}"
     if disparity and disparity not in withheld:
-        reached += f"{' with' if reached else ' has'} {wording.a(wording.title(disparity))} of {_value(arm, disparity)}"
+        reached += (
+            f"{' with' if reached else ' has'} {wording.a(describe(disparity).title)} of {_value(arm, disparity)}"
+        )
     said = f"{wording.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
     if withheld:
-        what = wording.listing([wording.title(metric) for metric in withheld])
+        what = wording.listing([describe(metric).title for metric in withheld])
         whose = "Its" if said else f"Of {wording.plain(arm.label)},"
         said += (
             f"{' ' * bool(said)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
@@ -98,21 +101,21 @@ def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
     return [f"{said} There is nothing else in this report to compare it with."]
 
 
-def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -> tuple[Arm | None, list[str]]:
-    by_quality = ranked(found, quality, task)
+def _compare(found: list[Arm], quality: str, disparity: str | None) -> tuple[Arm | None, list[str]]:
+    by_quality = ranked(found, quality)
     if not by_quality:
         return None, [
-            f"None of these predictors is usable: in each, {wording.title(quality)} is "
+            f"None of these predictors is usable: in each, {describe(quality).title} is "
             f"{'withheld by the silos, ' if any(arm.withholds(quality) for arm in found) else ''}undefined or some "
             "group gets (almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
-    quality_word = f"{'lowest' if quality == 'rmse' else 'highest'} mean {wording.title(quality)}"
+    quality_word = f"{'lowest' if describe(quality).better == 'lower' else 'highest'} mean {describe(quality).title}"
     over = _over(found)
-    by_gap = ranked([best, *unclear(by_quality, quality)], disparity, task) if disparity else []
+    by_gap = ranked([best, *unclear(by_quality, quality)], disparity) if disparity else []
     pick = by_gap[0] if by_gap else best
-    fairest = ranked(found, disparity, task)[:1] if disparity else []
-    name, gap = wording.plain(pick.label), wording.title(disparity) if disparity else ""
+    fairest = ranked(found, disparity)[:1] if disparity else []
+    name, gap = wording.plain(pick.label), describe(disparity).title if disparity else ""
     if pick is best and disparity and fairest and fairest[0] is pick:
         first = (
             f"Take {name}: it has both the {quality_word}, {_value(pick, quality)}, and the fairest mean {gap}, "
@@ -124,7 +127,7 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
     else:
         first = (
             f"Take {name}: it has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "
-            f"{wording.title(quality)} cannot be told apart from the best: {_value(pick, quality)}, against "
+            f"{describe(quality).title} cannot be told apart from the best: {_value(pick, quality)}, against "
             f"{_value(best, quality)} of {wording.plain(best.label)} ({over})."
         )
     second = ""
@@ -132,7 +135,7 @@ def _compare(found: list[Arm], quality: str, disparity: str | None, task: str) -
         low = fairest[0]
         second = (
             f"The fairest mean {gap} of all is that of {wording.plain(low.label)}, {_value(low, disparity)}, "
-            f"at {wording.title(quality)} {_value(low, quality)}."
+            f"at {describe(quality).title} {_value(low, quality)}."
         )
     return pick, [sentence for sentence in (first, second) if sentence]
 
@@ -193,13 +196,12 @@ def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[st
         said.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
     if len(found) == 1:
         return said
-    task = "regression" if quality == "rmse" else "classification"
     for metric in (quality, disparity):
-        order = ranked(found, metric, task) if metric else []
+        order = ranked(found, metric) if metric else []
         close = unclear(order, metric) if metric else []
         if close and metric:
             said.append(
-                f"{wording.heading(metric)}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
+                f"{describe(metric).heading}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
                 f"apart from {wording.listing([arm.label for arm in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
@@ -214,13 +216,11 @@ def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[st
     said = []
     for metric in (quality, disparity):
         missing = [
-            arm.label
-            for arm in found
-            if metric and moments(arm.values(metric)).n < arm.seeds and not arm.withholds(metric)
+            arm.label for arm in found if metric and arm.over_seeds(metric).n < arm.seeds and not arm.withholds(metric)
         ]
         if missing and metric:
             said.append(
-                f"{wording.heading(metric)} is undefined in some or all seeds of {wording.listing(missing)}; "
+                f"{describe(metric).heading} is undefined in some or all seeds of {wording.listing(missing)}; "
                 "means are over the seeds where it is defined."
             )
     return said
