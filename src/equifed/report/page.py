@@ -8,6 +8,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata, resources
@@ -344,7 +345,7 @@ def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
 
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
-    from equifed.data import DATASETS
+    from equifed.data import get_dataset
     from equifed.methods import citations, make
 
     papers: dict[str, dict[str, Any]] = {}
@@ -358,8 +359,8 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
                 entry = {"plain": cited.plain, "bibtex": cited.bibtex, "of": []}
                 papers.setdefault(cited.plain, entry)["of"].append(name)
     for name in dict.fromkeys(str(result.info.get("provenance", {}).get("data", "")) for result in results):
-        if name in DATASETS:
-            papers[name] = {"plain": DATASETS[name].citation, "bibtex": "", "of": [f"{name} data"]}
+        with suppress(ConfigError):  # files, or a data set whose module is not installed here
+            papers[name] = {"plain": get_dataset(name).citation, "bibtex": "", "of": [f"{name} data"]}
     return list(papers.values())
 
 
