@@ -21,7 +21,7 @@ from equifed.methods.fedmom import FedMom
 from equifed.methods.fedprox import FedProx
 from equifed.methods.fedval import FedVal
 from equifed.methods.frl import FRL
-from equifed.methods.hyper import Option, check, check_value, options
+from equifed.methods.hyper import Option, check, check_value, hyper, options
 from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
 from equifed.methods.kffl_td import KFFLTD
@@ -71,6 +71,7 @@ __all__ = [
     "check_value",
     "citation",
     "citations",
+    "hyper",
     "make",
     "options",
 ]
