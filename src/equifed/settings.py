@@ -15,16 +15,20 @@ from equifed.errors import ConfigError, check_number, unknown_name
 EngineName = Literal["lanes", "reference"]
 
 
+SEEDS = 5
+"""How many seeds a run has that loads its data itself, from a configuration or the command line."""
+
+
 @dataclass(frozen=True)
 class Local:
     """How each client trains between two exchanges. The optimiser starts afresh every round."""
 
-    epochs: int = 1
+    epochs: int = 2
     """Passes over the client's rows per round, each in a new order."""
     batch_size: int | None = 32
     """Rows per step; the last batch of an epoch may be shorter. None: all rows in one step."""
-    learning_rate: float = 0.01
-    """Step size of the first round."""
+    learning_rate: float | None = None
+    """Step size of the first round. Left out: 0.1, and 0.005 for regression, whose gradients have no bound."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """The update rule."""
     momentum: float = 0.0
@@ -47,12 +51,20 @@ class Local:
             raise ConfigError(
                 "belongs to SGD; Adam has its own. Leave it at 0 with Adam.", key="momentum", value=self.momentum
             )
-        check_number("learning_rate", self.learning_rate, above=0)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, above=0)
         check_number("learning_rate_decay", self.learning_rate_decay, above=0)
         check_number("weight_decay", self.weight_decay, low=0)
 
+    def for_task(self, task: str) -> Local:
+        """With the learning rate of this kind of task where none is given."""
+        if self.learning_rate is not None:
+            return self
+        return dataclasses.replace(self, learning_rate=0.005 if task == "regression" else 0.1)
+
     def rate(self, round: int) -> float:
         """The step size of round 1, 2, ..."""
+        assert self.learning_rate is not None, "not resolved by for_task"
         return self.learning_rate * self.learning_rate_decay ** (round - 1)
 
 
@@ -66,7 +78,8 @@ class RunSettings:
     """Clients sampled in each round, or "all". Left out: the preset's number, or all clients where there is none."""
     seeds: Sequence[int] | int | None = None
     """A list of seeds, or how many (0, 1, ...), all in one computation. Each has its own initial model and batches, and
-    in configuration files and on the command line its own split and partition. Left out: the federations' own."""
+    its own split and partition where the run loads the data. Left out: those of the federations, or 5 where the run
+    loads the data (1 for Flower)."""
     eval_every: int = field(default=1, metadata={"low": 1})
     """Evaluate after every so many rounds; the last round is always evaluated."""
     dropout: float = field(default=0.0, metadata={"low": 0})
@@ -79,7 +92,7 @@ class RunSettings:
     """Compile the training step; "auto" decides by the length of the run."""
     clip: float | None = None
     """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
-    local: Local = field(default_factory=Local)
+    local: Local = field(default_factory=Local, metadata={"hyper": False})
     """How each client trains in a round."""
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from report.federated import troubled, untroubled
 
 from equifed.cli.options import Output
-from equifed.cli.runs import tell
+from equifed.cli.runs import print_result
 from equifed.store import Store
 
 
@@ -72,7 +72,7 @@ def test_what_is_withheld_is_no_divergence(place: Path, invoke: Callable[..., An
     assert found["metrics"]["loss"] == {"mean": None, "std": None, "defined": 0, "withheld": True}
     invoke("report", "untroubled", "--figures", "figures", "--formats", "svg")
     assert list(Path("figures").iterdir()) == []  # there is nothing to draw
-    tell(Store(place / "runs").find("untroubled"), result, Output(place / "runs"), ())
+    print_result(Store(place / "runs").find("untroubled"), result, Output(place / "runs"), ())
     said = capsys.readouterr().out
     assert "withheld" in said
     assert "Silos" in said

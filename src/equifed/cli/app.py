@@ -112,9 +112,9 @@ def compare(
     All methods get the same clients, splits and initial models. Every method is a run of its own.
     """
     from equifed.cli.checks import parse_checks
-    from equifed.cli.runs import compare as carry_out_comparison
+    from equifed.cli.runs import compare as compare_methods
 
-    carry_out_comparison(data, methods, settings, report, output, parse_checks(fail_if))
+    compare_methods(data, methods, settings, report, output, parse_checks(fail_if))
 
 
 @app.command()
@@ -147,7 +147,7 @@ def sweep(
         if name in swept:
             raise ConfigError(f"--over names {name} twice; give all its values at once: --over {name}=V1,V2,...")
         swept[name] = values
-    raw = settings.config(data, method) | {"sweep": swept}
+    raw = {"data": {"name": data}, "method": {"name": method}, "sweep": swept}
     new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, ())
 
 
@@ -173,9 +173,9 @@ def resume(reference: RunName, fail_if: FailIf = None, watch: Closely = False, *
     The result is bit by bit that of a run which was never stopped. Checks are not part of a run: give them again.
     """
     from equifed.cli.checks import parse_checks
-    from equifed.cli.runs import resumed
+    from equifed.cli.runs import resume_run
 
-    resumed(reference, output, parse_checks(fail_if), watch)
+    resume_run(reference, output, parse_checks(fail_if), watch)
 
 
 @app.command("list")
@@ -213,11 +213,9 @@ def show_run(
 ) -> None:
     """Show a run: its state, metrics, groups, messages and settings."""
     from equifed.cli.checks import parse_checks
-    from equifed.cli.runs import fail
-    from equifed.cli.showing import show_folder
-    from equifed.store import Store
+    from equifed.cli.runs import show_run as print_run
 
-    fail(show_folder(Store(output.runs).find(reference), output, parse_checks(fail_if)))
+    print_run(reference, output, parse_checks(fail_if))
 
 
 @app.command()

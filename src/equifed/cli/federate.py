@@ -16,7 +16,7 @@ from rich.status import Status
 from equifed.cli.console import err, near, say
 from equifed.cli.options import Output
 from equifed.cli.report import documented
-from equifed.cli.runs import tell
+from equifed.cli.runs import print_result
 from equifed.config import Config
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
@@ -284,7 +284,7 @@ def _tell(folder: Folder, run: str, json: bool) -> None:
 
     run_folder = RunFolder(folder.runs / run)
     result = run_folder.result()
-    tell(run_folder, result, Output(folder.runs, json), ())
+    print_result(run_folder, result, Output(folder.runs, json), ())
     page = run_folder.path / "report.html"
     write_report([documented(run_folder, result)], page)
     say(f"Report: {near(page)}")

@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from equifed.experiments import Option
+from equifed.options import options_of
+from equifed.settings import Local, RunSettings
 
 
 @dataclass(frozen=True)
@@ -26,95 +28,61 @@ class Output:
     json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False
 
 
+_OWN = {
+    "preset": (
+        "data.preset",
+        "NAME",
+        "How to read the data: a preset of `equifed data describe`. (default: its first)",
+    ),
+    "partition": (
+        "partition.kind",
+        "KIND",
+        "Who holds which rows: iid, dirichlet, skewed, natural, ... (default: the preset's own clients, or dirichlet)",
+    ),
+    "num_partitions": ("partition.num-partitions", "N", "Clients. (default: the preset's)"),
+    "alpha": ("partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),
+    "model": ("model.kind", "KIND", "logistic, linear, mlp or lenet. (default: by the data)"),
+}
+"""Options of other sections than [run] and [local]: the key, the metavar and the help."""
+_RENAMED = {"epochs": "local_epochs"}
+
+
+def _generated() -> dict[str, tuple[str, str, str]]:
+    """Options of `compare` and `sweep` with their key in a configuration, their metavar and their help."""
+    options = dict(_OWN)
+    for section, kind in (("run", RunSettings), ("local", Local)):
+        for option in options_of(kind):
+            name = _RENAMED.get(option.name, option.name)
+            metavar = {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
+            default = "" if option.default is None else f" (default: {str(option.default).lower()})"
+            key = f"{section}.{name.replace('_', '-')}"
+            options[name] = (key, metavar, option.description.replace("\n", " ") + default)
+    return options
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of `compare` and `sweep`: a configuration without a file."""
 
-    preset: Annotated[str | None, typer.Option(help="How to read the data: a preset of `equifed data describe`.")] = (
-        None
-    )
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 40
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds 0 to N-1, each with its own split and partition.")] = 5
-    num_partitions: Annotated[
-        int | None, typer.Option(metavar="N", help="Clients. (default: the preset's)", show_default=False)
-    ] = None
-    clients_per_round: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Sampled in each round. (default: the preset's)", show_default=False),
-    ] = None
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Who holds which rows: iid, dirichlet, skewed, natural, ... (default: dirichlet)",
-            show_default=False,
-        ),
-    ] = None
-    alpha: Annotated[
-        float | None,
-        typer.Option(help="Dirichlet concentration; small is heterogeneous. (default: 0.5)", show_default=False),
-    ] = None
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="KIND", help="logistic, linear, mlp or lenet. (default: by the data)", show_default=False),
-    ] = None
-    local_epochs: Annotated[int, typer.Option(metavar="N", help="Passes over a client's rows per round.")] = 2
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Rows per step of local training.")] = 32
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Step size of local training. (default: 0.1, for regression 0.005)", show_default=False),
-    ] = None
-    clip: Annotated[
-        float | None,
-        typer.Option(
-            help="Scale every client's model update down to this L2 norm. (default: not at all)", show_default=False
-        ),
-    ] = None
-    eval_every: Annotated[int, typer.Option(metavar="N", help="Evaluate every N rounds.")] = 1
+    given: dict[str, str | None] = field(metadata={"options": _generated()})
+    """The options by name, as they were typed; None where they were not."""
     set: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Any other setting, e.g. --set run.dropout=0.1, or a method's hyper-parameter: --set fedprox.mu=0.1. "
-            "May be repeated.",
+            help="Any other setting, e.g. --set model.hidden=[10], or a hyper-parameter of a method: "
+            "--set fedprox.mu=0.1. May be repeated.",
         ),
     ] = None
 
-    def config(self, data: str, method: str) -> dict[str, Any]:
-        """The raw configuration for one method; what was not given is left to the preset."""
-        from equifed.data import get_dataset
-
-        steep = get_dataset(data).preset(self.preset).task == "regression"  # squared error has no bounded gradient
-        sections: dict[str, dict[str, Any]] = {
-            "run": {
-                "rounds": self.rounds,
-                "seeds": self.seeds,
-                "clients-per-round": self.clients_per_round,
-                "eval-every": self.eval_every,
-                "clip": self.clip,
-            },
-            "data": {"name": data, "preset": self.preset},
-            "partition": {"kind": self.partition, "num-partitions": self.num_partitions, "alpha": self.alpha},
-            "model": {"kind": self.model},
-            "local": {
-                "local-epochs": self.local_epochs,
-                "batch-size": self.batch_size,
-                "learning-rate": (0.005 if steep else 0.1) if self.learning_rate is None else self.learning_rate,
-            },
-            "method": {"name": method},
-        }
-        return {
-            name: {key: value for key, value in section.items() if value is not None}
-            for name, section in sections.items()
-        }
-
     def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:
-        """What --set says for this method: METHOD.NAME=VALUE is for that method alone."""
+        """All settings as "section.key=value"; from --set, METHOD.NAME=VALUE is for that method alone."""
         from equifed.config import SECTIONS
         from equifed.errors import ConfigError, unknown_name
         from equifed.methods import REGISTRY
 
-        kept = []
+        generated = _generated()
+        kept = [f"{generated[name][0]}={value}" for name, value in self.given.items() if value is not None]
         for text in self.set or ():
             path, _, value = text.partition("=")
             head, _, rest = path.strip().partition(".")
@@ -161,32 +129,40 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
     bundles: dict[str, Any] = {}
     lists: set[str] = set()
     parameters: list[inspect.Parameter] = []
+
+    def add(name: str, default: Any, annotation: Any) -> None:
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+
     for name, parameter in signature.parameters.items():
         if not dataclasses.is_dataclass(parameter.annotation):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            add(name, parameter.default, parameter.annotation)
             continue
         bundles[name] = parameter.annotation
         hints = get_type_hints(parameter.annotation, include_extras=True)
-        for field in dataclasses.fields(parameter.annotation):
-            hint = hints[field.name]
-            described = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Option)), None)
+        for each in fields(parameter.annotation):
+            for option, (_, metavar, text) in each.metadata.get("options", {}).items():
+                info = typer.Option(metavar=metavar, help=text, show_default=False)
+                add(option, None, Annotated[str | None, info])
+            if "options" in each.metadata:
+                continue
+            hint = hints[each.name]
+            described = next((part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Option)), None)
             if described is not None:
                 kind = get_args(hint)[0]
                 if kind == list[str] | None:
-                    lists.add(field.name)
+                    lists.add(each.name)
                     kind = str | None
-                hint = Annotated[kind, typer.Option(f"--{field.name}", **described._asdict())]
-            parameters.append(
-                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
-            )
+                hint = Annotated[kind, typer.Option(f"--{each.name}", **described._asdict())]
+            add(each.name, each.default, hint)
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
         for name in lists:
             values[name] = split_names(values[name], f"--{name}") if values[name] is not None else None
         made = {
-            name: kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
-            for name, kind in bundles.items()
+            name: kind(**{each.name: _taken(each, values) for each in fields(kind)}) for name, kind in bundles.items()
         }
         function(**values, **made)
 
@@ -194,3 +170,10 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def _taken(each: dataclasses.Field[Any], values: dict[str, Any]) -> Any:
+    """The value of a bundle's field, taken out of the values of all options."""
+    if "options" in each.metadata:
+        return {name: values.pop(name) for name in each.metadata["options"]}
+    return values.pop(each.name)

@@ -1,7 +1,8 @@
-"""Carrying out runs: what `run`, `compare`, `sweep` and `resume` have in common."""
+"""Training runs and showing them: what `run`, `compare`, `sweep`, `resume` and `show` have in common."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,31 +16,34 @@ from equifed.cli.console import name_of, near, out, print_json, say, show, trace
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.progress import Watch
 from equifed.cli.report import check_page, documented
-from equifed.cli.tables import Record, comparison, footnotes, pareto_table, record, silos_table
-from equifed.config import Config, build, job_of, load_federations, parse_config
+from equifed.cli.tables import (
+    Record,
+    comparison,
+    footnotes,
+    frame_table,
+    groups_table,
+    metrics_table,
+    pareto_table,
+    record,
+    silos_table,
+    warnings_of,
+)
+from equifed.config import Config, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
 from equifed.metrics import catalogue
 from equifed.report.silos import other_notes
-from equifed.simulator import Result
+from equifed.simulator import Result, Simulation
+from equifed.simulator.job import Job
 from equifed.store import Recording, RunFolder, Store
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
 
 
-def begin(
-    store: Store, config: Config, checks: Sequence[AnyCheck], feds: Sequence[Federation] | None = None
-) -> Recording:
-    """A new run, refused before it has a folder when a check names an unknown metric."""
-    simulation = build(config, feds)
-    require_known(checks, simulation.job)
-    return store.start(config, simulation)
-
-
-def carry_out(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False) -> Result:
-    """All rounds with progress; Ctrl-C says how to go on."""
+def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False) -> Result:
+    """All rounds with progress; Ctrl-C says how to continue."""
     name = recording.config.method.name
     try:
         with recording, Watch(name, recording.simulation, recording.done, closely) as watch:
@@ -55,14 +59,17 @@ def carry_out(recording: Recording, checks: Sequence[AnyCheck], closely: bool = 
 
 
 def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
+    """Train one configuration; refused before it has a folder when a check names an unknown metric."""
     store = Store(output.runs)
     store.prepare()
-    recording = begin(store, config, checks)
+    job = job_of(config, load_federations(config))
+    require_known(checks, job)
+    recording = store.start(config, Simulation(job))
     say(f"Run {recording.folder.id}")
-    tell(recording.folder, carry_out(recording, checks, closely), output, checks)
+    print_result(recording.folder, train(recording, checks, closely), output, checks)
 
 
-def resumed(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
+def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
     if folder.status()["status"] == "finished":
@@ -70,44 +77,17 @@ def resumed(reference: str, output: Output, checks: Sequence[AnyCheck], closely:
         if not output.json and not checks:
             return
         result = folder.result()
-        failed = [line for check in checks for line in check.failures(result)]
+        failed = _failures(checks, result)
         if output.json:
             print_json(record(folder, result) | {"status": "finished", "failed_checks": failed})
         fail(failed)
         return
     recording = store.resume(reference, lambda simulation: require_known(checks, simulation.job))
-    say(f"Run {folder.id} goes on after round {recording.done} of {recording.config.run.rounds}.")
-    tell(recording.folder, carry_out(recording, checks, closely), output, checks)
+    say(f"Run {folder.id} continues after round {recording.done} of {recording.config.run.rounds}.")
+    print_result(recording.folder, train(recording, checks, closely), output, checks)
 
 
-def tell(folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
-    """Print one run's result, or the trade-off of a sweep, and fail if a check says so."""
-    about = record(folder, result) | {"status": "finished"}
-    failed = [line for check in checks for line in check.failures(result)]
-    for note in result.notes if output.json else other_notes(result):
-        say(f"Note: {note}")
-    if output.json:
-        more = {"pareto": pareto_of(result).to_dict("records")} if result.swept else {}
-        print_json(about | more | {"failed_checks": failed})
-    else:
-        if result.swept:
-            show(pareto_table(pareto_of(result)))
-        else:
-            show(comparison([about], out().width), footnotes([about]), *silos_table(result))
-        say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
-    fail(failed)
-
-
-def pareto_of(result: Result) -> Any:
-    """The mean trade-off of each swept setting, by the task's main metrics."""
-    return result.pareto(*catalogue.main_pair(result.final().columns))
-
-
-def fail(lines: Sequence[str]) -> None:
-    for line in lines:
-        say(f"Check failed: {line}")
-    if lines:
-        raise typer.Exit(1)
+# -- comparing ---------------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -115,20 +95,18 @@ def compare(
 ) -> None:
     """Every method on the same federations, a run each; then the table and the report."""
     store = Store(output.runs)
-    wanted = list(REGISTRY) if names is None else _names(names)
-    configs = [_config(data, name, settings, wanted) for name in wanted]
+    methods = list(REGISTRY) if names is None else _names(names)
+    configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
     page = _page(report, store, data)
     feds = load_federations(configs[0])
-    job_of(configs[0], feds)  # what is wrong with the settings is no method's fault
-    able = [config for config in configs if names is not None or _can_run(config, feds)]
-    # what is wrong with the last method is said before the first has trained
-    checks_of = checks_of_each(checks, [job_of(config, feds) for config in able])
+    # every job is made before the first trains: what is wrong with the last method must not come after hours of others
+    runs = [(config, job) for config in configs if (job := _job(config, feds, names is not None)) is not None]
     records, results, failed, broken = [], [], [], []
-    for config, own in zip(able, checks_of, strict=True):
-        recording = begin(store, config, own, feds)
+    for (config, job), own_checks in zip(runs, checks_of_each(checks, [job for _, job in runs]), strict=True):
+        recording = store.start(config, Simulation(job))
         try:
-            result = carry_out(recording, own)
+            result = train(recording, own_checks)
         except typer.Exit:
             raise
         except Exception as error:  # one method's failure must not cost the others' results
@@ -138,25 +116,27 @@ def compare(
             continue
         records.append(record(recording.folder, result))
         results.append(documented(recording.folder, result))
-        failed += [line for check in own for line in check.failures(result)]
+        failed += _failures(own_checks, result)
     if not results:
         raise RunError("No method finished.")
     if output.json:
-        left_out = [config.method.name for config in configs if config not in able]
+        able = {config.method.name for config, _ in runs}
+        left_out = [config.method.name for config in configs if config.method.name not in able]
         whole = _whole(configs[0], records, page)
         print_json(whole | {"left_out": left_out, "failed_methods": broken, "failed_checks": failed})
     else:
         _print_comparison(configs[0], feds[0], records)
     _write_report(results, page)
     if broken:
-        raise RunError(f"{len(broken)} of {len(able)} methods failed: {', '.join(broken)}.")
+        raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.")
     fail(failed)
 
 
-def _config(data: str, method: str, settings: Settings, wanted: Sequence[str]) -> Config:
-    overrides = settings.overrides(method, {*wanted} - {method})
-    own = any(text.startswith("method.") for text in overrides)
-    return parse_config(settings.config(data, method), overrides, source=f"compare ({method})" if own else "compare")
+def _config(data: str, method: str, settings: Settings, methods: Sequence[str]) -> Config:
+    overrides = settings.overrides(method, {*methods} - {method})
+    changed = any(text.startswith("method.") for text in overrides)
+    source = f"compare ({method})" if changed else "compare"
+    return parse_config({"data": {"name": data}, "method": {"name": method}}, overrides, source=source)
 
 
 def _names(text: str) -> list[str]:
@@ -167,36 +147,22 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _can_run(config: Config, feds: Sequence[Federation]) -> bool:
-    """Whether the data has what the method needs, and its test takes no ages.
-
-    Only methods that nobody asked for by name are left out.
-    """
-    method, fed = config.method, feds[0]
-    lacks = [
-        what
-        for what, lacking in (
-            (f"{' or '.join(method.tasks)} labels", fed.label_kind not in method.tasks),
-            ("a validation set", method.needs_validation and not len(fed.validation)),
-            ("client groups", method.needs_client_groups and fed.client_groups is None),
-        )
-        if lacking
-    ]
-    if lacks:
-        say(f"{config.method.name} is left out: it needs {' and '.join(lacks)}, which this data does not have.")
-        return False
-    try:
-        job_of(config, feds)
-    except ConfigError as error:  # what only the method can refuse, such as a third group
-        say(f"{config.method.name} is left out: {error.text}")
-        return False
-    if config.method.personal and fed.num_clients * len(fed.test) > PERSONAL_TESTS:
+def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
+    """The method's job; None for a method that nobody asked for by name and that does not fit the data."""
+    name, clients, rows = config.method.name, feds[0].num_clients, len(feds[0].test)
+    if not named and config.method.personal and clients * rows > PERSONAL_TESTS:
         say(
-            f"{config.method.name} is left out: every evaluation would test {fed.num_clients:,} models on "
-            f"{len(fed.test):,} rows each. Name it with --methods to have it all the same."
+            f"{name} is left out: every evaluation would test {clients:,} models on {rows:,} rows each. "
+            "Name it with --methods to include it."
         )
-        return False
-    return True
+        return None
+    try:
+        return job_of(config, feds)
+    except ConfigError as error:
+        if named or (error.section != "method" and error.key != "clip"):  # the settings are no method's fault
+            raise
+        say(f"{name} is left out: {error.text}")
+        return None
 
 
 def _whole(config: Config, records: list[Record], page: Path) -> dict[str, Any]:
@@ -224,12 +190,12 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record]) ->
     )
 
 
-def _page(wanted: Path | None, store: Store, data: str) -> Path:
-    """Where the report will lie; refused when it could not be written there."""
-    if wanted is None:
+def _page(path: Path | None, store: Store, data: str) -> Path:
+    """Where the report will be; refused when it could not be written there."""
+    if path is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         return store.root / f"compare-{data}-{stamp}.html"
-    return check_page(wanted, "--report")
+    return check_page(path, "--report")
 
 
 def _write_report(results: list[Result], page: Path) -> None:
@@ -237,3 +203,107 @@ def _write_report(results: list[Result], page: Path) -> None:
 
     write_report(results, page)
     say(f"Report: {near(page)}")
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------
+
+
+def print_result(folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
+    """Print one run's result, or the trade-off of a sweep, and fail if a check does."""
+    summary = record(folder, result) | {"status": "finished"}
+    failed = _failures(checks, result)
+    for note in result.notes if output.json else other_notes(result):
+        say(f"Note: {note}")
+    if output.json:
+        more = {"pareto": pareto_of(result).to_dict("records")} if result.swept else {}
+        print_json(summary | more | {"failed_checks": failed})
+    else:
+        if result.swept:
+            show(pareto_table(pareto_of(result)))
+        else:
+            show(comparison([summary], out().width), footnotes([summary]), *silos_table(result))
+        say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
+    fail(failed)
+
+
+def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None:
+    """Print everything about a run."""
+    folder = Store(output.runs).find(reference)
+    status, config = folder.status(), folder.settings()
+    summary: dict[str, Any] = {
+        "run": folder.id,
+        "folder": str(folder.path),
+        **status,
+        "rounds_done": folder.rounds_done(),
+    }
+    if status["status"] != "finished":
+        _show_unfinished(folder, summary, config, output, checks)
+        return
+    result = folder.result()
+    summary |= record(folder, result)
+    failed = _failures(checks, result)
+    if output.json:
+        more = {
+            "messages": result.messages.to_dict("records"),
+            "config": config,
+            "environment": json.loads((folder.path / "environment.json").read_text()),
+            "data_record": json.loads((folder.path / "data.json").read_text()),
+            "failed_checks": failed,
+        }
+        print_json(summary | more)
+        fail(failed)
+        return
+    show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s\n")
+    if result.swept:
+        show(pareto_table(pareto_of(result)))
+    else:
+        show(metrics_table(summary), "", groups_table(result), *silos_table(result), "", warnings_of([summary]))
+    show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
+    if "federation" in result.info:
+        show("No secure aggregation: the server receives every silo's reply by itself, also where the sum is gathered.")
+    for note in other_notes(result):
+        show(f"Note: {note}")
+    say(f"Folder: {near(folder.path)}")
+    fail(failed)
+
+
+def _show_unfinished(
+    folder: RunFolder, summary: dict[str, Any], config: dict[str, Any], output: Output, checks: Sequence[AnyCheck]
+) -> None:
+    if checks:
+        raise RunError(f"Run {folder.id} has not finished ({summary['status']}), so nothing can be checked.")
+    if output.json:
+        print_json(summary | {"config": config})
+        return
+    done = f"{summary['rounds_done']} of {config['run']['rounds']} rounds done"
+    reason = f" ({summary['reason']})" if summary["reason"] else ""
+    show(f"{_heading(folder, config)}: {summary['status']}{reason}, {done}")
+    if summary["status"] != "running":
+        say(f"Continue it with: {folder.resuming(name_of(folder.path))}")
+
+
+def _heading(folder: RunFolder, config: dict[str, Any]) -> str:
+    data, run = config["data"], config["run"]
+    where = f"{data['name']} ({data['preset']})" if "name" in data else f"{len(data['files'])} files"
+    name = f" {run['name']!r}" if run["name"] else ""
+    return (
+        f"{folder.id}{name}: {config['method']['name']} on {where}, {run['rounds']} rounds, "
+        f"{len(run['seeds'])} seeds, {config['model']['kind']}"
+    )
+
+
+def pareto_of(result: Result) -> Any:
+    """The mean trade-off of each swept setting, by the task's main metrics."""
+    return result.pareto(*catalogue.main_pair(result.final().columns))
+
+
+def _failures(checks: Sequence[AnyCheck], result: Result) -> list[str]:
+    return [line for check in checks for line in check.failures(result)]
+
+
+def fail(lines: Sequence[str]) -> None:
+    """Exit with 1 where a check failed."""
+    for line in lines:
+        say(f"Check failed: {line}")
+    if lines:
+        raise typer.Exit(1)

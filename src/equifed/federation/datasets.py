@@ -75,7 +75,10 @@ def load(
         made = turned(encoded, dealt, seed_list, data_home(home) / dataset.name)
     else:
         made = [Federation.of(encoded, holdings, seed=s) for s, holdings in zip(seed_list, dealt, strict=True)]
-    made = [dataclasses.replace(fed, name=name, provenance=provenance).checked() for fed in made]
+    sampled = chosen.clients_per_round
+    made = [
+        dataclasses.replace(fed, name=name, provenance=provenance, clients_per_round=sampled).checked() for fed in made
+    ]
     return made if seeds is not None else made[0]
 
 

@@ -109,6 +109,8 @@ class Federation:
     """The data set's name."""
     seed: int | None = None
     """The seed of split and partition, where there was one."""
+    clients_per_round: int | None = None
+    """Clients sampled in each round of a run that does not say how many: the preset's number. None: all."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Where the data came from: preset, partition, file hashes."""
     schema: Schema | None = None

@@ -1,0 +1,78 @@
+"""Fields of dataclasses as users set them: one declaration with its default, limits and, by the docstring under it, its
+meaning, from which Python, configuration files, the command line and the documentation are made."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of a run, a hyper-parameter of a method, an option of a model or a partition."""
+
+    owner: type
+    """The dataclass."""
+    name: str
+    default: Any
+    """`dataclasses.MISSING` where a value must be given."""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Any, ...] | None = None
+    several: bool = False
+    vanishes: bool = False
+
+    @property
+    def required(self) -> bool:
+        field = next(field for field in dataclasses.fields(self.owner) if field.name == self.name)
+        return field.default is field.default_factory is dataclasses.MISSING
+
+    @property
+    def type(self) -> Any:
+        return get_type_hints(self.owner)[self.name]
+
+    @property
+    def type_name(self) -> str:
+        """The type as a reader would write it."""
+        return self.type.__name__ if isinstance(self.type, type) else str(self.type).replace("typing.", "")
+
+    @property
+    def description(self) -> str:
+        return _descriptions(self.owner).get(self.name, "")
+
+
+@cache
+def options_of(kind: type) -> list[Option]:
+    """The fields of a dataclass, in their order."""
+    limits = ("low", "high", "choices", "several", "vanishes")
+    return [
+        Option(kind, field.name, field.default, **{key: field.metadata[key] for key in limits if key in field.metadata})
+        for field in dataclasses.fields(kind)
+        if field.metadata.get("hyper", True)
+    ]
+
+
+@cache
+def _descriptions(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, its bases' included."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base) or not inspect.get_annotations(base):
+            continue  # without fields of its own
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, after in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+                and isinstance(after.value.value, str)
+            ):
+                docs[statement.target.id] = inspect.cleandoc(after.value.value)
+    return docs
