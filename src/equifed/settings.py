@@ -104,8 +104,11 @@ class RunSettings:
             check_number("clip", self.clip, above=0)
         if self.dropout >= 1:
             raise ConfigError(f"is a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
-        if self.clients_per_round not in (None, "all"):
-            check_number("clients_per_round", self.clients_per_round, whole=True, low=1)
+        count = self.clients_per_round
+        if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
+            raise ConfigError(
+                f"must be a whole number of at least 1, or 'all', got {count!r}.", key="clients_per_round"
+            )
         if self.seeds is not None:
             object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
         if self.engine not in ("lanes", "reference"):

@@ -246,7 +246,7 @@ def test_a_schema_is_taken_as_it_is(tmp_path, schema):
 def test_regression_learns_slowly(tmp_path):
     schema = Schema.infer(table(), label="age", sensitive="sex", task="regression")
     made = create(tmp_path / "fed", method="fedavg", schema=schema)
-    assert made.config().local.learning_rate == 0.005
+    assert made.config().run.local.learning_rate == 0.005
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

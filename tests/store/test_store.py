@@ -123,7 +123,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(place, sections):
     again = resumed(store, folder)
     assert_same(complete, folder)
     assert len(again.rejections) == len(result.rejections)
-    assert bool(len(result.rejections)) == (config.local.learning_rate > 1)
+    assert bool(len(result.rejections)) == (config.run.local.learning_rate > 1)
     assert store.index.entries()[0].status == "finished"
 
 

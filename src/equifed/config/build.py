@@ -60,7 +60,7 @@ def job_of(config: Config, federations: Sequence[Federation], one_place: bool = 
     """What `build` will compute, checked, without the work of setting it up. one_place: see `make_job`."""
     with _placing(config):
         return make_job(
-            config.method, list(federations), config.model, config.settings, over=config.sweep, one_place=one_place
+            config.method, list(federations), config.model, config.run, over=config.sweep, one_place=one_place
         )
 
 

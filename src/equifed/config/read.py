@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
@@ -21,7 +21,7 @@ from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.protocol import Method
 from equifed.registry import Registry
-from equifed.settings import Local
+from equifed.settings import SEEDS, Local
 from equifed.simulator.job import check_swept
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def parse_config(
     for override in overrides:
         _override(merged, override)
     reader = _Reader(merged, source)
-    run = reader.section("run", RunSection)
+    run: RunSection | None = reader.made("run", RunSection)
     data = reader.section("data", DataSection)
     preset = reader.checked("data", partial(_data_of, data)) if data else None
     reader.stop_if_wrong()
@@ -71,12 +71,14 @@ def parse_config(
     reader.stop_if_wrong()
     if preset is not None:
         data = data.model_copy(update={"preset": preset.name})
-        if run.clients_per_round is None:
-            clients = getattr(held, "num_partitions", None)
-            number = min(preset.clients_per_round, clients) if clients is not None else "all"
-            run = run.model_copy(update={"clients_per_round": number})
-    run = run.model_copy(update={"clients_per_round": run.clients_per_round or "all"})
-    return Config(run, data, held, model, local, method, sweep, flower, source, folder)
+    task = _schema_task(data, folder) if preset is None else preset.task
+    run = dataclasses.replace(
+        run,
+        seeds=run.seeds or (1 if flower else SEEDS),
+        clients_per_round=run.clients_per_round or _sampled(preset, held, "partition" in merged),
+        local=local.for_task(task),
+    )
+    return Config(run, data, held, model, method, sweep, flower, source, folder)
 
 
 # -- defaults from the data ------------------------------------------------------------------------------------------
@@ -109,6 +111,14 @@ def _data_of(data: DataSection) -> Preset | None:
         dataset = get_dataset(data.name)
     with blaming(key="preset"):
         return dataset.preset(data.preset)
+
+
+def _sampled(preset: Preset | None, held: Any, changed: bool) -> int | Literal["all"] | None:
+    """Clients per round where the file does not say; None where only the data know how many clients there are."""
+    if preset is None:
+        return "all"
+    clients = getattr(held, "num_partitions", None if changed else preset.num_partitions)
+    return None if clients is None else min(preset.clients_per_round, clients)
 
 
 def _partition_of(preset: Preset | None) -> dict[str, Any]:
@@ -213,18 +223,23 @@ class _Reader:
         options = {key: value for key, value in (default or {}).items() if key in known and key not in given}
         if default and kind != default.get(selector):
             options = {key: value for key, value in options.items() if key == "num-partitions"}
-        return self._made(name, chosen, options | given)
+        return self.made(name, chosen, options | given)
 
     def local(self) -> Local:
         given = dict(self.raw.get("local", {}))
         if given.get("batch-size") == "all":
             given["batch-size"] = None
-        made: Local = self._made("local", Local, given, renamed={"epochs": "local-epochs"})
+        made: Local = self.made("local", Local, given, renamed={"epochs": "local-epochs"})
         return made
 
-    def _made(
-        self, name: str, kind: type | Method, given: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+    def made(
+        self,
+        name: str,
+        kind: type | Method,
+        given: Mapping[str, Any] | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> Any:
+        """The dataclass or method whose fields a section gives."""
         checked = self.section(name, _options_model(kind, tuple((renamed or {}).items())), given)
         if checked is None:
             return None

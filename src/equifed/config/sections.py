@@ -7,16 +7,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from equifed import models, partition
 from equifed.protocol import Method
 from equifed.registry import Registry
-from equifed.settings import Local, RunSettings
+from equifed.settings import RunSettings
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
 
@@ -31,35 +31,14 @@ class _Section(BaseModel):
     )
 
 
-class RunSection(_Section):
-    """[run]: how long, how often, and on what machine."""
+@dataclass(frozen=True)
+class RunSection(RunSettings):
+    """[run]: the settings of a run, with those of [local], and what only a saved run has."""
 
     name: str = ""
     """A name of your own; `equifed show` finds the run by it."""
-    rounds: int = Field(40, ge=1)
-    """Rounds of training."""
-    clients_per_round: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
-    """Clients sampled in every round, or "all". Left out: the preset's number."""
-    seeds: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    """A list of seeds, or how many (0, 1, ...). Each has its own split, partition and initial model."""
-    eval_every: int = Field(1, ge=1)
-    """Evaluate every so many rounds; the last round always is."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Chance that a sampled client does not answer."""
-    clip: Annotated[float, Field(gt=0)] | None = None
-    """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
-    engine: Literal["lanes", "reference"] = "lanes"
-    """"lanes" (fast) or "reference" (one client at a time, to check against)."""
-    device: str = "auto"
-    """"auto", "cpu", "cuda" or "cuda:N"."""
-    compile: bool | Literal["auto"] = "auto"
-    """Compile the training step; "auto" decides by the length of the run."""
-    checkpoint_every: int = Field(1, ge=1)
+    checkpoint_every: int = field(default=1, metadata={"low": 1})
     """Write a checkpoint every so many rounds; a resumed run repeats the rounds after the last one."""
-
-    @property
-    def seed_list(self) -> list[int]:
-        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
 
 class DataSection(_Section):
@@ -128,7 +107,6 @@ class Config:
     partition: partition.Partitioner | None
     """None where every file is a client."""
     model: models.Model
-    local: Local
     method: Method
     sweep: Mapping[str, Sequence[float]]
     """Hyper-parameter -> values; one run for each combination, all in one computation."""
@@ -139,25 +117,21 @@ class Config:
     folder: Path = Path()
     """What relative paths in it are relative to."""
 
-    @property
-    def settings(self) -> RunSettings:
-        run = {name: value for name, value in self.run if name not in ("name", "checkpoint_every")}
-        return RunSettings(**run, local=self.local)
-
     def resolved(self, folder: Path | None = None) -> dict[str, Any]:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
-        run = _spelt(self.run.model_dump())
+        run, local = fields_of(self.run), fields_of(self.run.local)
+        del run["local"]
         data = _spelt(self.data.model_dump())
         if self.data.name is not None:
             data = {key: data[key] for key in ("name", "preset")}
         elif folder is not None:
             data |= self._moved(folder)
-        sections: dict[str, Any] = {"run": run | {"seeds": self.run.seed_list}, "data": data}
+        sections: dict[str, Any] = {"run": _spelt(run), "data": data}
         if self.partition is not None:
             sections["partition"] = _described(self.partition, partition.REGISTRY)
         sections["model"] = _described(self.model, models.REGISTRY)
-        local = {("local_epochs" if key == "epochs" else key): value for key, value in fields_of(self.local).items()}
-        sections["local"] = _spelt({**local, "batch_size": self.local.batch_size or "all"})
+        local = {"local_epochs": local.pop("epochs"), **local, "batch_size": self.run.local.batch_size or "all"}
+        sections["local"] = _spelt(local)
         sections["method"] = {"name": self.method.name} | _spelt(self.method.hyper)
         if self.sweep:
             sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
