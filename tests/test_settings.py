@@ -45,7 +45,8 @@ def test_one_value_or_field_by_field(uneven: Federation) -> None:
 def test_a_job_says_what_was_used(uneven: Federation) -> None:
     seeded = dataclasses.replace(uneven, seed=7)
     job = make_job(ef.methods.FedAvg(), seeded, ef.models.Logistic(), RunSettings(device="cpu"))
-    assert job.settings == RunSettings(seeds=[7], clients_per_round=uneven.num_clients, device="cpu")
+    local = ef.Local(learning_rate=0.1)
+    assert job.settings == RunSettings(seeds=[7], clients_per_round=uneven.num_clients, device="cpu", local=local)
 
 
 def test_seeds_as_a_list_or_a_number() -> None:

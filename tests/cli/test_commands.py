@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import io
 import json
 import math
@@ -16,7 +17,10 @@ from store.silos import write_config
 
 from equifed import methods
 from equifed.methods import REGISTRY, FedAvg
+from equifed.options import options_of
+from equifed.settings import Local, RunSettings
 from equifed.simulator import Simulation
+from equifed.store import Store
 
 SMALL = ["--rounds", "2", "--seeds", "2"]
 
@@ -385,6 +389,33 @@ def test_compare_json_and_checks(place, invoke, tiny):
     assert json.loads(outcome.stdout)["failed_checks"]
 
 
+def test_every_run_has_one_job(place, invoke, tiny, monkeypatch):
+    """It is made and checked once, and all of a comparison are before the first trains."""
+    events = []
+    module = importlib.import_module("equifed.config.build")
+    make_job, start = module.make_job, Store.start
+    monkeypatch.setattr(module, "make_job", lambda *some, **more: events.append("job") or make_job(*some, **more))
+    monkeypatch.setattr(Store, "start", lambda *some: events.append("run") or start(*some))
+    methods = ("--methods", "fedavg,fedprox,fedmom")
+    assert invoke("compare", tiny, *methods, *SMALL, "--fail-if", "accuracy < 0").exit_code == 0
+    assert events == ["job"] * 3 + ["run"] * 3
+    events.clear()
+    assert invoke("sweep", tiny, "--method", "fedprox", "--over", "mu=0,1", *SMALL).exit_code == 0
+    assert invoke("run", str(write_config(place))).exit_code == 0
+    assert events == ["job", "run"] * 2
+
+
+def test_options_are_the_settings(invoke):
+    """Every setting of a run is an option, with the description and the default of its field."""
+    told = " ".join(invoke("compare", "--help").stdout.replace("\u2502", " ").split())
+    for kind, renamed in ((RunSettings, {}), (Local, {"epochs": "local_epochs"})):
+        for option in options_of(kind):
+            name = renamed.get(option.name, option.name).replace("_", "-")
+            assert f"--{name} " in told
+            assert option.description.split()[0] in told
+    assert f"Rounds of training. (default: {RunSettings().rounds})" in told
+
+
 def test_compare_leaves_out_what_cannot_run(place, invoke, tiny, monkeypatch):
     class Picky(FedAvg):
         name = "picky"
@@ -392,7 +423,7 @@ def test_compare_leaves_out_what_cannot_run(place, invoke, tiny, monkeypatch):
 
     monkeypatch.setitem(methods.REGISTRY, "picky", Picky)
     found = invoke("compare", tiny, "--preset", "bare", *SMALL, "--json")
-    assert "picky is left out: it needs a validation set" in found.stderr
+    assert "picky is left out: picky measures fairness on a validation set held by the server" in found.stderr
     # frl and e2fl rank edges, and the default model has a bias
     needing = [name for name, kind in REGISTRY.items() if kind.needs_validation or name in ("frl", "e2fl")]
     assert json.loads(found.stdout)["left_out"] == needing
@@ -622,7 +653,7 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--methods", "fedavgg"], 2, "Did you mean 'fedavg'"),
         (["compare", "compas", "--methods", ","], 2, "names nothing"),
         (["compare", "compas", "--methods", ""], 2, "names nothing"),
-        (["compare", "compas", "--num-partitions", "100000"], 2, "compare: partition.num-partitions: 100000 clients"),
+        (["compare", "compas", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
         (["reproduce", "fair-fate/table1", "--methods", ","], 2, "names nothing"),
         (["reproduce", "fair-fate/table1", "--pages", "/proc/x"], 2, "--pages"),
         (["reproduce", "fair-fate/table1", "--runs", "experiment.toml"], 2, "it is a file"),

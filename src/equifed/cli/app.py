@@ -9,7 +9,7 @@ import typer
 
 from equifed.cli.console import command, print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.options import FailIf, Output, Settings, expand
+from equifed.cli.options import FailIf, Output, Settings, expand, naming_options
 from equifed.experiments import EXPERIMENTS, Request
 
 EXITS = (
@@ -114,7 +114,8 @@ def compare(
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import compare as compare_methods
 
-    compare_methods(data, methods, settings, report, output, parse_checks(fail_if))
+    with naming_options():
+        compare_methods(data, methods, settings, report, output, parse_checks(fail_if))
 
 
 @app.command()
@@ -148,7 +149,8 @@ def sweep(
             raise ConfigError(f"--over names {name} twice; give all its values at once: --over {name}=V1,V2,...")
         swept[name] = values
     raw = {"data": {"name": data}, "method": {"name": method}, "sweep": swept}
-    new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, ())
+    with naming_options():
+        new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, ())
 
 
 def _swept(text: str) -> tuple[str, list[float]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.experiments import Option
 from equifed.options import options_of
 from equifed.settings import Local, RunSettings
@@ -78,7 +80,6 @@ class Settings:
     def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:
         """All settings as "section.key=value"; from --set, METHOD.NAME=VALUE is for that method alone."""
         from equifed.config import SECTIONS
-        from equifed.errors import ConfigError, unknown_name
         from equifed.methods import REGISTRY
 
         generated = _generated()
@@ -99,6 +100,19 @@ class Settings:
         return kept
 
 
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Errors about a setting name the option that gives it, --rounds, not the key of a configuration file."""
+    try:
+        yield
+    except EquifedError as error:
+        for name, (key, _, _) in _generated().items():
+            if key == f"{error.section}.{error.key}":
+                error.section, error.key = "", f"--{name.replace('_', '-')}"
+                break
+        raise
+
+
 FailIf = Annotated[
     list[str] | None,
     typer.Option(
@@ -112,8 +126,6 @@ FailIf = Annotated[
 
 def split_names(text: str, option: str) -> list[str]:
     """The names in "A,B,..."; none, or only commas, is a mistake."""
-    from equifed.errors import ConfigError
-
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise ConfigError(f"{option} {text!r} names nothing; write {option} A,B,...")

@@ -32,6 +32,7 @@ from equifed.errors import ConfigError, check_number
 from equifed.flower.deployment.credentials import LOOPBACK, write_certificates, write_key_pair
 from equifed.flower.deployment.installed import require_flower
 from equifed.methods import make
+from equifed.settings import Local
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,14 +162,15 @@ def create(
     tables, schema = _trial(silos, trained) if schema is None else ({}, schema)
     _check_method(trained, schema)
     files = {name: f"../data/{name}.parquet" for name in silos}
+    local = Local().for_task(schema.task)
     needed = {"validation-file": f"../data/{VALIDATION}.parquet"} if trained.needs_validation else {}
     settings: dict[str, Any] = {
         "run": {"rounds": rounds},
         "data": {"schema": "schema.json", **needed, "files": files},
         "local": {
-            "local-epochs": 2,
-            "batch-size": 32,
-            "learning-rate": 0.005 if schema.task == "regression" else 0.1,
+            "local-epochs": local.epochs,
+            "batch-size": local.batch_size,
+            "learning-rate": local.learning_rate,
         },
         "method": {"name": method},
         "flower": {"deadline": 300.0, "join-deadline": 300.0, "min-count": 10},
