@@ -259,7 +259,7 @@ def test_names_are_shown_as_they_are(place, invoke):
 def test_a_learning_rate_of_zero_is_refused(invoke, tiny):
     outcome = invoke("compare", tiny, "--methods", "fedavg", "--learning-rate", "0")
     assert outcome.exit_code == 2
-    assert "local.learning-rate" in outcome.stderr
+    assert "--learning-rate" in outcome.stderr
 
 
 def test_the_reports_place_is_tried_before_training(place, invoke, tiny):
