@@ -213,7 +213,7 @@ def test_a_result_says_what_was_clipped(uneven: Federation) -> None:
 def test_in_a_configuration(tmp_path: Path) -> None:
     raw = {"run": {"rounds": 2, "clip": 0.5}, "data": {"name": "compas"}, "method": {"name": "fedavg"}}
     config = parse_config(raw)
-    assert config.settings.clip == 0.5
+    assert config.run.clip == 0.5
     assert config.resolved()["run"]["clip"] == 0.5
     assert "clip" not in parse_config({**raw, "run": {"rounds": 2}}).resolved()["run"]
     assert parse_config({**raw, "sweep": {"clip": [0.1, 1]}}).sweep == {"clip": [0.1, 1.0]}
