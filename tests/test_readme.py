@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
 from equifed import methods
+from equifed.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,16 +20,21 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
 
 
-def test_the_python_quickstart_runs(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIFED_RUNS", raising=False)
+    return tmp_path
+
+
+def test_the_python_quickstart_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (quickstart,) = blocks("python")
     code = [line for line in quickstart.splitlines() if line.strip() and not line.strip().startswith("#")]
     assert len(code) <= 20
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", quickstart], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
-    assert (tmp_path / "fedprox.html").stat().st_size > 10_000
+    exec(quickstart, {})
+    assert "accuracy" in capsys.readouterr().out
+    assert (folder / "fedprox.html").stat().st_size > 10_000
 
 
 def commands(flower: bool) -> list[str]:
@@ -36,31 +42,29 @@ def commands(flower: bool) -> list[str]:
     return [line for line in lines if line.startswith("equifed ") and line.startswith("equifed flower ") == flower]
 
 
-def output(folder: Path, words: list[str]) -> str:
-    environment = {**os.environ, "EQUIFED_RUNS": str(folder / "runs"), "NO_COLOR": "1", "COLUMNS": "160"}
-    program = [sys.executable, "-m", "equifed", *words]
-    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+def output(words: list[str]) -> str:
+    done = CliRunner().invoke(app, words, env={"NO_COLOR": "1", "COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
     return done.stdout.strip()
 
 
-def test_commands_run(tmp_path: Path) -> None:
+def test_commands_run(folder: Path) -> None:
     """In order, in one folder: the comparison's runs are there for `list`."""
     for command in commands(flower=False):
-        assert output(tmp_path, shlex.split(command)[1:]), command
+        assert output(shlex.split(command)[1:]), command
 
 
-def test_commands_of_a_federation(tmp_path: Path) -> None:
+def test_commands_of_a_federation(folder: Path) -> None:
     """`init` makes its folder. The others start programs, as tests/flower does; they are known, with their options."""
-    (tmp_path / "sample.csv").write_text("age,sex,outcome\n31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n")
+    (folder / "sample.csv").write_text("age,sex,outcome\n31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n")
     seen = []
     for command in commands(flower=True):
         _, _, name, *rest = shlex.split(command)
         seen.append(name)
         if name == "init":
-            assert output(tmp_path, ["flower", name, *rest]) == "hospitals/README.md"
+            assert output(["flower", name, *rest]) == "hospitals/README.md"
         else:
-            described = output(tmp_path, ["flower", name, "--help"])
+            described = output(["flower", name, "--help"])
             assert all(word in described for word in rest if word.startswith("--")), command
     assert seen == ["demo", "init", "run", "resume"]
 

@@ -560,9 +560,11 @@ def test_report_refuses(place, invoke, three_seeds):
     assert not (place / "equifed-report.html").exists()
 
 
-def test_report_figures(place, invoke, three_seeds, monkeypatch):
+@pytest.mark.parametrize("formats", ["svg", pytest.param("svg,png,pdf", marks=pytest.mark.full)])
+def test_report_figures(formats, place, invoke, three_seeds, monkeypatch):
+    """All formats take seconds for each and are drawn by the same code: only in `make test-full`."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (the extra `figures`)")
-    outcome = invoke(*three_seeds, "--figures", "figures", "--formats", "svg,png,pdf")
+    outcome = invoke(*three_seeds, "--figures", "figures", "--formats", formats)
     assert outcome.exit_code == 0, outcome.stderr
     starts = {".svg": b"<?xml", ".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
     drawn = sorted((place / "figures").iterdir())
@@ -577,7 +579,7 @@ def test_report_figures(place, invoke, three_seeds, monkeypatch):
     assert sorted(outcome.stdout.splitlines()[1:]) == [str(path.relative_to(place)) for path in drawn]
     assert "it is a file" in invoke(*three_seeds, "--figures", "experiment.toml").stderr
     before = {path: path.read_bytes() for path in drawn}
-    invoke(*three_seeds, "--figures", "figures", "--formats", "svg,png,pdf")
+    invoke(*three_seeds, "--figures", "figures", "--formats", formats)
     assert {path: path.read_bytes() for path in drawn} == before
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = invoke(*three_seeds, "--figures", "figures")

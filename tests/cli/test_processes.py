@@ -33,7 +33,7 @@ main()
 On a busy machine, a tester in another process might come too late."""
 
 
-def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place, spawn):
+def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place, spawn, invoke):
     """With client memory, drop-outs and rare evaluations."""
     config = write_config(
         place,
@@ -62,16 +62,14 @@ def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place,
     assert folder.status()["reason"] == "stopped by the user"
     assert Store(place / "runs").entries()[0].status == "interrupted"
 
-    process = spawn("resume", folder.id, "--json")
-    out, err = process.communicate(timeout=WAIT)
-    assert process.returncode == 0, err
-    assert f"goes on after round {stopped} of {ROUNDS}" in err
-    assert json.loads(out)["status"] == "finished"
+    done = invoke("resume", folder.id, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert f"goes on after round {stopped} of {ROUNDS}" in done.stderr
+    assert json.loads(done.stdout)["status"] == "finished"
 
-    process = spawn("run", str(config), "--runs", "whole", "--json")
-    out, err = process.communicate(timeout=WAIT)
-    assert process.returncode == 0, err
-    whole = RunFolder(place / json.loads(out)["folder"])
+    done = invoke("run", str(config), "--runs", "whole", "--json")
+    assert done.exit_code == 0, done.stderr
+    whole = RunFolder(place / json.loads(done.stdout)["folder"])
     assert (folder.path / "final.safetensors").read_bytes() == (whole.path / "final.safetensors").read_bytes()
     one, two = load_result(folder.path), load_result(whole.path)
     for name in ("metrics", "log", "messages", "rejections"):

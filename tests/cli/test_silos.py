@@ -56,8 +56,13 @@ def test_report_for_other_programs(shown: str, invoke: Callable[..., Any]) -> No
     assert table.loc[("client:west", "missed_rounds"), "mean"] == 2
     page = Path("equifed-report.html").read_text()
     assert "fingerprint of the server&#39;s rows" in page
+
+
+@pytest.mark.full  # drawing takes seconds, and knows a federation from a simulation only by what is withheld (below)
+def test_figures_of_a_federation(shown: str, invoke: Callable[..., Any]) -> None:
     outcome = invoke("report", "troubled", "--figures", "figures", "--formats", "svg")
     assert outcome.exit_code == 0, outcome.stderr
+    assert list(Path("figures").iterdir())
 
 
 def test_what_is_withheld_is_no_divergence(place: Path, invoke: Callable[..., Any], capsys: Any) -> None:

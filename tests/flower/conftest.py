@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from equifed.flower import link
 from flower.inprocess import write_files
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process a reply is there at once or never: nobody need wait long before looking again."""
+    monkeypatch.setattr(link, "POLL", 0.01)
 
 
 @pytest.fixture(scope="session")
