@@ -175,7 +175,7 @@ def test_wrong_settings_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="clip must be a number above 0"):
         ef.sweep(FedAvg(), uneven, over={"clip": [1.0, -1.0]}, **SETTINGS)
     with pytest.raises(ConfigError, match="nothing leaves its clients"):
-        run(ef.methods.LocalTraining(), uneven, clip=1.0)
+        run(ef.methods.LocalOnly(), uneven, clip=1.0)
     with pytest.raises(ConfigError, match="its clients send ranking"):
         run(ef.methods.FRL(), uneven, clip=1.0)
 

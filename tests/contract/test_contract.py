@@ -22,7 +22,7 @@ from .sketches import SKETCHES
 METHODS: tuple[Method, ...] = (
     methods.FedAvg(),
     methods.FedProx(mu=0.3),
-    methods.LocalTraining(),
+    methods.LocalOnly(),
     methods.FedMom(beta=0.8),
     methods.FedDemon(beta0=0.8),
     methods.FedAvgLR(),
@@ -54,7 +54,7 @@ VARIANTS: tuple[Method, ...] = (
     methods.FairFate(fairness="average_odds_ratio", lambda0=0.4, rho=0.2, as_published=True),
     ef.postprocess.EqualizedOdds(methods.FedAvg()),
     ef.postprocess.EqualizedOdds(methods.FairFate(lambda0=0.4), fit="global"),
-    ef.postprocess.EqualizedOdds(methods.LocalTraining(), fit="global"),
+    ef.postprocess.EqualizedOdds(methods.LocalOnly(), fit="global"),
     ef.postprocess.CalibratedEqualizedOdds(methods.LCO(epsilon=0.01, dual_step_size=2.0), cost="weighted"),
     ef.postprocess.CalibratedEqualizedOdds(methods.FedAvgGR(), fit="global"),
     methods.FairFed(fairness="demographic_parity_difference", version="v1", debias="reweighing"),

@@ -16,7 +16,7 @@ from equifed import tree
 from equifed.federation import Federation
 from equifed.methods import E2FL, FRL
 from equifed.methods import _supermask as supermask
-from equifed.methods.e2fl import entropy_slope, infer, rank_clusters
+from equifed.methods.e2fl import by_entropy, by_halving, by_loss, entropy_slope, rank_clusters
 from equifed.protocol import Data, Task
 from equifed.simulator import Simulation, make_job
 
@@ -264,16 +264,16 @@ def test_inference_against_numpy(three_masks: tuple[Any, Any, Data]) -> None:
     for mask in M:
         z = x @ (mask * W).T
         losses.append(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(12), data.y.numpy()]))
-    assert int(infer("lowest-loss", M_q, w, data)) == int(np.argmin(losses))
+    assert int(by_loss(M_q, w, data)) == int(np.argmin(losses))
     ones = np.ones(5)
     np.testing.assert_allclose(entropy_slope(torch.ones(5), M_q, w, data), slopes(ones, M, W, x), atol=1e-4)
-    assert int(infer("one-shot", M_q, w, data)) == int(np.argmin(slopes(ones, M, W, x)))
+    assert int(by_entropy(M_q, w, data)) == int(np.argmin(slopes(ones, M, W, x)))
     left = list(range(5))
     while len(left) > 1:
         active = np.isin(np.arange(5), left).astype(float)
         slope = slopes(active, M, W, x)
         left = sorted(left, key=lambda q: slope[q])[: -(-len(left) // 2)]
-    assert int(infer("binary", M_q, w, data)) == left[0]
+    assert int(by_halving(M_q, w, data)) == left[0]
 
 
 def test_clusters_of_rankings() -> None:

@@ -13,7 +13,8 @@ from torch import nn
 import equifed as ef
 from equifed import metrics
 from equifed.federation import Federation
-from equifed.methods import FairFed, FedMinMax, fairbatch
+from equifed.methods import FairFed, FedMinMax
+from equifed.methods import _debias as fairbatch
 from equifed.methods._cells import DIFFERENCES
 from equifed.methods.fairfed import difference
 from equifed.methods.fedminmax import project

@@ -298,7 +298,7 @@ def test_groups_and_classes_that_the_data_lacks(kind: type[FedFair], uneven: Fed
     with pytest.raises(ef.ConfigError, match="protected_class is 2, but the classes of this data"):
         run(kind(protected_class=2), uneven, 1)
     for groups in ((0,), (0, 0), (0, 5)):
-        with pytest.raises(ef.ConfigError, match="compares at least two different groups; groups names"):
+        with pytest.raises(ef.ConfigError, match="groups must be at least two different groups, which"):
             run(kind(groups=groups), uneven, 1)
     with pytest.raises(ef.ConfigError, match="epsilon must be a number of at least 0, got -1"):
         run(kind(epsilon=-1), uneven, 1)

@@ -74,7 +74,7 @@ def test_qffl_with_q_0_is_the_plain_mean_of_models(uneven: Federation) -> None:
     some = np.flatnonzero(uneven.train.sizes > 0)
     fed = only(uneven, some)
     result = ef.simulate(QFFL(0.0), fed, model=MODEL, rounds=1, local=TRAIN, seeds=[1])
-    alone = ef.simulate(ef.methods.LocalTraining(), fed, model=MODEL, rounds=1, local=TRAIN, seeds=[1])
+    alone = ef.simulate(ef.methods.LocalOnly(), fed, model=MODEL, rounds=1, local=TRAIN, seeds=[1])
     for name, value in result.parameters[1].items():
         np.testing.assert_allclose(value, alone.parameters[1][name].mean(0), rtol=1e-5, atol=1e-6)
 
@@ -133,5 +133,5 @@ def test_a_model_that_nobody_chose_stays(uneven: Federation) -> None:
 def test_ifca_says_what_it_needs(uneven: Federation) -> None:
     without = dataclasses.replace(uneven, client_groups=None)
     for fed, number in ((without, 3), (uneven, 2)):
-        with pytest.raises(ef.ConfigError, match="known=True needs each client's group"):
+        with pytest.raises(ef.ConfigError, match="known is true, which needs each client's group"):
             ef.simulate(IFCA(number, known=True), fed, model=MODEL, rounds=1)

@@ -379,7 +379,7 @@ def test_condition_on_label_needs_two_classes() -> None:
     rng = np.random.default_rng(0)
     x, s = rng.normal(size=(60, 2)), rng.integers(0, 2, 60)
     numbers = ef.Federation.from_arrays([(x, x[:, 0] + s, s)], test=(x, x[:, 0] + s, s), task="regression")
-    with pytest.raises(ef.ConfigError, match="condition_on='label' needs two classes"):
+    with pytest.raises(ef.ConfigError, match="condition_on is 'label', which needs two classes"):
         ef.simulate(KFFL(condition_on="label"), numbers, model=ef.models.Linear(), rounds=1)
 
 

@@ -409,7 +409,7 @@ def test_what_cannot_adapt_says_so(uneven: Federation) -> None:
     with pytest.raises(ef.ConfigError, match="one model serves all"):
         ef.simulate(ef.methods.FedAvg(), uneven, **settings).adapt((x, y))
     with pytest.raises(ef.ConfigError, match="training alone"):
-        ef.simulate(ef.methods.LocalTraining(), uneven, **settings).adapt((x, y))
+        ef.simulate(ef.methods.LocalOnly(), uneven, **settings).adapt((x, y))
     result = ef.simulate(FedEM(), uneven, **settings)
     for rows, what in (((x[:, :2], y), "features"), ((x, y + 1), "class codes"), ((x[:0], y[:0]), "needs rows")):
         with pytest.raises(ef.DataError, match=what):

@@ -197,7 +197,7 @@ def test_intervals_of_rates_are_those_of_scipy(tmp_path):
 
 def test_models_of_clients_do_not_make_the_test_set_larger(tmp_path):
     fed = federation(clients=False)
-    values = page_of([run(ef.methods.LocalTraining(), fed, seeds=[0])], tmp_path).data["groups"]["values"]
+    values = page_of([run(ef.methods.LocalOnly(), fed, seeds=[0])], tmp_path).data["groups"]["values"]
     rate, count = values["accuracy"]["mean"][0][0], values["count"]["mean"][0][0]
     assert sum(values["count"]["mean"][0]) == 4 * 160
     assert values["accuracy"]["low"][0][0] == pytest.approx(wilson(rate, count / 4)[0])

@@ -25,7 +25,7 @@ VARIANTS = [
     *(M.make(name) for name in M.REGISTRY),
     EqualizedOdds(M.FedAvg()),
     EqualizedOdds(M.FairFate(lambda0=0.4), fit="global"),
-    CalibratedEqualizedOdds(M.LocalTraining(), cost="weighted"),
+    CalibratedEqualizedOdds(M.LocalOnly(), cost="weighted"),
     M.FedVal(fairness=("demographic_parity_ratio", "average_odds_ratio")),
     M.FairFed(debias="kernel", debias_weight=20.0),
     M.FairFed(debias="fairbatch", debias_step=0.1),

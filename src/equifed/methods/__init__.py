@@ -26,7 +26,7 @@ from equifed.methods.ifca import IFCA
 from equifed.methods.kffl import KFFL
 from equifed.methods.kffl_td import KFFLTD
 from equifed.methods.lco import LCO
-from equifed.methods.local import LocalTraining
+from equifed.methods.local import LocalOnly
 from equifed.methods.local_kernel import LocalKernel
 from equifed.methods.postprocess import POST_PROCESSING
 from equifed.methods.qffl import QFFL
@@ -63,7 +63,7 @@ __all__ = [
     "FedProx",
     "FedVal",
     "LocalKernel",
-    "LocalTraining",
+    "LocalOnly",
     "Method",
     "Option",
     "SeparateTraining",
@@ -79,7 +79,7 @@ __all__ = [
 _BUILT_IN: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
-    "local": LocalTraining,
+    "local": LocalOnly,
     "fedmom": FedMom,
     "feddemon": FedDemon,
     "fedavg-lr": FedAvgLR,

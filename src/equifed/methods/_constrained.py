@@ -75,16 +75,16 @@ class Constrained(Method):
         """Refuse groups and a class that the data does not have."""
         if self.protected_class >= task.num_classes:
             raise ConfigError(
-                f"{self.name}: protected_class is {self.protected_class}, but the classes of this data have the codes "
-                f"0 to {task.num_classes - 1}."
+                f"is {self.protected_class}, but the classes of this data have the codes 0 to {task.num_classes - 1}.",
+                key="protected_class",
             )
         groups = range(task.num_groups) if self.groups is None else self.groups
         unknown = [group for group in groups if group not in range(task.num_groups)]
         if unknown or len(set(groups)) < len(groups) or len(groups) < 2:
-            given = "this data has" if self.groups is None else f"groups names {list(groups)}, where the data has"
             raise ConfigError(
-                f"{self.name} compares at least two different groups; {given} the group codes "
-                f"0 to {task.num_groups - 1}."
+                f"must be at least two different groups, which {self.name} compares, of the codes 0 to "
+                f"{task.num_groups - 1} that this data has; got {list(groups)}.",
+                key="groups",
             )
 
     def gap_weights(self, data: Data) -> tuple[Tensor, Tensor]:

@@ -15,25 +15,27 @@ binary           the same, repeatedly, keeping the half of the masks with the sm
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from equifed import tree
+from equifed.codec import CodecName
 from equifed.errors import ConfigError, check_number
 from equifed.methods import _supermask as supermask
-from equifed.methods import frl
+from equifed.methods._cells import one_hot
+from equifed.methods.frl import edge_popup
 from equifed.methods.hyper import hyper
 from equifed.methods.ifca import Client, keep_known_group, lowest_loss
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
-GROUPS = ("known", "sensitive", "rank-clustering", "lowest-loss", "one-shot", "binary")
-BY_CLIENT = ("lowest-loss", "one-shot", "binary")
-ITERATIONS = 20
+CODECS: dict[str, CodecName] = {"R": "ranking", "ranking": "ranking", "M_q": "mask"}
+MAX_ITERATIONS = 20
 """Of k-means over rankings."""
 
 
@@ -53,6 +55,20 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """How clients come by their groups."""
+
+    count: Callable[[Task], int] | None = None
+    """How many groups the data has; none: they are inferred, as many as `num_groups` says."""
+    infer: Callable[[Tree, Tree, Data], Tensor] | None = None
+    """(M_q, theta^w, data) -> group: every client chooses, in every round, the mask that suits its rows."""
+    setup: Callable[[E2FL], tuple[Phase, ...]] = lambda method: ()
+    """Exchanges by which clients learn their groups before round 1."""
+    of_rows: bool = False
+    """A client has a ranking, and a vote, in every group of which it has rows."""
+
+
+@dataclass(frozen=True)
 class E2FL(Method):
     """Rank the edges of a random network by two votes, within groups of clients and between them."""
 
@@ -64,7 +80,7 @@ class E2FL(Method):
     keep: float = hyper(0.5, low=0, high=1)
     """k: the share of a layer's edges that remain; at least one does."""
     groups: Literal["known", "sensitive", "rank-clustering", "lowest-loss", "one-shot", "binary"] = hyper(
-        "known", choices=GROUPS
+        "known", choices=("known", "sensitive", "rank-clustering", "lowest-loss", "one-shot", "binary")
     )
     """Whose vote counts where: clients' known groups; the rows' groups, where a client with rows of several trains and
     sends a ranking for each; or groups inferred from clients' first rankings, their loss, or their outputs' entropy."""
@@ -74,42 +90,36 @@ class E2FL(Method):
     """What clients predict with: the ranking of their group (the global one as long as they have none), or the global
     ranking, which is "E2FL (GM)"."""
 
+    @property
+    def grouping(self) -> Grouping:
+        return GROUPINGS[self.groups]
+
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
     @property
     def setup(self) -> tuple[Phase, ...]:
-        if self.groups == "known":
-            return (Phase("group", (), (), keep_known_group, unchanged, "sum"),)
-        if self.groups == "rank-clustering":
-            rank = LocalTraining(ranking_and_rows, self.loss, self.start)
-            up = ("ranking", "rows")
-            return (
-                Phase("rank", ("R",), up, rank, self.cluster, codecs=_codecs("R", "ranking"), initial=True),
-                Phase("assign", ("assigned",), (), keep_assigned, unchanged, "sum"),
-            )
-        return ()
+        return self.grouping.setup(self)
 
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(self.reply, self.loss, self.start)
-        down = ("R", "M_q") if self.groups in BY_CLIENT else ("R",)
-        up = ("ranking", "votes" if self.groups == "sensitive" else "group")
-        codecs = _codecs("R", "ranking", masks=("M_q",))
+        down = ("R", "M_q") if self.grouping.infer else ("R",)
         limits = {"group": (-1.0, math.inf if self.num_groups is None else self.num_groups - 1.0), "votes": (0.0, 1.0)}
-        return (Phase("train", down, up, train, self.count_votes, codecs=codecs, limits=limits, initial=True),)
+        up = ("ranking", "votes" if self.grouping.of_rows else "group")
+        return (Phase("train", down, up, train, self.count_votes, codecs=CODECS, limits=limits, initial=True),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
         """Whoever has not taken part, or not lately, finds its group by the masks as they are."""
+        infer = self.grouping.infer
+        if infer is None:
+            return ()
 
         def choose(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-            group = infer(self.groups, down["M_q"], supermask.weights(self.seeded(data.initial)), data)
+            group = infer(down["M_q"], supermask.weights(self.seeded(data.initial)), data)
             return {}, Client(torch.where(data.n > 0, group, state.group))
 
-        if self.groups not in BY_CLIENT:
-            return ()
-        codecs = _codecs(masks=("M_q",))
-        return (Phase("choose", ("M_q",), (), choose, unchanged, "sum", codecs=codecs, initial=True),)
+        return (Phase("choose", ("M_q",), (), choose, unchanged, "sum", codecs=CODECS, initial=True),)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -117,38 +127,38 @@ class E2FL(Method):
     def num_models(self) -> int | None:
         """Where clients choose among the groups' masks, these have to differ from the start: each has initial scores of
         its own. The weights, and the global ranking, are those of the first."""
-        return self.num_groups if self.groups in BY_CLIENT else None
+        return self.num_groups if self.grouping.infer else None
 
     def seeded(self, initial: Tree) -> Tree:
         """The initial parameters of the network itself."""
-        return tree.take(initial, 0) if self.groups in BY_CLIENT else initial
+        return initial if self.num_models is None else tree.take(initial, 0)
 
     def check(self, task: Task) -> None:
         supermask.check_network(self.name, task)
         if self.groups == "known" and not task.num_client_groups:
             raise ConfigError(
-                'e2fl with groups="known" needs each client\'s group, but this federation has no client groups. Give '
-                'them (from_arrays: client_groups=...), or infer them: groups="lowest-loss", num_groups=...; '
-                'groups="sensitive" takes the rows\' groups.'
+                'is "known", which needs each client\'s group, but this federation has no client groups. Give them '
+                '(from_arrays: client_groups=...), or infer them: groups="lowest-loss", num_groups=...; '
+                'groups="sensitive" takes the rows\' groups.',
+                key="groups",
             )
-        if self.groups in ("known", "sensitive"):
+        if self.grouping.count:
             if self.num_groups is not None:
-                raise ConfigError(f"e2fl: groups={self.groups!r} come from the data; leave num_groups at None.")
+                raise ConfigError(f"must stay None: groups={self.groups!r} come from the data.", key="num_groups")
         elif self.num_groups is None:
-            raise ConfigError(f"e2fl: groups={self.groups!r} are inferred; say how many there are: num_groups=...")
+            raise ConfigError(f"must say how many groups there are: {self.groups!r} infers them.", key="num_groups")
         else:
-            check_number("e2fl: num_groups", self.num_groups, whole=True, low=1)
+            check_number("num_groups", self.num_groups, whole=True, low=1)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         supermask.check_initial(self.name, parameters)
         initial = self.seeded(parameters)
         R = supermask.initial_ranking(initial)
-        if self.groups in BY_CLIENT:
-            each = range(tree.length(parameters))
-            R_q = tree.stack([supermask.initial_ranking(tree.take(parameters, q)) for q in each])
+        if self.num_models is None:
+            count = self.grouping.count(task) if self.grouping.count else self.num_groups
+            R_q = tree.map(lambda order: order.repeat(count, 1), R)
         else:
-            many = {"known": task.num_client_groups, "sensitive": task.num_groups}.get(self.groups, self.num_groups)
-            R_q = tree.map(lambda order: order.repeat(many, 1), R)
+            R_q = tree.stack([supermask.initial_ranking(tree.take(parameters, q)) for q in range(self.num_models)])
         nobody = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.prototype(R).device)
         return self.networks(R, R_q, supermask.weights(initial), nobody)
 
@@ -169,90 +179,86 @@ class E2FL(Method):
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
         initial = self.seeded(data.initial)
-        w, scores = supermask.weights(initial), supermask.scores(down["R"], initial)
-        if self.groups == "sensitive":
+        scores = supermask.scores(down["R"], initial)
+        if self.grouping.of_rows:
             scores = tree.map(lambda s: s.expand(data.task.num_groups, *s.shape), scores)
-        return Start(scores, context=w)
+        return Start(scores, context=supermask.weights(initial))
 
     def loss(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
-        if self.groups != "sensitive":
-            return frl.edge_popup(scores, w, batch, self.keep)
+        if not self.grouping.of_rows:
+            return edge_popup(scores, w, batch, self.keep)
         # each ranking learns from the rows of its own group
-        parts = [
-            frl.edge_popup(tree.take(scores, g), w, batch.where(batch.s == g), self.keep)
-            for g in range(batch.task.num_groups)
-        ]
+        groups = range(batch.task.num_groups)
+        parts = [edge_popup(tree.take(scores, g), w, batch.where(batch.s == g), self.keep) for g in groups]
         return torch.stack(parts).sum()
 
-    def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Tree]:
-        if self.groups == "sensitive":
-            many = range(data.task.num_groups)
-            each = [supermask.ranking(tree.take(scores, g)) for g in many]
-            return {
-                "ranking": tree.stack(each),
-                "votes": torch.stack([(data.where(data.s == g).n > 0) for g in many]),
-            }, state
-        group = infer(self.groups, down["M_q"], w, data) if self.groups in BY_CLIENT else state.group
-        # a client without rows has nothing to say
+    def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
+        if self.grouping.of_rows:
+            groups = range(data.task.num_groups)
+            rankings = tree.stack([supermask.ranking(tree.take(scores, g)) for g in groups])
+            return {"ranking": rankings, "votes": torch.stack([data.where(data.s == g).n > 0 for g in groups])}, state
+        group = self.grouping.infer(down["M_q"], w, data) if self.grouping.infer else state.group
+        # a client without rows has no vote, and keeps its group
         group = torch.where(data.n > 0, group, -1)
         state = Client(torch.where(data.n > 0, group, state.group))
         return {"ranking": supermask.ranking(scores), "group": group.to(torch.int16)}, state
 
     # -- server --------------------------------------------------------------------------------------------------------
 
-    def cluster(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        assert self.num_groups is not None
-        there = (replies["present"] > 0) & (replies["rows"] > 0)
-        groups = rank_clusters(replies["ranking"], there, self.num_groups)
-        return server._replace(assigned=server.assigned.index_put((replies["client"],), groups.to(torch.int16)))
-
     def count_votes(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        many = tree.length(server.R_q)
-        if self.groups == "sensitive":
+        if self.grouping.of_rows:
             votes = replies["votes"] * replies["present"][:, None]  # [K, Q]
-            voted = tree.map(lambda order: own_votes(order, votes), replies["ranking"])
-            number = votes.sum(0)
+            voted = tree.map(lambda order: votes_within(order, votes), replies["ranking"])
         else:
-            groups = torch.arange(many, device=replies["group"].device)
-            member = (replies["group"] == groups[:, None]) * replies["present"]  # [Q, K]
-            voted = supermask.vote(replies["ranking"], member)
-            number = member.sum(1)
-        R_q = tree.where(number > 0, voted, server.R_q)
+            votes = one_hot(replies["group"], tree.length(server.R_q), replies["present"]) * replies["present"][:, None]
+            voted = supermask.vote(replies["ranking"], votes.T)
+        R_q = tree.where(votes.sum(0) > 0, voted, server.R_q)
         # every group has one vote
-        R = tree.take(supermask.vote(R_q, torch.ones_like(number)[None]), 0)
+        R = tree.take(supermask.vote(R_q, votes.new_ones(1, votes.shape[1])), 0)
         return self.networks(R, R_q, server.w, server.assigned)
 
 
-def _codecs(*rankings: str, masks: tuple[str, ...] = ()) -> Any:
-    return {**dict.fromkeys(rankings, "ranking"), **dict.fromkeys(masks, "mask")}
-
-
-def own_votes(order: Tensor, votes: Tensor) -> Tensor:
+def votes_within(order: Tensor, votes: Tensor) -> Tensor:
     """VOTE within each group, of clients that sent a ranking per group: [K, Q, n], votes [K, Q] -> [Q, n]."""
     return supermask.sorted_by((votes.double()[..., None] * supermask.positions(order)).sum(0))
+
+
+# -- groupings ---------------------------------------------------------------------------------------------------------
+
+
+def clustering(method: E2FL) -> tuple[Phase, ...]:
+    def cluster(server: Server, replies: Record, validation: Data | None) -> Server:
+        there = (replies["present"] > 0) & (replies["rows"] > 0)
+        groups = rank_clusters(replies["ranking"], there, tree.length(server.R_q))
+        return server._replace(assigned=server.assigned.index_put((replies["client"],), groups.to(torch.int16)))
+
+    rank = LocalTraining(ranking_and_rows, method.loss, method.start)
+    return (
+        Phase("rank", ("R",), ("ranking", "rows"), rank, cluster, codecs=CODECS, initial=True),
+        Phase("assign", ("assigned",), (), keep_assigned, unchanged, "sum"),
+    )
 
 
 def ranking_and_rows(scores: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
     return {"ranking": supermask.ranking(scores), "rows": data.n}, state
 
 
-def keep_assigned(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+def keep_assigned(down: Record, state: Client, data: Data) -> tuple[Record, Client]:
     assert data.client is not None
-    return {}, Client(down["assigned"].index_select(0, data.client.reshape(1)).squeeze(0).to(state.group.dtype))
+    return {}, Client(tree.pick(down["assigned"], data.client).to(state.group.dtype))
 
 
-# -- inference ---------------------------------------------------------------------------------------------------------
+def by_loss(M_q: Tree, w: Tree, data: Data) -> Tensor:
+    return lowest_loss(tree.map(lambda mask, w: mask * w, M_q, w), data)
 
 
-def infer(how: str, M_q: Tree, w: Tree, data: Data) -> Tensor:
-    """The group whose mask suits the client's rows."""
-    if how == "lowest-loss":
-        return lowest_loss(tree.map(lambda mask, w: mask * w, M_q, w), data)
-    many = tree.length(M_q)
-    active = torch.ones(many, device=data.mask.device)
-    if how == "one-shot":
-        return entropy_slope(active, M_q, w, data).argmin()
-    for _ in range(math.ceil(math.log2(many))):
+def by_entropy(M_q: Tree, w: Tree, data: Data) -> Tensor:
+    return entropy_slope(torch.ones(tree.length(M_q), device=data.mask.device), M_q, w, data).argmin()
+
+
+def by_halving(M_q: Tree, w: Tree, data: Data) -> Tensor:
+    active = torch.ones(tree.length(M_q), device=data.mask.device)
+    for _ in range(math.ceil(math.log2(len(active)))):
         # keep the ceil(half) of those left with the smallest derivatives
         slope = torch.where(active > 0, entropy_slope(active, M_q, w, data), torch.inf)
         place = slope.sort(stable=True).indices.sort().indices
@@ -287,18 +293,31 @@ def rank_clusters(R: Tree, there: Tensor, count: int) -> Tensor:
         centres.append(tree.pick(places, torch.where(there, nearest, -1).argmax()))
         nearest = torch.minimum(nearest, supermask.footrule(places, centres[-1]))
     numbers = torch.arange(count, device=there.device)
-    for _ in range(ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         distance = torch.stack([supermask.footrule(places, centre) for centre in centres])  # [Q, K]
         group = distance.argmin(0)
         member = (group == numbers[:, None]) & there
         empty = ~member.any(1)
         voted = tree.map(supermask.positions, supermask.vote(R, member))
-        own = torch.where(there, distance.amin(0), -1)
-        order = own.sort(descending=True, stable=True).indices
-        turn = (empty.cumsum(0) - 1).clamp(0, len(order) - 1)  # the how-manieth empty cluster it is
+        to_centre = torch.where(there, distance.amin(0), -1)
+        order = to_centre.sort(descending=True, stable=True).indices
+        turn = (empty.cumsum(0) - 1).clamp(0, len(order) - 1)  # an empty cluster's number among the empty ones
         centres = []
         for q in range(count):
             far = order.index_select(0, turn[q].reshape(1))
-            anew = empty[q] & (own.index_select(0, far) > 0).squeeze(0)
+            anew = empty[q] & (to_centre.index_select(0, far) > 0).squeeze(0)
             centres.append(tree.where(anew, tree.pick(places, far), tree.take(voted, q)))
     return torch.where(there, group, -1)
+
+
+GROUPINGS = {
+    "known": Grouping(
+        lambda task: task.num_client_groups,
+        setup=lambda method: (Phase("group", (), (), keep_known_group, unchanged, "sum"),),
+    ),
+    "sensitive": Grouping(lambda task: task.num_groups, of_rows=True),
+    "rank-clustering": Grouping(setup=clustering),
+    "lowest-loss": Grouping(infer=by_loss),
+    "one-shot": Grouping(infer=by_entropy),
+    "binary": Grouping(infer=by_halving),
+}

@@ -14,20 +14,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods import fairbatch
-from equifed.methods._cells import DIFFERENCES, cell_counts, decision_counts, rate_parts
-from equifed.methods._kernels import dependence, feature_draws, outputs
+from equifed.methods._cells import DIFFERENCES, decision_counts, rate_parts
+from equifed.methods._debias import REWEIGHING, Debiasing, fair_batch, kernel
 from equifed.methods.hyper import hyper
-from equifed.methods.reweighing import cell_weights, weighted_loss
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, Update
-from equifed.training import mean_loss
 from equifed.tree import Tree
+
+BY_WEIGHT = {"update": Update(weight="weight")}
 
 
 class Server(NamedTuple):
@@ -100,12 +99,13 @@ class FairFed(Method):
     def round(self) -> tuple[Phase, ...]:
         measure = Phase("measure", ("theta",), ("counts",), measured, keep_counts, "sum")
         compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum")
-        loss: Any = {"reweighing": weighted_loss, "kernel": self.kernel_loss}.get(self.debias or "", mean_loss)
-        train = LocalTraining(self.reply, loss, self.start, self.resample if self.debias == "fairbatch" else None)
-        draws = feature_draws(10) if self.debias == "kernel" else {}
+        debiasing = self.debiasing
+        train = LocalTraining(self.reply, debiasing.loss, self.start, debiasing.resample)
         up = ("update", "weight", "weight_before")
         down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
-        fit = Phase("train", down, up, train, average, "sum", draws, updates={"update": Update(weight="weight")})
+        fit = Phase(
+            "train", down, up, train, average, "sum", debiasing.draws, updates={"update": Update(weight="weight")}
+        )
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:
@@ -122,22 +122,16 @@ class FairFed(Method):
 
     # -- local training ------------------------------------------------------------------------------------------------
 
-    def start(self, down: Record, state: Client, data: Data) -> Start:
-        if self.debias == "reweighing":
-            return Start(state.theta, per_row={"weight": cell_weights(cell_counts(data))[data.s, data.y]})
-        if self.debias == "kernel":
-            return Start(state.theta, per_row={"sensitive": data.sensitive})
+    @property
+    def debiasing(self) -> Debiasing:
         if self.debias == "fairbatch":
-            return Start(state.theta, context=fairbatch.begin(state.shares, data))
-        return Start(state.theta)
+            return fair_batch(self.fairness, self.debias_step)
+        if self.debias == "kernel":
+            return kernel(self.debias_weight)
+        return REWEIGHING if self.debias == "reweighing" else Debiasing()
 
-    def kernel_loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
-        s, f = batch.per_row["sensitive"], outputs(parameters, batch)
-        return mean_loss(parameters, (), batch) + self.debias_weight * dependence(s, f, batch, batch.draws, 1.0)
-
-    def resample(self, parameters: Tree, shares: Tree, uniforms: Tensor, data: Data) -> tuple[Tree, Tensor]:
-        shares = fairbatch.move(shares, parameters, data, self.fairness, self.debias_step)
-        return shares, fairbatch.pick(shares, uniforms, data)
+    def start(self, down: Record, state: Client, data: Data) -> Start:
+        return self.debiasing.prepare({"theta": state.theta}, state, data)
 
     def reply(self, parameters: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Tree]:
         gap = difference(down["counts"], state.counts, self.fairness)

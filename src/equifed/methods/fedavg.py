@@ -9,7 +9,7 @@ The server needs only the two sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from equifed import tree
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
@@ -29,7 +29,7 @@ def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, con
     return {"update": tree.scale(tree.sub(parameters, down["theta"]), data.n), "rows": data.n}, state
 
 
-def apply_mean_update(server: Server, replies: Record, validation: Data | None) -> Server:
+def apply_mean_update(server: Any, replies: Record, validation: Data | None) -> Any:
     # theta <- theta + sum_k n_k Delta_k / sum_k n_k; nothing moves when no client has rows
     mean = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
     return server._replace(theta=tree.add(server.theta, mean))
@@ -46,5 +46,5 @@ class FedAvg(Method):
         train = LocalTraining(weighted_update)
         return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
 
-    def init(self, task: Task, parameters: Tree) -> Server:
+    def init(self, task: Task, parameters: Tree) -> Any:
         return Server(parameters)

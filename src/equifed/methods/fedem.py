@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import EquifedWarning
-from equifed.methods.fedavg import BY_ROWS, Server, apply_mean_update
+from equifed.methods.fedavg import BY_ROWS, Server, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -53,17 +53,17 @@ class FedEM(Method):
         train = LocalTraining(reply, EmpiricalRisk("q", models=True), start)
         return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
 
-    def init(self, task: Task, parameters: Tree) -> Server:
+    def init(self, task: Task, parameters: Tree) -> Any:
         warn_if_equal(self.name, parameters)
         return Server(parameters)
 
-    def init_client(self, task: Task, parameters: Tree) -> Client:
+    def init_client(self, task: Task, parameters: Tree) -> Any:
         return Client(uniform(parameters))
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         return torch.tensordot(client.pi, vmap(task.predict, (0, None))(server.theta, x), dims=1)
 
-    def adapt(self, task: Task, server: Server, data: Data, steps: int) -> Client:
+    def adapt(self, task: Task, server: Any, data: Data, steps: int) -> Any:
         """pi of a client that took no part in training: E-steps with the components as they are."""
         losses, pi = component_losses(server.theta, data), uniform(server.theta)
         for _ in range(steps):
@@ -103,12 +103,17 @@ def posterior(losses: Tensor, pi: Tensor) -> Tensor:
     return torch.softmax(pi.log()[:, None] - losses.T, 0).T
 
 
-def start(down: Record, state: Client, data: Data) -> Start:
-    q = posterior(component_losses(down["theta"], data), state.pi)
+def e_step(theta: Tree, pi: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+    """q [n, M] and the new pi [M] of a client."""
+    q = posterior(component_losses(theta, data), pi)
     # pi_km <- (1/n_k) sum_i q_mi; a client without rows keeps its own
-    pi = torch.where(data.n > 0, data.mean(q), state.pi)
+    return q, torch.where(data.n > 0, data.mean(q), pi)
+
+
+def start(down: Record, state: Client, data: Data) -> Start:
+    q, pi = e_step(down["theta"], state.pi, data)
     return Start(down["theta"], context=pi, per_row={"q": q})
 
 
 def reply(theta: Tree, down: Record, state: Client, data: Data, pi: Tensor) -> tuple[Record, Tree]:
-    return {"update": tree.scale(tree.sub(theta, down["theta"]), data.n), "rows": data.n}, state._replace(pi=pi)
+    return weighted_update(theta, down, state, data, pi)[0], Client(pi)

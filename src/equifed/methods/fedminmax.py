@@ -60,7 +60,7 @@ class FedMinMax(FedAvg):
         up = ("update", "rows", "losses", "counts")
         return (Phase("train", ("theta", "mu", "rho"), up, train, self.step, "sum", updates=BY_ROWS),)
 
-    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+    def init(self, task: Task, parameters: Tree) -> Server:
         zeros = tree.zeros(parameters, task.num_groups)
         return Server(parameters, zeros, zeros)
 
@@ -72,7 +72,8 @@ class FedMinMax(FedAvg):
         risk = torch.where(here, risk, risk.sum() / here.sum().clamp_min(1))
         # one without any training rows stays without weight
         mu = project(torch.where(server.rho > 0, server.mu + self.adversary_rate * risk, -torch.inf))
-        return apply_mean_update(server._replace(mu=mu), replies, validation)  # type: ignore[arg-type,return-value]
+        averaged: Server = apply_mean_update(server, replies, validation)
+        return averaged._replace(mu=mu)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         """How much more the most favoured group counts than its rows do."""

@@ -26,24 +26,15 @@ class Server(NamedTuple):
     """m, the momentum."""
     t: Tensor
     """t, rounds applied so far."""
-
-
-def momentum_step(server: Server, alpha: Tree, beta: Tensor | float) -> Server:
-    """m <- beta m + (1-beta) alpha;  theta <- theta + m / (1 - beta^t)."""
-    t = server.t + 1
-    m = tree.map(lambda old, new: beta * old + (1 - beta) * new, server.m, alpha)
-    return Server(tree.add_scaled(server.theta, m, 1 / (1 - beta**t)), m, t)
+    T: Tensor
+    """T, rounds planned."""
 
 
 @dataclass(frozen=True)
-class FedMom(Method):
-    """FedAvg with momentum at the server."""
+class ServerMomentum(Method):
+    """Base of FedMom and FedDemon; not a method by itself."""
 
-    name: ClassVar[str] = "fedmom"
     parent: ClassVar[str] = "fedavg"
-
-    beta: float = hyper(0.9, low=0, high=0.999, vanishes=True)
-    """Momentum; 0 gives FedAvg."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -51,10 +42,33 @@ class FedMom(Method):
         return (Phase("train", ("theta",), ("update", "rows"), train, self.step, "sum", updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(parameters, tree.zeros_like(parameters), tree.zeros(parameters))
+        return Server(
+            parameters, tree.zeros_like(parameters), tree.zeros(parameters), tree.zeros(parameters) + task.rounds
+        )
+
+    def momentum(self, t: Tensor, T: Tensor) -> Tensor | float:
+        """beta of round t of T."""
+        raise NotImplementedError
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return momentum_step(server, tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1)), self.beta)
+        alpha = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
+        t = server.t + 1
+        beta = self.momentum(t, server.T)
+        m = tree.map(lambda old, new: beta * old + (1 - beta) * new, server.m, alpha)
+        return Server(tree.add_scaled(server.theta, m, 1 / (1 - beta**t)), m, t, server.T)
+
+
+@dataclass(frozen=True)
+class FedMom(ServerMomentum):
+    """FedAvg with momentum at the server."""
+
+    name: ClassVar[str] = "fedmom"
+
+    beta: float = hyper(0.9, low=0, high=0.999, vanishes=True)
+    """Momentum; 0 gives FedAvg."""
+
+    def momentum(self, t: Tensor, T: Tensor) -> Tensor | float:
+        return self.beta
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {"momentum_norm": tree.squared_norm(server.m).sqrt()}

@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from equifed import tree
+from equifed.codec import CodecName
 from equifed.methods import _supermask as supermask
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
@@ -43,8 +44,8 @@ class FRL(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(reply, self.loss, start)
-        codecs = {"R": "ranking", "ranking": "ranking"}
-        return (Phase("train", ("R",), ("ranking",), train, self.count_votes, codecs=codecs, initial=True),)  # type: ignore[arg-type]
+        codecs: dict[str, CodecName] = {"R": "ranking", "ranking": "ranking"}
+        return (Phase("train", ("R",), ("ranking",), train, self.count_votes, codecs=codecs, initial=True),)
 
     def check(self, task: Task) -> None:
         supermask.check_network(self.name, task)

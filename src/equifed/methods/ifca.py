@@ -81,8 +81,9 @@ class IFCA(Method):
     def check(self, task: Task) -> None:
         if self.known and not 0 < task.num_client_groups <= self.num_groups:
             raise ConfigError(
-                f"ifca with known=True needs each client's group, below num_groups={self.num_groups}; this "
-                f"federation has {task.num_client_groups or 'no client'} groups. Give client_groups, or known=False."
+                f"is true, which needs each client's group, below num_groups={self.num_groups}; this federation has "
+                f"{task.num_client_groups or 'no client'} groups. Give client_groups, or known=False.",
+                key="known",
             )
 
     def init(self, task: Task, parameters: Tree) -> Server:

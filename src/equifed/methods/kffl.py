@@ -89,9 +89,7 @@ class KFFL(Method):
 
     def check(self, task: Task) -> None:
         if self.condition_on == "label" and (task.kind == "regression" or task.num_classes != 2):
-            raise ConfigError(
-                f"{self.name}: condition_on='label' needs two classes; leave it at None for other labels."
-            )
+            raise ConfigError("is 'label', which needs two classes; leave it at None.", key="condition_on")
         if task.kind == "regression" and self.step_size > 1:
             warnings.warn(
                 f"{self.name}: with step_size {self.step_size:g} a regression, whose predictions move without bound, "
@@ -100,11 +98,11 @@ class KFFL(Method):
                 stacklevel=2,
             )
 
-    def init(self, task: Task, parameters: Tree) -> Server:
+    def init(self, task: Task, parameters: Tree) -> Any:
         D, zeros = self.features, partial(tree.zeros, parameters)
         return Server(parameters, parameters, zeros(D, D), zeros(D), zeros())
 
-    def init_client(self, task: Task, parameters: Tree) -> Client:
+    def init_client(self, task: Task, parameters: Tree) -> Any:
         return Client(parameters)
 
     # -- fair1 ---------------------------------------------------------------------------------------------------------

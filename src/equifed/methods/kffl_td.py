@@ -67,10 +67,10 @@ class KFFLTD(KFFL):
         fair = Phase("fair", ("theta", "G", "mu_s", "t"), up, self.statistics, self.delayed_step, "sum", draws)
         return (fair, self.train)
 
-    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
-        return Server(*super().init(task, parameters), t=tree.zeros(parameters))
+    def init(self, task: Task, parameters: Tree) -> Server:
+        return Server(**super().init(task, parameters)._asdict(), t=tree.zeros(parameters))
 
-    def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
+    def init_client(self, task: Task, parameters: Tree) -> Client:
         sizes = (task.sensitive_size, output_size(task))
         phi_s, phi_f = (tree.zeros(parameters, size + 1, self.features) for size in sizes)
         return Client(parameters, phi_s, phi_f, tree.zeros(parameters))

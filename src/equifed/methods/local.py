@@ -10,8 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from equifed.protocol import Data, Method, Phase, Record, Start, Task, unchanged
-from equifed.protocol import LocalTraining as Train
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
 
@@ -25,7 +24,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalTraining(Method):
+class LocalOnly(Method):
     """Every client trains alone on its own rows and keeps its model."""
 
     name: ClassVar[str] = "local"
@@ -34,7 +33,7 @@ class LocalTraining(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (Phase("train", (), (), Train(keep, prepare=go_on), server=unchanged, gather="sum"),)
+        return (Phase("train", (), (), LocalTraining(keep, prepare=go_on), server=unchanged, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server()

@@ -93,5 +93,5 @@ class FedAvgGR(FedAvg):
 
         return Phase("count", (), ("counts",), reply, keep, gather="sum")
 
-    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+    def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters, tree.zeros(parameters, task.num_groups, task.num_classes))

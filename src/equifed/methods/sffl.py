@@ -26,8 +26,8 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import DIFFERENCES, gap
-from equifed.methods.fedavg import BY_ROWS, apply_mean_update
-from equifed.methods.fedem import FedEM, reply, start, uniform, warn_if_equal
+from equifed.methods.fedavg import BY_ROWS, apply_mean_update, weighted_update
+from equifed.methods.fedem import FedEM, e_step, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task, Update
 from equifed.tree import Tree
@@ -74,21 +74,21 @@ class SFFL(FedEM):
         train = LocalTraining(own_update, self.loss, self.begin)
         return (Phase("train", ("theta",), ("update", "rows"), train, self.aggregate, updates={"update": Update()}),)
 
-    def init(self, task: Task, parameters: Tree) -> Server:  # type: ignore[override]
+    def init(self, task: Task, parameters: Tree) -> Server:
         warn_if_equal(self.name, parameters)
         return Server(parameters, tree.zeros(parameters, task.num_clients, self.components) + 1)
 
-    def init_client(self, task: Task, parameters: Tree) -> Client:  # type: ignore[override]
+    def init_client(self, task: Task, parameters: Tree) -> Client:
         return Client(uniform(parameters), torch.zeros_like(uniform(parameters)))
 
-    def adapt(self, task: Task, server: Server, data: Data, steps: int) -> Client:  # type: ignore[override]
-        pi = super().adapt(task, server, data, steps).pi  # type: ignore[arg-type]
+    def adapt(self, task: Task, server: Server, data: Data, steps: int) -> Client:
+        pi = super().adapt(task, server, data, steps).pi
         return Client(pi, torch.zeros_like(pi))
 
     # -- Fair-EM -------------------------------------------------------------------------------------------------------
 
     def begin(self, down: Record, state: Client, data: Data) -> Start:
-        made = start(down, state, data)  # type: ignore[arg-type]
+        q, pi = e_step(down["theta"], state.pi, data)
 
         def measured(theta: Tree) -> tuple[Tensor, Tensor]:
             decided = data.task.decide(data.task.predict(theta, data.x)).to(data.mask.dtype)
@@ -97,13 +97,14 @@ class SFFL(FedEM):
         gaps, defined = vmap(measured)(down["theta"])
         # lambda_km <- max(0, lambda_km + eta (gap_km - epsilon)); as it was where the client has no two groups
         moved = (state.multiplier + self.fairness_step * (gaps - self.epsilon)).clamp_min(0)
-        return made._replace(context=Client(made.context, torch.where(defined, moved, state.multiplier)))
+        multiplier = torch.where(defined, moved, state.multiplier)
+        return Start(down["theta"], context=Client(pi, multiplier), per_row={"q": q})
 
     def loss(self, theta: Tree, context: Client, batch: Data) -> Tensor:
         def terms(theta: Tree, q: Tensor) -> tuple[Tensor, Tensor]:
             output = batch.task.forward(theta, batch.x)
             losses = batch.task.loss_of(output, batch.y)
-            return batch.mean(q * losses), gap(positive(output), q, batch, self.fairness)[0]
+            return batch.mean(q * losses), gap(probability(output), q, batch, self.fairness)[0]
 
         # sum_m (1/B) sum_i q_mi loss_i + lambda_km |softTPR_1 - softTPR_0|
         losses, gaps = vmap(terms, (0, 1))(theta, batch.per_row["q"])
@@ -142,14 +143,13 @@ def self_aware(ratio: Tensor, d: Tensor, rows: Tensor, clip: Any) -> Tensor:
     return (w * before.sum(0) / rows.clamp_min(1)).clamp(1 / clip, clip)
 
 
-def positive(output: Tensor) -> Tensor:
+def probability(output: Tensor) -> Tensor:
     """The probability of class 1 [n] from a model's raw output."""
     return torch.sigmoid(output) if output.dim() == 1 else torch.softmax(output, 1)[:, 1]
 
 
 def keep_both(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:
-    made, _ = reply(theta, down, state, data, context.pi)  # type: ignore[arg-type]
-    return made, context
+    return weighted_update(theta, down, state, data, context)[0], context
 
 
 def own_update(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:

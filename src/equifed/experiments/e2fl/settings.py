@@ -11,7 +11,7 @@ groups and a few strided convolutions, runs on a CPU. Published figures: publish
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,15 +24,14 @@ from torch.func import vmap
 from equifed import partition, tree
 from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, published
 from equifed.federation import Federation, RowSets, load
-from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalTraining
-from equifed.methods.e2fl import BY_CLIENT, infer, rank_clusters, ranking_and_rows
+from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalOnly
+from equifed.methods.e2fl import GROUPINGS, rank_clusters, ranking_and_rows
 from equifed.methods.frl import Server as RankServer
 from equifed.methods.frl import start
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.seeds import moments
 from equifed.models import LeNet
-from equifed.protocol import Data, Method, Phase, Record, Task
-from equifed.protocol import LocalTraining as Train
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
 from equifed.simulator.evaluate import Evaluator
@@ -143,7 +142,7 @@ class Row:
 def arms(size: Size) -> list[TableArm]:
     groups = len(size.clients_per_group)
     return [
-        TableArm("Local training", LocalTraining()),
+        TableArm("Local training", LocalOnly()),
         TableArm("FedAvg", FedAvg()),
         TableArm("IFCA", IFCA(groups, known=True)),
         TableArm("q-FFL", QFFL(0.1), round_factor=2),
@@ -267,7 +266,7 @@ class FirstRankings(Method):
             )
             return server._replace(rankings=put)
 
-        train = Train(ranking_and_rows, FRL().loss, start)
+        train = LocalTraining(ranking_and_rows, FRL().loss, start)
         return (Phase("rank", ("R",), ("ranking", "rows"), train, keep, initial=True),)
 
     def init(self, task: Task, parameters: Tree) -> Collected:
@@ -365,19 +364,23 @@ def figure4(name: str, seeds: int, rounds: int, every: int, watch: Watch) -> Ite
             for run, fed in enumerate(feds):
                 assert fed.client_groups is not None
                 server = tree.take(step.state.server, run)
-                for how in BY_CLIENT:
-                    found = inferred(how, server, fed, sim.job.task, tables, run)
+                for how, grouping in GROUPINGS.items():
+                    if grouping.infer is None:
+                        continue
+                    found = inferred(grouping.infer, server, fed, sim.job.task, tables, run)
                     yield Point(sim.job.runs[run].seed, step.round, how, float((found == fed.client_groups).mean()))
 
 
-def inferred(how: str, server: Any, fed: Federation, task: Task, tables: Any, run: int) -> np.ndarray:
+def inferred(
+    infer: Callable[..., Tensor], server: Any, fed: Federation, task: Task, tables: Any, run: int
+) -> np.ndarray:
     """The group that each client finds by its training rows, all clients having equally many."""
     device = tables.x.device
     rows = tables.rows_of(np.stack([fed.train[k] for k in range(fed.num_clients)]), run)  # [N, n]
 
     def one(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
         mask = torch.ones(x.shape[0], device=device)
-        return infer(how, server.M_q, server.w, Data(x, y, s, mask, task))
+        return infer(server.M_q, server.w, Data(x, y, s, mask, task))
 
     parts = []
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""FairBatch: Roh et al., FairBatch: Batch Selection for Model Fairness, ICLR 2021; a client's local debiasing.
+"""What clients of FairFed do against bias in their own rows while training: a value that changes parts of it.
 
-Batches hold the labels in the client's own shares, but within label y the groups in shares lambda_y, which start at
-the client's own and move before every epoch by a small step, from the group with the lowest loss to that with the
-highest:
+FairBatch: Roh et al., FairBatch: Batch Selection for Model Fairness, ICLR 2021. Batches hold the labels in the client's
+own shares, but within label y the groups in shares lambda_y, which start at the client's own and move before every
+epoch by a small step, from the group with the lowest loss to that with the highest:
 equal_opportunity:   within y = 1
 equalized_odds:      within the label whose gap between groups is larger
 demographic_parity:  the same with what deciding against a row costs: the loss as if all labels were 1, per row of the
@@ -11,12 +11,52 @@ demographic_parity:  the same with what deciding against a row costs: the loss a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from equifed.methods._cells import cell_counts, cell_sums
-from equifed.protocol import Data
+from equifed.methods._kernels import feature_draws
+from equifed.methods.local_kernel import LocalKernel, with_attribute
+from equifed.methods.reweighing import own_weights, weighted_loss
+from equifed.protocol import Data, Draw, Record, Start
+from equifed.training import mean_loss, start_from_theta
 from equifed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Debiasing:
+    """Parts of `LocalTraining` and its phase; by default plain training."""
+
+    prepare: Callable[[Record, Any, Data], Start] = start_from_theta
+    loss: Callable[[Tree, Tree, Data], Tensor] = mean_loss
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    resample: Callable[[Tree, Tree, Tensor, Data], tuple[Tree, Tensor]] | None = None
+
+
+REWEIGHING = Debiasing(own_weights, weighted_loss)
+
+
+def kernel(weight: float) -> Debiasing:
+    """The dependence within a batch, added to its loss."""
+    return Debiasing(with_attribute, LocalKernel(weight).loss, feature_draws(10))
+
+
+def fair_batch(fairness: str, step: float) -> Debiasing:
+    """A client's state keeps lambda as its `shares`."""
+
+    def prepare(down: Record, state: Any, data: Data) -> Start:
+        return Start(down["theta"], context=begin(state.shares, data))
+
+    def resample(parameters: Tree, shares: Tree, uniforms: Tensor, data: Data) -> tuple[Tree, Tensor]:
+        shares = move(shares, parameters, data, fairness, step)
+        return shares, pick(shares, uniforms, data)
+
+    return Debiasing(prepare, resample=resample)
 
 
 def begin(shares: Tensor, data: Data) -> Tensor:
@@ -40,11 +80,11 @@ def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tens
     if fairness.startswith("equal_opportunity"):
         moves = torch.stack([torch.zeros_like(gap[0]), (gap[1] > 0).to(gap.dtype)])
     else:
-        moves = torch.nn.functional.one_hot(gap.argmax(), 2).to(gap.dtype) * (gap > 0)
+        moves = one_hot(gap.argmax(), 2).to(gap.dtype) * (gap > 0)
     if fairness.startswith("demographic_parity"):
         moves = moves * torch.tensor([-1.0, 1.0], device=gap.device)
     groups = shares.shape[1]
-    up = torch.nn.functional.one_hot(highest.argmax(1), groups) - torch.nn.functional.one_hot(lowest.argmin(1), groups)
+    up = one_hot(highest.argmax(1), groups) - one_hot(lowest.argmin(1), groups)
     new = (shares + step * moves[:, None] * up).clamp(0, 1) * there
     return new / new.sum(1, keepdim=True).clamp_min(1e-12)
 
