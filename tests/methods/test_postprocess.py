@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,17 +262,29 @@ def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> N
         np.testing.assert_allclose(value, swept.parameters[(1.0, 4)][name], rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("fit", ["client", "global"])
-@pytest.mark.parametrize("how", ["eo", "ceo"])
-@pytest.mark.parametrize("name", [name for name, kind in ef.methods.REGISTRY.items() if "binary" in kind.tasks])
-def test_every_method_can_be_post_processed(uneven: Federation, name: str, how: str, fit: str) -> None:
-    method = ef.methods.make(f"{name}+{how}", fit=fit)
-    settings = {**SETTINGS, "rounds": 1}
+BINARY = [name for name, kind in ef.methods.REGISTRY.items() if "binary" in kind.tasks]
+WAYS = [("eo", "client"), ("ceo", "global"), ("eo", "global"), ("ceo", "client")]
+_PLAIN: dict[str, ef.Result] = {}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "fit"),
+    [
+        pytest.param(name, *way, marks=() if place % 4 == way_place else pytest.mark.full)
+        for place, name in enumerate(BINARY)
+        for way_place, way in enumerate(WAYS)
+    ],
+)
+def test_every_method_can_be_post_processed(uneven: Federation, name: str, rule: str, fit: str) -> None:
+    """One way for each method, the others in `make test-full`."""
+    settings: dict[str, Any] = {**SETTINGS, "rounds": 1}
     if name in ("frl", "e2fl"):  # they rank edges, and biases are none
         settings["model"] = ef.models.MLP(hidden=(4,), bias=False)
-    result = ef.simulate(method, uneven, **settings)  # type: ignore[arg-type]
+    if name not in _PLAIN:
+        _PLAIN[name] = ef.simulate(ef.methods.make(name), uneven, **settings)
+    plain = _PLAIN[name]
+    result = ef.simulate(ef.methods.make(f"{name}+{rule}", fit=fit), uneven, **settings)
     assert np.isfinite(result.final()["accuracy"].item())
-    plain = ef.simulate(ef.methods.make(name), uneven, **settings)  # type: ignore[arg-type]
     assert result.parameters[4].keys() == plain.parameters[4].keys()
     for field, value in plain.parameters[4].items():
         np.testing.assert_array_equal(value, result.parameters[4][field])
