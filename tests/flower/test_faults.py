@@ -84,7 +84,7 @@ def test_an_update_longer_than_its_clip_is_refused(silos: Path, tmp_path: Path) 
     result = federate(made, nodes(made, fault), tmp_path)
     (rejection,) = result.rejections.itertuples()
     assert rejection.client == "a"
-    assert "has in update an update of a norm above 0.05" in rejection.reason
+    assert "has an update in update with a norm above 0.05" in rejection.reason
     assert result.log["clipped"].between(0.01, 1).all()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,13 +35,29 @@ from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job
 from equifed.simulator.reference import Reference, finite, gather
 from equifed.simulator.tables import Tables
+from equifed.tree import Tree
 
 LATE = "was not here in the exchanges before round 1, which the method needs"
 
 
+class Answer(NamedTuple):
+    """What came from a silo in an exchange."""
+
+    content: RecordDict | None
+    """None where there is nothing that can be read."""
+    problem: str = ""
+    """Why not."""
+    came: bool = True
+    """Whether anything came back at all."""
+
+    def readable(self) -> RecordDict:
+        if self.content is None:
+            raise BadMessage(self.problem)
+        return self.content
+
+
 class FlowerEngine:
-    """Carries out exchanges with silos. One run; what clients remember stays with them, and the state's `clients` says
-    only from which exchange each of them is to go on."""
+    """Carries out exchanges with silos, for one run. What clients remember stays with them."""
 
     def __init__(
         self, job: Job, tables: Tables, link: Link, scaling: Scaling | None, deadline: float, min_replies: int
@@ -49,9 +66,9 @@ class FlowerEngine:
         self.messages: dict[tuple[str, int], Message] = {}
         self.notes: list[Note] = []
         self.committed: Tensor = torch.zeros(job.task.num_clients, dtype=torch.int64)
-        """What the last checkpoint says of the clients: they must not forget it."""
+        """`State.last_reply` of the last checkpoint: what clients kept then, they must not forget."""
         self.measured: dict[int, tuple[State, list[Scored | None]]] = {}
-        """What clients counted of a round's model, until it is asked for: the round's state, and the counts."""
+        """What clients counted with a round's model, until it is asked for: the round's state, and the counts."""
         self.unmeasured: dict[str, str] = {}
         """Why clients did not count with the last model."""
         self._ids = job.runs[0].federation.ids
@@ -62,90 +79,70 @@ class FlowerEngine:
         self._validation = None if validation is None else validation[0]
 
     def start(self) -> State:
-        servers = initial_state(self.job).server
-        return State(servers, torch.zeros(1, self.job.task.num_clients, dtype=torch.int64))
+        never = torch.zeros(1, self.job.task.num_clients, dtype=torch.int64)
+        return State(initial_state(self.job).server, clients=(), last_reply=never)
 
     def exchange(
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase = self.job.phases(stage)[position]
-        server, kept = tree.take(state.server, 0), state.clients[0]
-        sampled = [int(k) for k in cohorts[0][present[0]]]
-        late = self._late(kept) if stage != "setup" else {}
-        cohort = [k for k in sampled if self._ids[k] not in late]
-        before = round - 1 if stage == "round" and position == 0 and self._evaluates(round - 1) else None
-        if stage == "round" and position == 0:
+        phase, begins = self.job.phases(stage)[position], stage == "round" and position == 0
+        if begins:
             self.link.welcome(min(self.deadline, 60.0))
-        if not sampled and before is None:
+        # the model that the round before left is measured with the first messages of this one
+        measured = round - 1 if begins and self._evaluates(round - 1) else None
+        sampled = [int(k) for k in cohorts[0][present[0]]]
+        if not sampled and measured is None:
             return Exchange(state, present, [])
-        method = self.job.method
-        down = method.sent(server, phase.down)
-        model = method.sent(server, method.predicts_with) if before is not None else {}
-        number = exchange_number(round, stage, position)
-        train = pack(down | model, self._codecs)
-        kind, riding = f"train.{action(stage, phase)}", before is not None
-        requests = {self._ids[k]: Request(kind, self._request(train, kept, k, number, round, riding)) for k in cohort}
-        if before is not None:
-            others = [k for k in range(len(self._ids)) if self._ids[k] not in requests and self._ids[k] not in late]
-            requests |= self._evaluation_requests(model, kept, others, number, round)
-        answers = self.link.ask(requests, self.deadline) | late
-        if before is not None:
-            found, rejections = self._evaluations(answers, number, {self._ids[k] for k in cohort})
-            self.measured[before] = state, found
-        else:
-            rejections = []
-        replies: dict[int, Record] = {}
+        number, kind = exchange_number(round, stage, position), f"train.{action(stage, phase)}"
+        down = self.job.method.sent(tree.take(state.server, 0), phase.down)
+        late = self._late(state) if stage != "setup" else {}
+        answers = self._ask(state, round, number, late, kind, sampled, down, evaluate=measured is not None)
+        rejections: list[Rejection] = []
+        if measured is not None:
+            counted, rejections = self._evaluations(answers, {self._ids[k] for k in sampled})
+            self.measured[measured] = state, counted
         like = self._like[stage, position]
         self.messages.setdefault((stage, position), record_message(stage, phase, down, like, 0))
-        for k in sampled:
-            try:
-                replies[k] = self._reply(answers[self._ids[k]], phase, down, like, k, number)
-            except BadMessage as error:
-                answered = not isinstance(answers[self._ids[k]], str)
-                rejections.append(Rejection(0, self._ids[k], phase.name, str(error), answered))
-        there = present & np.isin(cohorts, list(replies))
-        if len(replies) < min(self.min_replies, len(self._ids)) or not sampled:
-            return Exchange(state, there, rejections, Note("too-few-replies") if sampled else None)
-        who = np.array([k for k in sampled if k in replies])
-        moved = [tree.map(lambda leaf: leaf.to(self.job.device), replies[int(k)]) for k in who]
-        gathered = gather(self.job, phase, moved, who)
+        replies, refused = self._trained(answers, phase, down, like, sampled)
+        rejections += refused
+        used = present & np.isin(cohorts, list(replies))
+        if not sampled:
+            return Exchange(state, used, rejections)
+        if len(replies) < min(self.min_replies, len(self._ids)):
+            return Exchange(state, used, rejections, Note("too-few-replies"))
+        return self._applied(state, phase, number, replies, Exchange(state, used, rejections))
+
+    def _applied(
+        self, state: State, phase: Phase, number: int, replies: Mapping[int, Record], exchange: Exchange
+    ) -> Exchange:
+        """The exchange with the server's step taken, or what stood in its way."""
+        clients, method = np.array(list(replies)), self.job.method
+        here = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
+        gathered = gather(self.job, phase, here, clients)
         try:
-            server = phase.server(server, gathered.replies, data_of(self._validation, self.job))
+            server = phase.server(tree.take(state.server, 0), gathered.replies, data_of(self._validation, self.job))
         except Exception as error:  # replies that are each possible, and together are not
             failed = {"phase": phase.name, "error": f"{type(error).__name__}: {error}"}
-            return Exchange(state, there, rejections, Note("server-step-failed", failed))
+            return replace(exchange, obstacle=Note("server-step-failed", failed))
         if not finite(method.sent(server, method.predicts_with)):
-            return Exchange(state, there, rejections, Note("model-not-finite", {"phase": phase.name}))
-        kept = kept.clone()
-        kept[torch.from_numpy(who)] = number
+            return replace(exchange, obstacle=Note("model-not-finite", {"phase": phase.name}))
+        last = state.last_reply.clone()
+        last[0, torch.from_numpy(clients)] = number
+        moved = State(tree.map(lambda leaf: leaf.unsqueeze(0), server), clients=(), last_reply=last)
         clipped = None if gathered.clipped is None else gathered.clipped[None].cpu().numpy()
-        state = State(tree.map(lambda leaf: leaf.unsqueeze(0), server), kept[None])
-        return Exchange(state, there, rejections, clipped=clipped)
+        return replace(exchange, state=moved, clipped=clipped)
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
-        server, kept = tree.take(state.server, 0), state.clients[0]
-        number = exchange_number(round, "final", MOST_PHASES - 1)
-        model = self.job.method.sent(server, self.job.method.predicts_with)
-        late = self._late(kept)
-        asked = [k for k in range(len(self._ids)) if self._ids[k] not in late]
-        requests = self._evaluation_requests(model, kept, asked, number, round)
-        self.messages.setdefault(("evaluate", 0), self._evaluation_message(model))
-        answers = self.link.ask(requests, self.deadline) | late
-        found, refused = self._evaluations(answers, number, set())
-        self.unmeasured = {each.client: each.reason for each in refused}
-        self.unmeasured |= {silo: answer for silo, answer in answers.items() if isinstance(answer, str)}
+        number, late = exchange_number(round, "final", MOST_PHASES - 1), self._late(state)
+        answers = self._ask(state, round, number, late, evaluate=True)
+        self.messages.setdefault(("evaluate", 0), self._evaluation_message(self._model(state)))
+        counted, refused = self._evaluations(answers, set())
+        self.unmeasured = {rejection.client: rejection.reason for rejection in refused}
+        self.unmeasured |= {silo: answer.problem for silo, answer in answers.items() if not answer.came}
         for silo, why in self.unmeasured.items():
             self.note("did-not-evaluate", client=silo, round=round, reason=why)
-        return found
-
-    def _late(self, kept: Tensor) -> dict[str, str]:
-        """Silos that missed setup: what it tells them, or the server of them, cannot be made good later."""
-        count = len(self.job.phases("setup"))
-        ready = exchange_number(0, "setup", count - 1) if count else 0
-        here = self.link.here
-        late = [silo for k, silo in enumerate(self._ids) if kept[k] < ready]
-        return {silo: LATE if silo in here else self.link.why_not(silo) for silo in late}
+        return counted
 
     def note(self, kind: str, **fields: Any) -> None:
         note = Note(kind, fields)
@@ -154,73 +151,118 @@ class FlowerEngine:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
+    def _late(self, state: State) -> dict[str, str]:
+        """Silos that missed setup, and why: what it tells them, or the server of them, cannot be made good later."""
+        count = len(self.job.phases("setup"))
+        ready = exchange_number(0, "setup", count - 1) if count else 0
+        here = self.link.here
+        late = [silo for silo, last in zip(self._ids, state.last_reply[0], strict=True) if last < ready]
+        return {silo: LATE if silo in here else self.link.why_not(silo) for silo in late}
+
     def _evaluates(self, round: int) -> bool:
         return round >= 1 and round % self.job.settings.eval_every == 0
 
+    def _model(self, state: State) -> Record:
+        """The fields that clients predict with."""
+        return self.job.method.sent(tree.take(state.server, 0), self.job.method.predicts_with)
+
+    def _ask(
+        self,
+        state: State,
+        round: int,
+        number: int,
+        late: Mapping[str, str],
+        kind: str = "",
+        sampled: Sequence[int] = (),
+        down: Mapping[str, Tree] | None = None,
+        *,
+        evaluate: bool,
+    ) -> dict[str, Answer]:
+        """Answers by silo: the sampled ones do the work called `kind`; to evaluate, all of them, and all others too."""
+        model = self._model(state) if evaluate else {}
+        training = pack({**(down or {}), **model}, self._codecs)
+        messages = [(k, kind, training) for k in sampled]
+        if evaluate:
+            counts = pack(model, self._codecs)
+            messages += [(k, "evaluate.counts", counts) for k in range(len(self._ids)) if k not in sampled]
+        requests = {
+            self._ids[k]: Request(kind, self._request(fields, state, k, number, round, evaluate and k in sampled))
+            for k, kind, fields in messages
+        }
+        asked = {silo: request for silo, request in requests.items() if silo not in late}
+        answers = self.link.ask(asked, self.deadline) | {silo: late[silo] for silo in requests if silo in late}
+        return {silo: _opened(answer, silo, number) for silo, answer in answers.items()}
+
     def _request(
-        self, fields: ArrayRecord, kept: Tensor, k: int, number: int, round: int, evaluate: bool = False
+        self, fields: ArrayRecord, state: State, k: int, number: int, round: int, evaluate: bool = False
     ) -> RecordDict:
-        said: dict[str, str | int] = {
+        question: dict[str, str | int] = {
             "run": self.link.run,
             "exchange": str(number),
             "round": round,
-            "from": int(kept[k]),
+            "from": int(state.last_reply[0, k]),
             "keep": int(self.committed[k]),
             "evaluate": int(evaluate),
         }
-        content = RecordDict({ABOUT: about(said), FIELDS: fields})
+        content = RecordDict({ABOUT: about(question), FIELDS: fields})
         if self._scaling is not None:
             content[SCALING] = self._scaling
         return content
 
-    def _evaluation_requests(
-        self, model: Record, kept: Tensor, clients: Sequence[int], number: int, round: int
-    ) -> dict[str, Request]:
-        packed = pack(model, self._codecs)
-        return {
-            self._ids[k]: Request("evaluate.counts", self._request(packed, kept, k, number, round)) for k in clients
-        }
-
     def _evaluation_message(self, model: Record) -> Message:
-        names = tuple(model)
-        phase = Phase("counts", names, evaluation.FIELDS, _nothing, _nothing, codecs=self._codecs)  # type: ignore[arg-type]
+        phase = Phase("counts", tuple(model), evaluation.FIELDS, _nothing, _nothing, codecs=self._codecs)  # type: ignore[arg-type]
         return record_message("evaluate", phase, model, evaluation.like(self.job.task), 0)
 
-    # -- replies -------------------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _reply(self, answer: RecordDict | str, phase: Phase, down: Record, like: Record, k: int, number: int) -> Record:
-        content = _checked(answer, self._ids[k], number)
-        reply = unpack(content, FIELDS, like, self._codecs)
-        rows = self.link.members[self._ids[k]].rows
+    def _trained(
+        self, answers: Mapping[str, Answer], phase: Phase, down: Record, like: Record, sampled: Sequence[int]
+    ) -> tuple[dict[int, Record], list[Rejection]]:
+        """The replies of a phase by client, and those that were refused or did not come."""
+        replies: dict[int, Record] = {}
+        refused = []
+        down = tree.map(lambda leaf: leaf.cpu(), down)
+        for k in sampled:
+            silo = self._ids[k]
+            try:
+                reply = unpack(answers[silo].readable(), FIELDS, like, self._codecs)
+                self._check_limits(phase, reply, self.link.members[silo].rows)
+                self._check_norms(phase, down, reply)
+            except BadMessage as error:
+                refused.append(Rejection(0, silo, phase.name, str(error), answers[silo].came))
+            else:
+                replies[k] = reply
+        return replies, refused
+
+    def _check_limits(self, phase: Phase, reply: Record, rows: int) -> None:
         for name, (low, high) in ({**LIMITS, **phase.limits}).items():
             for leaf in tree.leaves(reply[name]) if name in reply else ():
                 most, what = (rows, ", the rows that it declared") if high == ROWS else (high, "")
                 if (leaf < low).any() or (leaf > most).any():
                     raise BadMessage(f"has {name} outside {low:g} to {most:g}{what}")
-        channel = self.job.channel
-        too_long = channel.too_long(phase, tree.map(lambda leaf: leaf.cpu(), down), reply)
-        if too_long:
-            raise BadMessage(f"has in {too_long} an update of a norm above {channel.clip:g}, to which it is clipped")
-        return reply
+
+    def _check_norms(self, phase: Phase, down: Record, reply: Record) -> None:
+        field = self.job.channel.too_long(phase, down, reply)
+        if field:
+            clip = self.job.channel.clip
+            raise BadMessage(f"has an update in {field} with a norm above {clip:g}, to which updates are clipped")
 
     def _evaluations(
-        self, answers: Mapping[str, RecordDict | str], number: int, training: set[str]
+        self, answers: Mapping[str, Answer], training: set[str]
     ) -> tuple[list[Scored | None], list[Rejection]]:
-        """Every client's scores, None where there are none, and the evaluations that were refused; whose whole answer
-        is refused in training is not named twice."""
-        found: list[Scored | None] = []
+        """Every client's scores, None where there are none, and the evaluations that were refused; a client whose whole
+        answer is refused in training is not named twice."""
+        counted: list[Scored | None] = []
         refused = []
         for silo in self._ids:
-            answer, readable = answers[silo], False
+            answer, scored = answers[silo], None
             try:
-                content = _checked(answer, silo, number)
-                readable = True
-                found.append(evaluation.read(content, self.job.task, self.link.members[silo].test_rows))
+                scored = evaluation.read(answer.readable(), self.job.task, self.link.members[silo].test_rows)
             except BadMessage as error:
-                found.append(None)
-                if not isinstance(answer, str) and (readable or silo not in training):
+                if answer.came and (answer.content is not None or silo not in training):
                     refused.append(Rejection(0, silo, EVALUATION, str(error)))
-        return found, refused
+            counted.append(scored)
+        return counted, refused
 
 
 def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
@@ -240,18 +282,21 @@ def _nothing(*_: object) -> None:
     """An evaluation is no phase of a method."""
 
 
-def _checked(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
-    """An answer's content, refused unless it is this silo's to this exchange."""
+def _opened(answer: RecordDict | str, silo: str, number: int) -> Answer:
+    """An answer, or a reason why there is none; it can be read if it is this silo's to this exchange."""
     if isinstance(answer, str):
-        raise BadMessage(answer)
-    said = read_about(answer)
-    if "refused" in said:
-        raise BadMessage(str(said["refused"]))
-    if said.get("client") != silo:
-        raise BadMessage(f"is signed by {said.get('client')!r}")
-    if said.get("exchange") != str(number):
-        raise BadMessage("belongs to another exchange")
-    return answer
+        return Answer(None, answer, came=False)
+    try:
+        about = read_about(answer)
+    except BadMessage as error:
+        return Answer(None, str(error))
+    if "refused" in about:
+        return Answer(None, str(about["refused"]))
+    if about.get("client") != silo:
+        return Answer(None, f"is signed by {about.get('client')!r}")
+    if about.get("exchange") != str(number):
+        return Answer(None, "belongs to another exchange")
+    return Answer(answer)
 
 
 def _as_record(scaling: Scaling) -> ArrayRecord:
@@ -268,19 +313,19 @@ class FlowerEvaluator:
         self.withheld: list[Withheld] = []
         """What clients withheld in the last evaluation."""
         self.disclosed: np.ndarray | None = None
-        """Test rows of each group whose labels and predictions were told in it; None before it."""
+        """Test rows of each group whose labels and predictions were disclosed in it; None before it."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         scores = {round: [self._scores(*counted)] for round, counted in self.engine.measured.items()}
         self.engine.measured.clear()
         if not running.any():
-            found = self.engine.evaluate(state, number)
-            scores[number] = [self._scores(state, found)]
-            self._tell(found)
+            counted = self.engine.evaluate(state, number)
+            scores[number] = [self._scores(state, counted)]
+            self._note(counted)
         return scores
 
-    def _scores(self, state: State, found: list[Scored | None]) -> dict[str, Scored]:
-        scores = together(found, self.job.task)
+    def _scores(self, state: State, counted: list[Scored | None]) -> dict[str, Scored]:
+        scores = together(counted, self.job.task)
         fed = self.job.runs[0].federation
         # clients' own models are not here to be tried on the server's rows
         if len(fed.validation) and not self.job.method.personal:
@@ -288,14 +333,14 @@ class FlowerEvaluator:
             scores["validation"] = self._local.common(server, fed.validation)
         return scores
 
-    def _tell(self, found: list[Scored | None]) -> None:
-        """Say at the end what is withheld, and how many rows the figures rest on."""
+    def _note(self, counted: list[Scored | None]) -> None:
+        """Note at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
-        self.withheld = withheld_by(found, fed.ids)
+        self.withheld = withheld_by(counted, fed.ids)
         self.disclosed = np.zeros(self.job.task.num_groups, dtype=np.int64)
-        for each in found:
-            if each is not None:
-                self.disclosed += np.nansum(each.counts[0], (-2, -1)).astype(np.int64)
+        for scored in counted:
+            if scored is not None:
+                self.disclosed += np.nansum(scored.counts[0], (-2, -1)).astype(np.int64)
         for client, counts, predicted in self.withheld:
             hidden = {"counts": counts, "predicted": predicted}
             names = {what: [fed.groups[g] for g in groups] for what, groups in hidden.items()}

@@ -108,12 +108,12 @@ class Federated(Training):
 
     def rounds(self, resume: tuple[int, State] | None = None) -> Iterator[Step]:
         if resume is not None:
-            self.engine.committed = resume[1].clients[0]
+            self.engine.committed = resume[1].last_reply[0]
         for step in super().rounds(resume):
             yield step
             # whoever asks for the next round has saved this one
             if step.round % self._setting.config.run.checkpoint_every == 0:
-                self.engine.committed = step.state.clients[0]
+                self.engine.committed = step.state.last_reply[0]
 
     def result(self) -> Result:
         assert self._state is not None, "no round has finished"

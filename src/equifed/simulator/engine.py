@@ -26,7 +26,10 @@ class State(NamedTuple):
     server: Tree
     """The servers' states, leaves [R, ...]."""
     clients: Tree
-    """The clients' states, leaves [R, N, ...]."""
+    """The clients' states, leaves [R, N, ...]; () on a real federation, where they stay with the clients."""
+    last_reply: Tree = ()
+    """On a real federation: the number of the exchange of each client's last reply that was used [R, N], from whose
+    state the client goes on."""
 
 
 class Rejection(NamedTuple):
