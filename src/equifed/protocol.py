@@ -302,7 +302,8 @@ class Method:
         return SimpleNamespace(**fields)
 
     def model_of(self, server: Any, clients: Any) -> Tree:
-        """The trained model: the server's `theta`, else the clients' own, along a leading axis; {} for neither."""
+        """The trained model: the server's `theta`, else the clients' own, along a leading axis; {} for neither.
+        `clients` is () where their states are elsewhere."""
         return server.theta if hasattr(server, "theta") else getattr(clients, "theta", {})
 
     def predict(self, task: Task, server: Any, client: Tree, x: Tensor) -> Tensor:

@@ -145,8 +145,9 @@ class Wrapper(Method):
     def received(self, fields: Record) -> Around:
         return Around(self.inner.received(fields), fields)
 
-    def model_of(self, server: Around, clients: Around) -> Tree:
-        return self.inner.model_of(server.inner, clients.inner)
+    def model_of(self, server: Around, clients: Any) -> Tree:
+        # what clients keep may be elsewhere
+        return self.inner.model_of(server.inner, clients.inner if clients else ())
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
