@@ -159,7 +159,7 @@ def simulate(made: Setting, engine: str = "lanes") -> ef.Result:
     """The same configuration in the simulator."""
     from equifed.config import build, load_federations
 
-    config = dataclasses.replace(made.config, run=made.config.run.model_copy(update={"engine": engine}))
+    config = dataclasses.replace(made.config, run=dataclasses.replace(made.config.run, engine=engine))
     simulation = build(config, load_federations(config))
     for _ in simulation.rounds():
         pass
