@@ -91,7 +91,7 @@ def _disclosed(rows: int, of: int) -> str:
 
 def _clipped(fields: Mapping[str, Sequence[str]], norms: Sequence[Mapping[str, float]]) -> str:
     names = ", ".join(dict.fromkeys(name for phase in fields.values() for name in phase))
-    share = [f"{each['norm']:g} ({each['share']:.0%})" for each in norms]
+    share = [f"{norm['norm']:g} ({norm['share']:.0%})" for norm in norms]
     return (
         f"The clients' model updates ({names}) were clipped to the L2 norm {', '.join(share)}; in brackets, how many "
         "replies had a longer one."

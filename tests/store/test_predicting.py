@@ -82,6 +82,14 @@ def test_every_run_of_a_sweep(uneven: Federation, tmp_path: Path) -> None:
     assert loaded.final_states[30.0, 3].method == M.KFFL(fairness_weight=30.0)
 
 
+def test_a_sweep_over_a_setting(uneven: Federation, tmp_path: Path) -> None:
+    live = train(M.FedAvg(), uneven, over={"clip": [0.001, 1.0]})
+    ef.save_result(tmp_path, live)
+    made = predictions(ef.load_result(tmp_path), uneven)
+    assert_same_bits(made, predictions(live, uneven))
+    assert len({values.tobytes() for values in made}) == 2
+
+
 @pytest.mark.parametrize("method", [M.FedEM(components=2), M.SFFL(components=2)], ids=lambda method: method.name)
 def test_adapting_from_a_folder(uneven: Federation, method: M.Method, tmp_path: Path) -> None:
     live = train(method, uneven)
@@ -132,6 +140,8 @@ def test_a_run_folder_is_enough_for_a_new_process(tmp_path: Path, start: Any) ->
     assert not (folder / "states.safetensors").exists()  # not twice
     fed = recording.simulation.job.runs[0].federation
     assert fed.scaling is not None
+    with pytest.raises(ef.ConfigError, match="the folder of a run, which has a result of its own"):
+        ef.save_result(folder, live)
     loaded = RunFolder(folder).result()
     assert_same_bits(predictions(loaded, fed), predictions(live, fed))
     assert loaded.schema == live.schema == fed.schema

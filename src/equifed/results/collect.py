@@ -234,7 +234,7 @@ def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
     result: dict[Any, dict[str, np.ndarray]] = {}
     for r, run in enumerate(job.runs):
         server: Any = tree.take(state.server, r)
-        own: Any = tree.take(state.clients, r)
-        theta = job.method.model_of(server, own)
+        clients: Any = tree.take(state.clients, r)
+        theta = job.method.model_of(server, clients)
         result[_key(run)] = {name: value.numpy() for name, value in tree.named(theta).items()}
     return result

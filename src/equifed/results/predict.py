@@ -42,8 +42,8 @@ class FinalState:
         """Rows as the model sees them."""
         rows = np.asarray(x, dtype=np.float32)
         if rows.shape[1:] != tuple(self.shape):
-            wanted, got = list(self.shape), list(rows.shape)
-            raise DataError(f"x must be rows of the federation's features, shape {wanted} each; got shape {got}.")
+            expected, got = list(self.shape), list(rows.shape)
+            raise DataError(f"x must be rows of the federation's features, shape {expected} each; got shape {got}.")
         scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
         return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
 
@@ -106,17 +106,17 @@ class Adapted:
     def state(self) -> dict[Any, dict[str, np.ndarray]]:
         """The same as arrays: {seed: {"pi": ...}}."""
         return {
-            key: {name: value.cpu().numpy() for name, value in tree.named(own).items()}
-            for key, own in self.states.items()
+            key: {name: value.cpu().numpy() for name, value in tree.named(state).items()}
+            for key, state in self.states.items()
         }
 
     def predict(self, x: Any) -> dict[Any, np.ndarray]:
         """Probabilities (or values) for the rows x, by seed."""
         predicted = {}
         with torch.no_grad():
-            for key, each in self.runs.items():
-                inputs = each.features(np.asarray(x))
-                predicted[key] = each.method.predict(each.task, each.server, self.states[key], inputs).cpu().numpy()
+            for key, run in self.runs.items():
+                inputs = run.features(np.asarray(x))
+                predicted[key] = run.method.predict(run.task, run.server, self.states[key], inputs).cpu().numpy()
         return predicted
 
 

@@ -42,7 +42,7 @@ class Result:
     timings: dict[str, Any]
     """Seconds in all and per round."""
     notes: list[Note] = field(default_factory=list)
-    """What a reader should know about how it ran."""
+    """What a reader should know about how it ran: values, whose words `str(note)` makes."""
     final_states: Mapping[Any, FinalState] = field(default_factory=dict, repr=False)
     """What each run ended with, by the keys of `parameters`: what `predict` and `adapt` use."""
     schema: Schema | None = field(default=None, repr=False)
@@ -147,7 +147,7 @@ class Result:
         """How much of the plane of both metrics the settings' means dominate, up to the reference (quality, disparity).
 
         Give all methods that are compared the same reference, such as the accuracy of always predicting the majority
-        and the disparity of FedAvg; None takes the worst of this sweep's own. The interval is of a bootstrap over the
+        and the disparity of FedAvg; None takes the worst of this sweep. The interval is of a bootstrap over the
         seeds, the same seeds for all settings.
         """
         return tradeoff.hypervolume(self.final(split), ["method", *self.swept], quality, disparity, reference)

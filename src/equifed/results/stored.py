@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from equifed import methods, models, tree
 from equifed.errors import ConfigError, RunError
@@ -25,7 +26,7 @@ class StoredStates(Mapping[Any, FinalState]):
     """The final states by the keys of `Result.parameters`, rebuilt when the first of them is asked for."""
 
     def __init__(self, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | Path) -> None:
-        """about: JSON, see `pack`. arrays: the leaves of all states [runs, ...] by name, or the file that has them."""
+        """about: see `describe`. arrays: the leaves of all states [runs, ...] by name, or the file that has them."""
         self.about = about
         self._arrays = arrays
 
@@ -34,35 +35,12 @@ class StoredStates(Mapping[Any, FinalState]):
         """The states as JSON and arrays."""
         if isinstance(states, StoredStates):
             return states
-        if not states:
-            return cls({"runs": []}, {})
-        first = next(iter(states.values()))
-        about = {
-            "method": _name(first.method),
-            "model": models.describe(first.model),
-            "task": {
-                field.name: getattr(first.task, field.name)
-                for field in dataclasses.fields(Task)
-                if field.name not in ("module", "local")
-            },
-            "local": dataclasses.asdict(first.task.local),
-            "shape": list(first.shape),
-            "clients": list(first.ids),
-            "client_states": first.clients is not None,
-            "runs": [
-                {
-                    "key": list(key) if isinstance(key, tuple) else key,
-                    "seed": state.seed,
-                    "hyper_parameters": state.method.hyper,
-                    "scaling": None if state.scaling is None else [part.tolist() for part in state.scaling],
-                }
-                for key, state in states.items()
-            ],
-        }
-        leaves = tree.named(tree.stack([state.server for state in states.values()]), "server")
-        if first.clients is not None:
-            leaves |= tree.named(tree.stack([state.clients for state in states.values()]), "clients")
-        return cls(about, {name: leaf.numpy() for name, leaf in leaves.items()})
+        leaves: dict[str, Tensor] = {}
+        for part in ("server", "clients"):
+            trees = [getattr(state, part) for state in states.values()]
+            if trees and trees[0] is not None:
+                leaves |= tree.named(tree.stack(trees), part)
+        return cls(describe(states), {name: leaf.numpy() for name, leaf in leaves.items()})
 
     @cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -134,6 +112,37 @@ class StoredStates(Mapping[Any, FinalState]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredStates, (self.about, dict(self.arrays))
+
+
+def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
+    """All but the states' values, in JSON's own types."""
+    if isinstance(states, StoredStates):
+        return states.about
+    if not states:
+        return {"runs": []}
+    first = next(iter(states.values()))
+    return {
+        "method": _name(first.method),
+        "model": models.describe(first.model),
+        "task": {
+            field.name: getattr(first.task, field.name)
+            for field in dataclasses.fields(Task)
+            if field.name not in ("module", "local")
+        },
+        "local": dataclasses.asdict(first.task.local),
+        "shape": list(first.shape),
+        "clients": list(first.ids),
+        "client_states": first.clients is not None,
+        "runs": [
+            {
+                "key": list(key) if isinstance(key, tuple) else key,
+                "seed": state.seed,
+                "hyper_parameters": state.method.hyper,
+                "scaling": None if state.scaling is None else [part.tolist() for part in state.scaling],
+            }
+            for key, state in states.items()
+        ],
+    }
 
 
 def _name(method: Method) -> str:

@@ -40,7 +40,7 @@ from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.loop import RoundLog
 from equifed.store.environment import data_record, environment
 from equifed.store.locks import is_held, lock_at, take
-from equifed.store.results import CHECKPOINT, load_result, save_result
+from equifed.store.results import CHECKPOINT, load_result, write_result
 
 FORMAT = "equifed-checkpoint-2"
 FEDERATION = "federation.json"
@@ -329,7 +329,7 @@ class Recording:
 
     def finish(self) -> Result:
         result = self.simulation.result()
-        save_result(self.folder.path, result)
+        write_result(self.folder.path, result)
         self.folder.set_status("finished")
         return result
 

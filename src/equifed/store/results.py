@@ -11,14 +11,14 @@ import pandas as pd
 from safetensors.numpy import load_file, save
 
 from equifed.data import Schema
-from equifed.errors import RunError
+from equifed.errors import ConfigError, RunError
 from equifed.files import plain, writable_folder, write_atomic, write_json
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
 from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
-from equifed.results.stored import StoredStates
+from equifed.results.stored import StoredStates, describe
 
 CHECKPOINT = "checkpoint.safetensors"
 STATES = "states.safetensors"
@@ -26,13 +26,19 @@ SCHEMA = "schema.json"
 
 
 def save_result(folder: str | Path, result: Result) -> None:
-    """Write everything that the result holds; `load_result` reads it.
-
-    The states that predicting needs are left out where the run's last checkpoint in the folder has them. result.json
-    comes last, so that its presence means that all is there.
-    """
+    """Write everything that the result holds, for `load_result` to read."""
     folder = Path(folder)
+    if (folder / CHECKPOINT).exists():
+        raise ConfigError(f"{folder} is the folder of a run, which has a result of its own. Name another folder.")
     writable_folder(folder, "Name another folder for the result.")
+    arrays = StoredStates.pack(result.final_states).arrays
+    write_atomic(folder / STATES, save({name: np.asarray(value, order="C") for name, value in arrays.items()}))
+    write_result(folder, result)
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """All but the states that predicting needs, which the last checkpoint of a run has. result.json comes last, so that
+    its presence means that all is there."""
     for name, frame in (("metrics", result.metrics), ("log", result.log)):
         write_atomic(folder / f"{name}.parquet", frame.to_parquet(index=False))
     write_json(folder / "messages.json", result.messages.to_dict("records"))
@@ -46,10 +52,6 @@ def save_result(folder: str | Path, result: Result) -> None:
     write_atomic(folder / "final.safetensors", save(tensors))
     if result.schema is not None:
         write_atomic(folder / SCHEMA, result.schema.to_json().encode())
-    states = StoredStates.pack(result.final_states)
-    if not (folder / CHECKPOINT).exists():
-        arrays = {name: np.asarray(value, order="C") for name, value in states.arrays.items()}
-        write_atomic(folder / STATES, save(arrays))
     keys = [list(key) if isinstance(key, tuple) else key for key in result.parameters]
     write_json(
         folder / "result.json",
@@ -58,7 +60,7 @@ def save_result(folder: str | Path, result: Result) -> None:
             "notes": [note.to_json() for note in result.notes],
             "headline": headline(result),
             "runs": keys,
-            "final_states": states.about,
+            "final_states": describe(result.final_states),
         },
     )
 
