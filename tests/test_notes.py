@@ -20,7 +20,7 @@ EXAMPLES = {
     "no-test-rows": {},
     "rounds-not-applied": {"obstacle": FEW, "count": 2, "of": 9, "rounds": [3, 4], "seed": 0},
     "replies-rejected": {"count": 4},
-    "clipped": {"fields": ["update"], "norms": [{"norm": 0.5, "share": 0.25}]},
+    "clipped": {"fields": {"train": ["update"]}, "norms": [{"norm": 0.5, "share": 0.25}]},
     "did-not-answer": {"client": "north", "rounds": [0, 2, 3], "reasons": ["not connected", "no reply"]},
     "stopped-early": {"runs": 4, "of": 6, "first": 2, "last": 5, "rounds": 9},
     "constraint-missed": {**RUNS, "remedy": "rounds"},
