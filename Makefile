@@ -20,16 +20,17 @@ demo: .venv/ready  ## Compare the methods on real COMPAS data and write the repo
 	$(BIN)/equifed compare compas --preset fair-fate --report demo-report.html \
 		--methods fedavg,fedprox,local,fedmom,fedavg-lr,fedavg-gr,fedval,fair-fate,fairfed,kffl,fedminmax
 
-test: .venv/ready  ## The tests, under 8 minutes on 2 cores.
+test: .venv/ready  ## The tests, at most 5 minutes on 2 quiet cores.
 	$(BIN)/python -m pytest -n 2 -m "not full" tests
 
-test-full: .venv/ready  ## Everything, slow suites too.
+test-full: .venv/ready  ## Everything, slow suites too: what a nightly run does.
 	$(BIN)/python -m pytest -n 2 tests
 
-lint: .venv/ready  ## Style and types.
+lint: .venv/ready  ## Style, types, and which module may import which.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/ready  ## Speed, as ratios within one run.
 	$(BIN)/python benchmarks/speed.py

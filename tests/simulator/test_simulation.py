@@ -162,6 +162,7 @@ def test_one_federation_per_seed_equals_each_alone() -> None:
     np.testing.assert_allclose(apart.parameters[2]["0.bias"], together.parameters[2]["0.bias"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full  # the compiler alone takes 10 s; that a compiler may fail is tested below
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 def test_compiled_steps_equal_the_reference(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
