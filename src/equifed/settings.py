@@ -92,6 +92,9 @@ class RunSettings:
     """Compile the training step; "auto" decides by the length of the run."""
     clip: float | None = None
     """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
+    metrics: Sequence[Any] | str = ()
+    """Metrics besides those of the catalogue, a list or A,B,...: "module:Name", the name of an installed one, or in
+    Python the `equifed.metrics.Metric` itself."""
     local: Local = field(default_factory=Local, metadata={"hyper": False})
     """How each client trains in a round."""
 
@@ -117,6 +120,10 @@ class RunSettings:
             raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {self.device!r}.", key="device")
         if self.compile not in (True, False, "auto"):
             raise ConfigError(f"must be True, False or 'auto', got {self.compile!r}.", key="compile")
+        if not isinstance(self.metrics, Iterable):
+            raise ConfigError(f"must be a list of metrics, got {self.metrics!r}.", key="metrics", value=self.metrics)
+        metrics = self.metrics.split(",") if isinstance(self.metrics, str) else self.metrics
+        object.__setattr__(self, "metrics", tuple(metrics))
         if not isinstance(self.local, Local):
             raise ConfigError(f"must be equifed.Local(...), got {self.local!r}.", key="local")
 
@@ -142,6 +149,7 @@ class RunOptions(TypedDict, total=False):
     device: str
     compile: bool | Literal["auto"]
     clip: float | None
+    metrics: Sequence[Any] | str
     local: Local
 
 

@@ -56,7 +56,7 @@ def _generated() -> dict[str, tuple[str, str, str]]:
         for option in options_of(kind):
             name = _RENAMED.get(option.name, option.name)
             metavar = {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
-            default = "" if option.default is None else f" (default: {str(option.default).lower()})"
+            default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
             key = f"{section}.{name.replace('_', '-')}"
             options[name] = (key, metavar, option.description.replace("\n", " ") + default)
     return options

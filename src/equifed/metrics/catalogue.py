@@ -8,7 +8,7 @@ metric is one entry here. Its order is the order in which metrics are shown. A m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol
@@ -181,6 +181,11 @@ class Metric:
         """All but how it is computed: what a result keeps of a metric from outside."""
         return {name: value for name, value in vars(self).items() if not callable(value)}
 
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Metric:
+        """A metric that can be shown but not computed; numbers may have been text in a file."""
+        return cls(**{**facts, "range": tuple(map(float, facts["range"]))})
+
     def cost(self, values: Any) -> Any:
         """The values turned so that less is better: a gap by its size, a ratio by its distance from 1."""
         if self.better == "one":
@@ -331,7 +336,7 @@ _ENTRIES = (
     ),
     Metric(
         name="degenerate", better="lower", needs=(), in_groups="flag",
-        help="1 if some group gets the same prediction for more than 99 % of its rows.",
+        help="Whether some group gets the same prediction for more than 99 % of its rows (1) or none does (0).",
         overall=lambda e: e.constant.any(-1).astype(float), by_group=lambda e: e.constant.astype(float),
     ),
     Metric(
@@ -408,11 +413,11 @@ _OUTSIDE: dict[str, Metric] = {}
 PLACES = ("headline", "table", "page")
 
 
-def from_outside(names: Iterable[str]) -> tuple[Metric, ...]:
+def from_outside(names: Iterable[str | Metric]) -> tuple[Metric, ...]:
     """The metrics with these names, `module:Name` or an entry point's, less those that every run has."""
     found: dict[str, Metric] = {}
     for name in names:
-        metric = METRICS[name]
+        metric = name if isinstance(name, Metric) else METRICS[name]
         if CATALOGUE.get(metric.name) is metric:
             continue
         if metric.name in CATALOGUE or found.get(metric.name, metric) is not metric:
@@ -420,15 +425,16 @@ def from_outside(names: Iterable[str]) -> tuple[Metric, ...]:
                 f"The metric {name!r} is called {metric.name!r}, as another one is. Rename it.", value=name
             )
         found[metric.name] = metric
-    return learn(found.values())
-
-
-def learn(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
-    """Remember what metrics from outside are called, mean, and which way is better. They were asked for, so that
-    comparisons show them."""
-    shown = tuple(dataclasses.replace(metric, shown=metric.shown or "table") for metric in metrics)
+    # they were asked for, so that comparisons show them
+    shown = tuple(dataclasses.replace(metric, shown=metric.shown or "table") for metric in found.values())
     _OUTSIDE.update({metric.name: metric for metric in shown})
     return shown
+
+
+def learn(metrics: Iterable[Mapping[str, Any]]) -> None:
+    """Remember the facts about metrics from outside that a result has."""
+    for facts in metrics:
+        _OUTSIDE.setdefault(facts["name"], Metric.from_facts(facts))
 
 
 def describe(name: str) -> Metric:

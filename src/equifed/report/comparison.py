@@ -12,7 +12,7 @@ import pandas as pd
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import catalogue
-from equifed.metrics.catalogue import Metric, describe
+from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import Moments, Paired, corrected, moments, paired
 from equifed.report.groups import marginals
 from equifed.report.silos import Silos, as_disclosed
@@ -157,7 +157,6 @@ def arms(results: Sequence[Result]) -> list[Arm]:
     check_results(results)
     compared: list[Arm] = []
     for i, result in enumerate(results):
-        catalogue.learn(Metric(**facts) for facts in result.info.get("metrics", ()))
         compared += _arms_of(i, result)
     labels = _labels(compared, results)
     return [replace(arm, label=label) for arm, label in zip(compared, labels, strict=True)]

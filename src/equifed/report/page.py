@@ -281,6 +281,7 @@ _ELSEWHERE = (
     "swept",
     "config",
     "hyper_parameters",
+    "metrics",
 )
 _TOGETHER = ("local", "provenance", "rows", "run", "versions")
 

@@ -69,10 +69,11 @@ class Collector:
             "model": str(job.task.module),
             **dataclasses.asdict(job.settings),
             "seeds": job.settings.seed_list,
+            "metrics": [metric.facts for metric in job.outside_metrics],
         }
         kept = tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state)
         return Result(
-            metrics=metrics_frame(self.scores, fed, job.labels),
+            metrics=metrics_frame(self.scores, fed, job.labels, job.outside_metrics),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
+from equifed.metrics import catalogue
 from equifed.notes import Note
 from equifed.results import tradeoff
 from equifed.results.predict import Adapted, FinalState
@@ -81,9 +82,16 @@ class Result:
             return self.final_states
         return StoredStates.pack(self.final_states).rebuilt(model)
 
+    def __post_init__(self) -> None:
+        catalogue.learn(self.info.get("metrics", ()))
+
     def __getstate__(self) -> dict[str, Any]:
         # as values, not as objects: a method or a model may have no name to be pickled by
         return {**self.__dict__, "final_states": StoredStates.pack(self.final_states)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     @property
     def swept(self) -> list[str]:

@@ -18,7 +18,7 @@ from equifed.channel import CHANNEL_OPTIONS, Channel
 from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
-from equifed.metrics.catalogue import Metric, measured
+from equifed.metrics.catalogue import Metric, from_outside, measured
 from equifed.protocol import Method, Phase, Stage, Task
 from equifed.settings import RunSettings
 from equifed.task import check_module, num_outputs
@@ -62,10 +62,16 @@ class Job:
         """What tells the runs apart in a table: method, swept hyper-parameters, seed."""
         return [{"method": self.method.name, **run.hyper, "seed": run.seed} for run in self.runs]
 
+    @cached_property
+    def outside_metrics(self) -> tuple[Metric, ...]:
+        """Metrics besides those of the catalogue. A silo, which measures nothing but counts, need not have them."""
+        with blaming(section="run", key="metrics"):
+            return from_outside(self.settings.metrics)
+
     @property
     def metrics(self) -> list[Metric]:
         """What is measured."""
-        return measured(self.runs[0].federation)
+        return measured(self.runs[0].federation, self.outside_metrics)
 
     def row_bytes(self, models: int = 1) -> int:
         """Memory that one row takes in the forward pass of so many models, its features and all activations: what
@@ -196,6 +202,8 @@ def make_job(
     settings = _resolved(settings, runs[0].federation, seed_list)
     task, starts = _task_and_start(first, model, settings, method, initial_parameters)
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
+    if not one_place:
+        _ = job.outside_metrics  # unknown ones are refused before anything is trained
     for run in runs:
         if run.seed == seed_list[0]:
             configured, channel = job.configured(run.hyper)
