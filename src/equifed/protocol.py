@@ -161,7 +161,7 @@ ServerStep = Callable[[Any, Record, "Data | None"], Any]
 
 
 def unchanged(server: Any, replies: Record, validation: Data | None) -> Any:
-    """The server's step in a phase that tells it nothing."""
+    """The server's step in a phase from which it learns nothing."""
     return server
 
 

@@ -5,110 +5,54 @@ from __future__ import annotations
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
-from equifed.methods.agnostic_fair import AgnosticFair
-from equifed.methods.centralized_kernel import CentralizedKernel
-from equifed.methods.citations import Citation, citation, citations
-from equifed.methods.e2fl import E2FL
-from equifed.methods.fair_fate import FairFate
-from equifed.methods.fairfed import FairFed
-from equifed.methods.fcfl import FCFL
-from equifed.methods.fedavg import FedAvg
-from equifed.methods.feddemon import FedDemon
-from equifed.methods.fedem import FedEM
-from equifed.methods.fedfair import FedFair
-from equifed.methods.fedminmax import FedMinMax
-from equifed.methods.fedmom import FedMom
-from equifed.methods.fedprox import FedProx
-from equifed.methods.fedval import FedVal
-from equifed.methods.frl import FRL
-from equifed.methods.hyper import Option, check, check_value, hyper, options
-from equifed.methods.ifca import IFCA
-from equifed.methods.kffl import KFFL
-from equifed.methods.kffl_td import KFFLTD
-from equifed.methods.lco import LCO
-from equifed.methods.local import LocalOnly
-from equifed.methods.local_kernel import LocalKernel
+from equifed.methods.agnostic_fair import AgnosticFair as AgnosticFair
+from equifed.methods.centralized_kernel import CentralizedKernel as CentralizedKernel
+from equifed.methods.citations import Citation as Citation
+from equifed.methods.citations import citation as citation
+from equifed.methods.citations import citations as citations
+from equifed.methods.e2fl import E2FL as E2FL
+from equifed.methods.fair_fate import FairFate as FairFate
+from equifed.methods.fairfed import FairFed as FairFed
+from equifed.methods.fcfl import FCFL as FCFL
+from equifed.methods.fedavg import FedAvg as FedAvg
+from equifed.methods.feddemon import FedDemon as FedDemon
+from equifed.methods.fedem import FedEM as FedEM
+from equifed.methods.fedfair import FedFair as FedFair
+from equifed.methods.fedminmax import FedMinMax as FedMinMax
+from equifed.methods.fedmom import FedMom as FedMom
+from equifed.methods.fedprox import FedProx as FedProx
+from equifed.methods.fedval import FedVal as FedVal
+from equifed.methods.frl import FRL as FRL
+from equifed.methods.hyper import Option as Option
+from equifed.methods.hyper import check as check
+from equifed.methods.hyper import check_value as check_value
+from equifed.methods.hyper import hyper as hyper
+from equifed.methods.hyper import options as options
+from equifed.methods.ifca import IFCA as IFCA
+from equifed.methods.kffl import KFFL as KFFL
+from equifed.methods.kffl_td import KFFLTD as KFFLTD
+from equifed.methods.lco import LCO as LCO
+from equifed.methods.local import LocalOnly as LocalOnly
+from equifed.methods.local_kernel import LocalKernel as LocalKernel
 from equifed.methods.postprocess import POST_PROCESSING
-from equifed.methods.qffl import QFFL
-from equifed.methods.reweighing import FedAvgGR, FedAvgLR
-from equifed.methods.separate_training import SeparateTraining
-from equifed.methods.sffl import SFFL
-from equifed.protocol import Method
+from equifed.methods.qffl import QFFL as QFFL
+from equifed.methods.reweighing import FedAvgGR as FedAvgGR
+from equifed.methods.reweighing import FedAvgLR as FedAvgLR
+from equifed.methods.separate_training import SeparateTraining as SeparateTraining
+from equifed.methods.sffl import SFFL as SFFL
+from equifed.protocol import Method as Method
 from equifed.registry import Registry
 
-__all__ = [
-    "E2FL",
-    "FCFL",
-    "FRL",
-    "IFCA",
-    "KFFL",
-    "KFFLTD",
-    "LCO",
-    "QFFL",
-    "REGISTRY",
-    "SFFL",
-    "AgnosticFair",
-    "CentralizedKernel",
-    "Citation",
-    "FairFate",
-    "FairFed",
-    "FedAvg",
-    "FedAvgGR",
-    "FedAvgLR",
-    "FedDemon",
-    "FedEM",
-    "FedFair",
-    "FedMinMax",
-    "FedMom",
-    "FedProx",
-    "FedVal",
-    "LocalKernel",
-    "LocalOnly",
-    "Method",
-    "Option",
-    "SeparateTraining",
-    "check",
-    "check_value",
-    "citation",
-    "citations",
-    "hyper",
-    "make",
-    "options",
-]
-
-_BUILT_IN: dict[str, type[Method]] = {
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "local": LocalOnly,
-    "fedmom": FedMom,
-    "feddemon": FedDemon,
-    "fedavg-lr": FedAvgLR,
-    "fedavg-gr": FedAvgGR,
-    "fedval": FedVal,
-    "fair-fate": FairFate,
-    "fedfair": FedFair,
-    "lco": LCO,
-    "separate-training": SeparateTraining,
-    "agnostic-fair": AgnosticFair,
-    "fairfed": FairFed,
-    "kffl": KFFL,
-    "kffl-td": KFFLTD,
-    "local-kernel": LocalKernel,
-    "centralized-kernel": CentralizedKernel,
-    "fedminmax": FedMinMax,
-    "sffl": SFFL,
-    "fedem": FedEM,
-    "fcfl": FCFL,
-    "frl": FRL,
-    "e2fl": E2FL,
-    "ifca": IFCA,
-    "q-ffl": QFFL,
-}
+_BUILT_IN: tuple[type[Method], ...] = (
+    FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
+    SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
+    FCFL, FRL, E2FL, IFCA, QFFL,
+)  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
     "method",
     "equifed.methods",
-    _BUILT_IN,
+    {kind.name: kind for kind in _BUILT_IN},
     fits=lambda thing: isinstance(thing, type) and issubclass(thing, Method),
     must_be="a subclass of equifed.methods.Method",
 )

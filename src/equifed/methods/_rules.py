@@ -69,12 +69,12 @@ def equal_cost(sums: Tensor, cost: str) -> Tensor:
     mean = score / number.clamp_min(1)
     base = number[:, 1] / number.sum(-1).clamp_min(1)
     c_fp, c_fn = mean[:, 0], 1 - mean[:, 1]
-    own, trivial = {
+    cost_of, trivial = {
         "fnr": (c_fn, 1 - base),
         "fpr": (c_fp, base),
         "weighted": (base * c_fn + (1 - base) * c_fp, 2 * base * (1 - base)),
     }[cost]
-    highest = torch.where(usable, own, -torch.inf).amax()
-    wanted, possible = highest - own, trivial - own
-    m = torch.where(possible > 0, wanted / torch.where(possible > 0, possible, 1.0), torch.zeros_like(own)).clamp(0, 1)
+    highest = torch.where(usable, cost_of, -torch.inf).amax()
+    missing, possible = highest - cost_of, trivial - cost_of
+    m = torch.where(possible > 0, missing / torch.where(possible > 0, possible, 1.0), 0.0).clamp(0, 1)
     return torch.stack([torch.where(usable & (usable.sum() >= 2), m, torch.zeros_like(m)), base], -1)

@@ -139,11 +139,11 @@ class AgnosticFair(Method):
         loss, kernel, cov = (np.asarray((replies[name] / n).tolist()) for name in ("loss", "kernel", "cov"))
         tau, bound = float(self.tau), float(self.bound)
         fair: dict[str, Any] = {"A_ub": np.stack([cov, -cov]), "b_ub": [tau, tau]}
-        relaxed, found = 0.0, best_weights(loss, kernel, bound, **fair)
-        if found is None:
-            relaxed, found = 1.0, best_weights(loss, kernel, bound)
-        uniform = found is None
-        a = np.zeros_like(loss) if found is None else found
+        relaxed, solution = 0.0, best_weights(loss, kernel, bound, **fair)
+        if solution is None:
+            relaxed, solution = 1.0, best_weights(loss, kernel, bound)
+        uniform = solution is None
+        a = np.zeros_like(loss) if solution is None else solution
         return server._replace(
             a=server.a.new_tensor(a),
             uniform=server.uniform.new_tensor(float(uniform)),

@@ -23,9 +23,8 @@ class Citation(NamedTuple):
 def citation(method: Method) -> Citation:
     """All its papers as one; see `citations`."""
     papers = citations(method)
-    return Citation(
-        "; ".join(each.plain for each in papers), "\n\n".join(each.bibtex for each in papers if each.bibtex)
-    )
+    entries = [paper.bibtex for paper in papers if paper.bibtex]
+    return Citation("; ".join(paper.plain for paper in papers), "\n\n".join(entries))
 
 
 def citations(method: Method) -> list[Citation]:

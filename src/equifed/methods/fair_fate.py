@@ -131,8 +131,8 @@ class FairFate(Method):
 
 def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Each metric of the global model [M] and the clients [K, M], scaled to 0..1 over the round; 0 if all are equal."""
-    here = present[:, None] > 0
-    low = torch.minimum(f0, torch.where(here, fk, torch.inf).amin(0))
-    high = torch.maximum(f0, torch.where(here, fk, -torch.inf).amax(0))
+    is_present = present[:, None] > 0
+    low = torch.minimum(f0, torch.where(is_present, fk, torch.inf).amin(0))
+    high = torch.maximum(f0, torch.where(is_present, fk, -torch.inf).amax(0))
     width = torch.where(high > low, high - low, torch.inf)
     return (f0 - low) / width, (fk - low) / width

@@ -117,8 +117,8 @@ class FairFed(Method):
         return Client(parameters, zeros(G, 2, 2), zeros() - 1, zeros() - 1, zeros(2, G))
 
     def compare(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-        some = (data.n > 0).to(data.mask.dtype)
-        return {"gap": some * difference(down["counts"], state.counts, self.fairness), "clients": some}, state
+        has_rows = (data.n > 0).to(data.mask.dtype)
+        return {"gap": has_rows * difference(down["counts"], state.counts, self.fairness), "clients": has_rows}, state
 
     # -- local training ------------------------------------------------------------------------------------------------
 

@@ -101,14 +101,14 @@ class FCFL(Method):
         }, state
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        some = (replies["present"] > 0) & (replies["rows"] > 0)
-        if not bool(some.any()):
+        answered = (replies["present"] > 0) & (replies["rows"] > 0)
+        if not bool(answered.any()):
             return server
         new = int(server.t) == int(server.second)  # stage 2 begins as smooth as stage 1 did
         start = np.full(2, float(self.smoothness))
         delta = start if new else server.delta.double().cpu().numpy()
-        losses, gaps, defined = (replies[name][some].double().cpu().numpy() for name in ("loss", "gap", "defined"))
-        of_loss, of_gap = (_rows(replies[name], some) for name in ("loss_gradient", "gap_gradient"))
+        losses, gaps, defined = (replies[name][answered].double().cpu().numpy() for name in ("loss", "gap", "defined"))
+        of_loss, of_gap = (_rows(replies[name], answered) for name in ("loss_gradient", "gap_gradient"))
         excess = np.where(defined > 0, gaps, -np.inf) - float(self.epsilon)
         violated = bool((excess > 0).any())
         g_l = _smooth(losses, delta[0]) @ of_loss
@@ -117,9 +117,9 @@ class FCFL(Method):
         if int(server.t) < int(server.second):
             direction = first_direction(g_l, g_g, violated)
         else:
-            found = second_direction(of_loss, g_g if violated else np.zeros_like(g_g))
-            missed = found is None
-            direction = of_loss.mean(0) if found is None else found
+            common = second_direction(of_loss, g_g if violated else np.zeros_like(g_g))
+            missed = common is None
+            direction = of_loss.mean(0) if common is None else common
         norm = float(np.linalg.norm(direction))
         # delta <- 0.01 delta whenever 0.1 ||g|| <= delta
         delta = np.where(0.1 * norm <= delta, np.maximum(0.01 * delta, SMALLEST), delta)
@@ -176,9 +176,9 @@ def _smooth(values: np.ndarray, delta: float) -> np.ndarray:
     return np.exp(exponent) / np.exp(exponent).sum()
 
 
-def _rows(gradient: Tree, some: Tensor) -> np.ndarray:
+def _rows(gradient: Tree, chosen: Tensor) -> np.ndarray:
     """The chosen clients' gradients as rows [K, P]."""
-    return torch.cat([leaf[some].flatten(1) for leaf in tree.leaves(gradient)], 1).double().cpu().numpy()
+    return torch.cat([leaf[chosen].flatten(1) for leaf in tree.leaves(gradient)], 1).double().cpu().numpy()
 
 
 def _like(flat: Tensor, theta: Tree) -> Tree:

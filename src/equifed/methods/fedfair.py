@@ -34,7 +34,7 @@ class Server(NamedTuple):
     lb: Tensor
     """lambda_b [P]: the price of Dbar below -epsilon."""
     gap: Tensor
-    """Dbar [P], the federated estimate, of the model that the last exchange sent; nan where nobody could say."""
+    """Dbar [P], the federated estimate, of the model last sent; nan where no client could compute it."""
     t: Tensor
     """k, rounds applied so far."""
     primal: Tensor
@@ -91,9 +91,9 @@ class FedFair(Constrained):
         la, lb, dual = self.dual_step(server.la, server.lb, gap, replies["holders"])
         gap = torch.where(replies["holders"] > 0, gap, torch.nan)
         # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
-        some, holder = replies["rows"] > 0, replies["holders"].sum() > 0
-        primal = torch.where(some, tree.squared_norm(gradient).sqrt(), torch.inf)
-        dual = torch.where(some, torch.where(holder, dual, server.dual), torch.inf)
+        any_rows, holder = replies["rows"] > 0, replies["holders"].sum() > 0
+        primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
+        dual = torch.where(any_rows, torch.where(holder, dual, server.dual), torch.inf)
         return Server(theta, la, lb, gap, server.t + 1, primal, dual)
 
     def measure(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:

@@ -2,7 +2,7 @@
 
 rho_a = n_a / n, the share of group a in all clients' rows;  mu = rho at the start
 client k:  theta_k minimises  sum_a (n_ak / n_k) (mu_a / rho_a) r_ak  =  mean of (mu_s / rho_s) loss over its rows
-           and tells the loss of theta on its rows of every group
+           and reports the loss of theta on its rows of every group
 server:    theta <- sum_k (n_k / n) theta_k
            r_a = mean loss of theta on all rows of group a;  mu <- projection of mu + eta r on the simplex
 """
@@ -66,10 +66,10 @@ class FedMinMax(FedAvg):
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         losses, counts = replies["losses"], replies["counts"]
-        here = counts > 0
+        has_rows = counts > 0
         risk = losses / counts.clamp_min(1)
         # a group that none of the round's clients has counts with the mean over groups, which the projection takes off
-        risk = torch.where(here, risk, risk.sum() / here.sum().clamp_min(1))
+        risk = torch.where(has_rows, risk, risk.sum() / has_rows.sum().clamp_min(1))
         # one without any training rows stays without weight
         mu = project(torch.where(server.rho > 0, server.mu + self.adversary_rate * risk, -torch.inf))
         averaged: Server = apply_mean_update(server, replies, validation)

@@ -1,4 +1,4 @@
-"""Hyper-parameters: dataclass fields that carry their allowed range and, by the docstring under them, their meaning."""
+"""Hyper-parameters: dataclass fields with an allowed range and, in the docstring under them, their meaning."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_value(method: Method, name: str, value: Any) -> None:
         raise unknown_name(f"hyper-parameter of {method.name}", name, known, key=name)
     option = known[name]
     chosen = value if option.several and isinstance(value, tuple) and value else (value,)
-    if option.choices is not None and any(each not in option.choices for each in chosen):
+    if option.choices is not None and any(choice not in option.choices for choice in chosen):
         or_several = ", or several of them" if option.several else ""
         allowed = ", ".join(map(repr, option.choices))
         raise ConfigError(f"must be one of {allowed}{or_several}, got {value!r}.", key=name, value=value)

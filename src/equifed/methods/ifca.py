@@ -98,8 +98,8 @@ class IFCA(Method):
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         """Those of the client's model; the mean over all models for a client that has not chosen."""
-        each = vmap(task.predict, (0, None))(server.theta, x)
-        return torch.where(client.group < 0, each.mean(0), tree.pick(each, client.group.clamp_min(0)))
+        predictions = vmap(task.predict, (0, None))(server.theta, x)
+        return torch.where(client.group < 0, predictions.mean(0), tree.pick(predictions, client.group.clamp_min(0)))
 
 
 def keep_known_group(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:

@@ -91,9 +91,9 @@ class LCO(Constrained):
         gradient = tree.map(lambda loss, gap: loss / m + gap, replies["loss_gradient"], replies["gap_gradient"])
         theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
         # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
-        some, holder = replies["rows"] > 0, replies["constraints"] > 0
-        primal = torch.where(some, tree.squared_norm(gradient).sqrt(), torch.inf)
-        dual = torch.where(some, torch.where(holder, replies["residual"].sqrt(), server.dual), torch.inf)
+        any_rows, holder = replies["rows"] > 0, replies["constraints"] > 0
+        primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
+        dual = torch.where(any_rows, torch.where(holder, replies["residual"].sqrt(), server.dual), torch.inf)
         moved = server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
         return self.keep_counts(moved, replies, validation)
 

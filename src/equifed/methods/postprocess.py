@@ -48,7 +48,7 @@ class PostProcessed(Wrapper):
     )
 
     fit: str = hyper("client", choices=("client", "global"))
-    """On whose rows the rule is fitted: every "client" on its own, which tells the server nothing, or "global", on the
+    """On whose rows the rule is fitted: every "client" on its own, so that nothing leaves it, or "global", on the
     sums over clients."""
 
     def __post_init__(self) -> None:

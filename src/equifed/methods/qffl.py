@@ -43,13 +43,13 @@ class QFFL(Method):
         return Server(parameters)
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
-        theta, some = down["theta"], (data.n > 0).to(data.mask.dtype)
+        theta, has_rows = down["theta"], (data.n > 0).to(data.mask.dtype)
         F = data.mean(data.task.row_loss(theta, data.x, data.y)) + EPSILON
         L = 1 / data.learning_rate
         dw = tree.scale(tree.sub(theta, parameters), L)
-        weight = some * F**self.q
+        weight = has_rows * F**self.q
         # h_k = q F_k^(q-1) ||dw_k||^2 + L F_k^q
-        h = some * self.q * F ** (self.q - 1) * tree.squared_norm(dw) + L * weight
+        h = has_rows * self.q * F ** (self.q - 1) * tree.squared_norm(dw) + L * weight
         return {"delta": tree.scale(dw, weight), "h": h}, state
 
 
