@@ -234,7 +234,7 @@ class Method:
     """Name in the registry."""
     parent: ClassVar[str] = ""
     """The method it equals when its fairness weight is 0, if any."""
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass", "regression")
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass", "regression")
     """What it can learn: two classes, more, or a number."""
     needs_validation: ClassVar[bool] = False
     """The server needs a validation set of its own."""

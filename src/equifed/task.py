@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from equifed.settings import Local
 
 TaskKind = Literal["classification", "regression"]
+LabelKind = Literal["binary", "multiclass", "regression"]
+
+
+def label_kind(task: TaskKind, num_classes: int) -> LabelKind:
+    """What the labels of a task are, in the words of `Method.label_kinds`."""
+    if task == "regression":
+        return "regression"
+    return "binary" if num_classes == 2 else "multiclass"
 
 
 @dataclass(frozen=True, eq=False)

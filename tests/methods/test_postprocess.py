@@ -262,7 +262,7 @@ def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> N
         np.testing.assert_allclose(value, swept.parameters[(1.0, 4)][name], rtol=2e-6, atol=2e-6)
 
 
-BINARY = [name for name, kind in ef.methods.REGISTRY.items() if "binary" in kind.tasks]
+BINARY = [name for name, kind in ef.methods.REGISTRY.items() if "binary" in kind.label_kinds]
 WAYS = [("eo", "client"), ("ceo", "global"), ("eo", "global"), ("ceo", "client")]
 _PLAIN: dict[str, ef.Result] = {}
 

@@ -78,7 +78,7 @@ def test_a_sweep_over_hyper_parameters_inside_and_outside(uneven: Federation) ->
 def test_what_a_wrapper_does_not_change_is_that_of_the_method_inside(uneven: Federation) -> None:
     for kind in ef.methods.REGISTRY.values():
         inside, outside = kind(), ServerRate(kind())
-        for name in ("tasks", "needs_validation", "personal", "predicts_with", "adjusts", "pooled", "sweepable"):
+        for name in ("label_kinds", "needs_validation", "personal", "predicts_with", "adjusts", "pooled", "sweepable"):
             assert getattr(outside, name) == getattr(inside, name), name
         assert outside.num_models == inside.num_models
         assert [phase.up for phase in outside.round] == [phase.up for phase in inside.round]

@@ -27,7 +27,7 @@ def describe_method(name: str) -> dict[str, Any]:
     needs = [
         label
         for label, wanted in (
-            (f"{' or '.join(method.tasks)} labels", method.tasks != Method.tasks),
+            (f"{' or '.join(method.label_kinds)} labels", method.label_kinds != Method.label_kinds),
             ("validation set", method.needs_validation),
             ("client memory", type(method).init_client is not Method.init_client),
             ("client groups", method.needs_client_groups),

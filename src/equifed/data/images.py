@@ -22,11 +22,10 @@ def rotate_images(images: NDArray[np.float32], degrees: float) -> NDArray[np.flo
     At 0 degrees (or whole turns) they come back bit by bit, so that the unrotated group is the original data.
     """
     if images.ndim != 4 or images.dtype != np.float32:
-        found = f"{images.dtype} {images.shape}"
-        raise DataError(f"Images must be float32 [n, channels, height, width], not {found}.")
+        raise DataError(f"Images must be float32 [n, channels, height, width], not {images.dtype} {images.shape}.")
     if degrees % 360 == 0 or len(images) == 0:
         return images.copy()
-    import torch  # only here: reading data must not wait for torch
+    import torch  # late: reading data must not wait for torch
     from torch.nn.functional import affine_grid, grid_sample
 
     angle = math.radians(degrees)
@@ -44,9 +43,9 @@ def rotate_images(images: NDArray[np.float32], degrees: float) -> NDArray[np.flo
 
 
 def rotate_cached(images: NDArray[np.float32], degrees: float, folder: Path) -> NDArray[np.float32]:
-    """`rotate_images`, kept in a file of this folder, named after the images and the angle: reading takes a twentieth
-    of turning. Where the folder cannot be written nothing is kept."""
-    from equifed.files import write_atomic  # here: benchmarks load this file alone
+    """`rotate_images`, kept in a file of this folder, named after the images and the angle: reading it takes a
+    twentieth of the time of turning. Where the folder cannot be written, nothing is kept."""
+    from equifed.files import write_atomic  # late: benchmarks load this file alone
 
     if degrees % 360 == 0:
         return images.copy()

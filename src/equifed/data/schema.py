@@ -63,7 +63,7 @@ class Sensitive(_Strict):
 
     column: str
     groups: dict[str, str] = {}
-    """Value -> group name. Empty: inference fills it with every value found."""
+    """Value -> group name. Empty: inference fills it with every value of the column."""
     other: str | None = None
     """The group of all values that `groups` does not list."""
     threshold: float | None = None
@@ -260,7 +260,7 @@ class Schema(_Strict):
         return tuple(dict.fromkeys(names))
 
     def encode(self, frame: pd.DataFrame, *, columns: Sequence[str] = ()) -> Encoded:
-        """The numbers of a table; `columns` are carried along as they are."""
+        """The numbers of a table; `columns` are kept as they are beside them."""
         x, names, scale = self._inputs(frame)
         return Encoded(
             x=x,
@@ -391,9 +391,9 @@ def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task
         raise DataError(f"The label {only}: nothing can be learnt. Check the rows and the column.", column=label)
     if positive is None:
         return tuple(values)
-    wanted = as_text(positive)
-    if wanted not in values:
-        text = f"The label has no value {wanted!r} to be class 1. It has: {shortened(values)}."
+    one = as_text(positive)
+    if one not in values:
+        text = f"The label has no value {one!r} to be class 1. It has: {shortened(values)}."
         raise DataError(text, key="positive", value=positive, column=label)
     if len(values) > 2:
         raise DataError(
@@ -403,17 +403,17 @@ def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task
             value=positive,
             column=label,
         )
-    return (*(value for value in values if value != wanted), wanted)
+    return (*(value for value in values if value != one), one)
 
 
 def _infer_groups(frame: pd.DataFrame, rules: Sequence[Sensitive], privileged: str | None) -> tuple[str, ...]:
     codes, names = _intersections(frame, rules)
-    found = [names[code] for code in np.unique(codes)]
+    present = [names[code] for code in np.unique(codes)]
     if privileged is None:
-        return tuple(found)
-    if privileged not in found:
-        raise DataError(f"No row belongs to the privileged group {privileged!r}. Groups: {', '.join(found)}.")
-    return (*(name for name in found if name != privileged), privileged)
+        return tuple(present)
+    if privileged not in present:
+        raise DataError(f"No row belongs to the privileged group {privileged!r}. Groups: {', '.join(present)}.")
+    return (*(name for name in present if name != privileged), privileged)
 
 
 def _intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:

@@ -30,7 +30,7 @@ class Joined(NamedTuple):
 
 
 def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
-    """The parts (x, y, s) or (x, y, s, a), each with the name that messages call it by, as one table."""
+    """The parts (x, y, s) or (x, y, s, a), each with its name in error messages, as one table."""
     parts = [_check_part(label, part, task) for label, part in named]
     labels = [label for label, _ in named]
     _check_dimensions({label: np.ndim(_numpy(part[2])) for label, part in named if len(part[1])})
@@ -135,7 +135,7 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
             f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none."
         )
     if given == {False}:
-        from equifed.data.encode import as_numbers  # here: other arrays need no pandas
+        from equifed.data.encode import as_numbers  # late: other arrays need no pandas
 
         tables = [np.asarray(_numpy(part[2])) for _, part in named]
         if all(table.ndim == 1 for table in tables):
@@ -163,7 +163,7 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what overflows is found afterwards
+    with np.errstate(over="ignore"):  # the caller checks for what overflows
         return values.astype(np.float32, copy=False)
 
 
@@ -183,8 +183,8 @@ def _coded(what: str, labels: Sequence[str], parts: Sequence[np.ndarray]) -> tup
         for kind in _value_kinds(values):
             kinds.setdefault(kind, label)
     if len(kinds) > 1:
-        (one, here), (another, there) = list(kinds.items())[:2]
-        raise DataError(f"Mixed {what}: {one} in {here} and {another} in {there}. Use one kind for all.")
+        (one, first), (another, second) = list(kinds.items())[:2]
+        raise DataError(f"Mixed {what}: {one} in {first} and {another} in {second}. Use one kind for all.")
     try:
         values, codes = np.unique(np.concatenate([part for part in parts if len(part)] or parts), return_inverse=True)
     except TypeError:

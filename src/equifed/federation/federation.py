@@ -16,7 +16,7 @@ from equifed.federation import arrays, tables
 from equifed.federation.describe import Description
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
-from equifed.task import TaskKind
+from equifed.task import LabelKind, TaskKind, label_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -359,11 +359,9 @@ class Federation:
         return len(self.ids)
 
     @property
-    def label_kind(self) -> str:
-        """What the labels are: "binary", "multiclass" or "regression", as in `Method.tasks`."""
-        if self.task == "regression":
-            return "regression"
-        return "binary" if len(self.classes) == 2 else "multiclass"
+    def label_kind(self) -> LabelKind:
+        """What the labels are: "binary", "multiclass" or "regression"."""
+        return label_kind(self.task, len(self.classes))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], fo
     from equifed.data.images import rotate_cached, rotate_images
 
     angles, client_groups, test = dealt[0].angles, dealt[0].client_groups, dealt[0].test  # the same for every seed
-    assert angles is not None and client_groups is not None  # noqa: PT018 - what brings the caller here
+    assert angles is not None and client_groups is not None  # noqa: PT018 - the caller has checked
     if encoded.x.ndim != 4 or "split" not in encoded.columns:
         text = "Groups turned by an angle need images with a given test set, such as mnist."
         raise ConfigError(text, section="partition", key="kind")

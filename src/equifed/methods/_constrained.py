@@ -52,7 +52,7 @@ class Terms(NamedTuple):
 class Constrained(Method):
     """Base of the methods that train under the constraint; not a method by itself."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     epsilon: float = hyper(0.1, low=0)
     """Largest gap in mean loss, on the protected class, between two groups."""

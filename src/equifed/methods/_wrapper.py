@@ -39,7 +39,7 @@ class Wrapper(Method):
     citation: ClassVar[str] = ""
     """The wrapper's paper, in one line."""
     name: ClassVar[str] = derived(lambda self: f"{self.inner.name}{self.suffix}")
-    tasks: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.tasks"))
+    label_kinds: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.label_kinds"))
     needs_validation: ClassVar[bool] = derived(attrgetter("inner.needs_validation"))
     needs_client_groups: ClassVar[bool] = derived(attrgetter("inner.needs_client_groups"))
     personal: ClassVar[bool] = derived(attrgetter("inner.personal"))

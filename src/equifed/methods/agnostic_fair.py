@@ -54,7 +54,7 @@ class AgnosticFair(Method):
     """Train against an adversary that reweighs the rows, with a penalty on the covariance of group and decision."""
 
     name: ClassVar[str] = "agnostic-fair"
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     sweepable: ClassVar[bool] = False  # the adversary's linear programme
 
     tau: float = hyper(0.05, low=0)

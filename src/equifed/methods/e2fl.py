@@ -74,7 +74,7 @@ class E2FL(Method):
 
     name: ClassVar[str] = "e2fl"
     predicts_with: ClassVar[tuple[str, ...]] = ("theta", "M_q", "w")
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
     personal: ClassVar[bool] = True
 
     keep: float = hyper(0.5, low=0, high=1)

@@ -52,7 +52,7 @@ class FairFate(Method):
 
     name: ClassVar[str] = "fair-fate"
     parent: ClassVar[str] = "fedavg"
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     needs_validation: ClassVar[bool] = True
 
     fairness: str | tuple[str, ...] = hyper("demographic_parity_ratio", choices=RATIOS, several=True)

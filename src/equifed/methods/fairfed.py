@@ -63,7 +63,7 @@ class FairFed(Method):
 
     name: ClassVar[str] = "fairfed"
     parent: ClassVar[str] = "fedavg"
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
 
     fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """F: the gap between groups in selection rate, in true positive rate, or in both error rates."""

@@ -55,7 +55,7 @@ class FCFL(Method):
     """Lower the worst client's loss and disparity together, then all clients' losses without harming one."""
 
     name: ClassVar[str] = "fcfl"
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     sweepable: ClassVar[bool] = False
 
     epsilon: float = hyper(0.01, low=0)

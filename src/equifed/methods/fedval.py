@@ -34,7 +34,7 @@ class FedVal(Method):
     """Average of the clients' models weighted by their fairness on a validation set."""
 
     name: ClassVar[str] = "fedval"
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     needs_validation: ClassVar[bool] = True
 
     fairness: str | tuple[str, ...] = hyper("demographic_parity_ratio", choices=RATIOS, several=True)

@@ -36,7 +36,7 @@ class FRL(Method):
     """Clients rank the edges of a random network by importance, and the server lets them vote."""
 
     name: ClassVar[str] = "frl"
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     keep: float = hyper(0.5, low=0, high=1)
     """k: the share of a layer's edges that remain; at least one does."""

@@ -40,7 +40,7 @@ class PostProcessed(Wrapper):
     """Name of the sums that the fit needs from every client."""
     as_it_is: ClassVar[tuple[float, float]]
     """Rates that leave a group as it is."""
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     adjusts: ClassVar[bool] = True
     personal: ClassVar[bool] = derived(lambda self: self.fit == "client" or self.inner.personal)
     predicts_with: ClassVar[tuple[str, ...]] = derived(
@@ -58,7 +58,7 @@ class PostProcessed(Wrapper):
                 f"{self.name}: {self.inner.name} is post-processed already. Name one rule after the plus."
             )
         super().__post_init__()
-        if "binary" not in self.inner.tasks:
+        if "binary" not in self.inner.label_kinds:
             raise ConfigError(f"{self.name}: post-processing is for two classes, and {self.inner.name} is not.")
 
     # -- what a rule has to define -------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class FedAvgLR(FedAvg):
     """FedAvg on rows that each client reweighs by its own counts of group and label."""
 
     name: ClassVar[str] = "fedavg-lr"
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -68,7 +68,7 @@ class FedAvgGR(FedAvg):
     """FedAvg on rows reweighed by the counts of group and label over all clients."""
 
     name: ClassVar[str] = "fedavg-gr"
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     scope: str = hyper("all", choices=("all", "round"))
     """Whose counts: "all" clients, once before round 1, or those of the "round", as in FAIR-FATE's authors' code."""

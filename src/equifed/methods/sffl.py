@@ -52,7 +52,7 @@ class SFFL(FedEM):
     """Mixtures of fair component models, aggregated with more weight on the clients that move a component."""
 
     name: ClassVar[str] = "sffl"
-    tasks: ClassVar[tuple[str, ...]] = ("binary",)
+    label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
 
     fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """The gap between groups that is held down: in true positive rate (the paper's), in both error rates (the larger

@@ -21,7 +21,7 @@ from equifed.partition.base import (
     shuffled_by,
 )
 
-DRAWS = 100  # how often Dirichlet draws anew to reach min_rows before it gives up
+MAX_DRAWS = 100  # how often Dirichlet draws again to reach min_rows before it gives up
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Dirichlet(Partitioner):
     partition_by: tuple[str, ...] | str = ("label", "group")
     """Columns whose combinations are the cells."""
     min_rows: int = 0
-    """Draw anew until every client has this many rows."""
+    """Draw again until every client has this many rows."""
 
     def __post_init__(self) -> None:
         check_number("num_partitions", self.num_partitions, whole=True, above=0)
@@ -88,7 +88,7 @@ class Dirichlet(Partitioner):
     def _sizes(self, size: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Rows of each cell for each client [cells, clients]."""
         best = 0
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             # p_c ~ Dirichlet(alpha 1_K), one draw per cell c
             share = rng.dirichlet(np.full(self.num_partitions, self.alpha), size=len(size))
             # client k < K gets round(size_c p_ck), client K the remainder; never past the end of the cell
@@ -99,7 +99,7 @@ class Dirichlet(Partitioner):
             if best >= self.min_rows:
                 return taken
         raise ConfigError(
-            f"{DRAWS} draws with alpha={self.alpha} never gave all {self.num_partitions} clients "
+            f"{MAX_DRAWS} draws with alpha={self.alpha} never gave all {self.num_partitions} clients "
             f"{self.min_rows} rows; the smallest had {best} at best. "
             "Lower min_rows or num_partitions, or raise alpha.",
             key="min_rows",
@@ -174,10 +174,10 @@ class DirichletPerClient(Partitioner):
         places = num_pools * num_cells
         at = pool_of_client[:, None] * num_cells + np.arange(num_cells)  # where client k finds cell c
         have = np.bincount(place, minlength=places)
-        wanted = np.bincount(at.ravel(), want.ravel(), places).astype(np.int64)
-        # a place that runs short is shared in proportion: floor(want * have / wanted)
-        shared = want * have[at] // np.maximum(wanted, 1)[at]
-        take = np.where((wanted > have)[at], shared, want)
+        demand = np.bincount(at.ravel(), want.ravel(), places).astype(np.int64)
+        # a place that runs short is shared in proportion: floor(want * have / demand)
+        shared = want * have[at] // np.maximum(demand, 1)[at]
+        take = np.where((demand > have)[at], shared, want)
         unused = have - np.bincount(at.ravel(), take.ravel(), places).astype(np.int64)
 
         # place after place: so many rows for each of its clients, the rest for nobody (-1)

@@ -174,9 +174,9 @@ def make_job(
     first = feds[0]
     for fed in feds:
         _check_same(first, fed)
-        if fed.label_kind not in method.tasks:
+        if fed.label_kind not in method.label_kinds:
             raise ConfigError(
-                f"{method.name} is for {' and '.join(method.tasks)} labels; "
+                f"{method.name} is for {' and '.join(method.label_kinds)} labels; "
                 f"those of this federation are {fed.label_kind}.",
                 section="method",
             )

@@ -39,8 +39,8 @@ def read_femnist(path: str | Path) -> Writers:
         parts = [path]
     writers: Writers = {}
     for part in parts:
-        found = _from_hdf5(part) if part.suffix in (".h5", ".hdf5") else _from_json(part)
-        for writer, (x, y) in found.items():
+        rows = _from_hdf5(part) if part.suffix in (".h5", ".hdf5") else _from_json(part)
+        for writer, (x, y) in rows.items():
             if writer in writers:
                 raise DataError(f"{part.name}: writer {writer!r} is in another file of {path.name} too.")
             writers[writer] = _checked(part, writer, x, y)

@@ -109,7 +109,7 @@ MEANING: dict[str, dict[object, str]] = {
     "credit_risk": {1: "good", 2: "bad"},
 }
 LABEL = "credit_risk"
-# the personal status tells the sex, so neither is an input
+# the personal status reveals the sex, so neither is an input
 FEATURES = tuple(name for name in COLUMNS if name not in ("personal_status", LABEL))
 
 
@@ -131,7 +131,7 @@ GERMAN = Dataset(
     presets=presets(
         Preset(
             name="default",
-            description="One-hot inputs, sex (and the personal status that tells it) not an input.",
+            description="One-hot inputs, sex (and the personal status that reveals it) not an input.",
             rows=1_000,
             inputs=57,
             groups=("female", "male"),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.protocol import Method
+from equifed.task import label_kind
 
 NAME = "federation"
 """Of the SuperLink in Flower's config.toml."""
@@ -362,9 +363,9 @@ def _check_method(method: Method, schema: Schema) -> None:
             f"{method.name} trains on the rows of all clients in one place, which a federation does not have. "
             "Choose another with --method; `equifed methods` lists them."
         )
-    task = "regression" if schema.task == "regression" else "binary" if len(schema.classes) == 2 else "multiclass"
-    if task not in method.tasks:
+    labels = label_kind(schema.task, len(schema.classes))
+    if labels not in method.label_kinds:
         raise ConfigError(
-            f"{method.name} is for {' or '.join(method.tasks)} labels, but the schema's label {schema.label!r} is "
-            f"{task}. Choose another with --method; `equifed methods` lists them."
+            f"{method.name} is for {' or '.join(method.label_kinds)} labels, but the schema's label {schema.label!r} "
+            f"is {labels}. Choose another with --method; `equifed methods` lists them."
         )
