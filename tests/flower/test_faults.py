@@ -15,12 +15,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import equifed as ef
 from equifed import methods
 from equifed.errors import ConfigError, RunError
-from equifed.flower.agreement import Setting
+from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.client import app_of
-from equifed.flower.server import standardisation
+from equifed.flower.server import server_app, standardisation
 from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
-from flower.inprocess import GROUPS, Nodes, answer, be_the_server, federate, nodes, setting, simulate, write_files
+from flower.inprocess import (
+    GROUPS,
+    Nodes,
+    answer,
+    be_the_server,
+    context,
+    federate,
+    nodes,
+    setting,
+    simulate,
+    write_files,
+)
 
 QUICK = {"deadline": 0.05, "min-replies": 1, "min-count": 0}
 
@@ -558,18 +569,23 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "method", "reason"),
+    ("sections", "where", "reason"),
     [
-        ({"run": {"seeds": [0, 1]}}, None, "one run"),
-        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, None, "one run"),
-        ({"data": {"validation": 0.2, "validation-file": None}}, None, "holds none of the silos' rows"),
-        ({"data": {"schema": None, "label": "bought", "sensitive": "sex"}}, None, "no silo sees the others' columns"),
-        ({"method": {"name": "centralized-kernel"}}, None, "in one place"),
-        ({"run": {"dropout": 0.2}}, None, "drop out by themselves"),
-        ({"flower": {"min-replies": 5}}, None, "5 replies can never come from 4 clients"),
+        ({"run": {"seeds": [0, 1]}}, "run.seeds", "one run"),
+        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, "sweep", "one run"),
+        ({"data": {"validation": 0.2, "validation-file": None}}, "data.validation", "holds none of the silos' rows"),
+        (
+            {"data": {"schema": None, "label": "bought", "sensitive": "sex"}},
+            "data.schema",
+            "no silo sees the others' columns",
+        ),
+        ({"method": {"name": "centralized-kernel"}}, "method.name", "in one place"),
+        ({"run": {"dropout": 0.2}}, "run.dropout", "drop out by themselves"),
+        ({"flower": {"min-replies": 5}}, "flower.min-replies", "5 replies can never come from 4 clients"),
     ],
 )
-def test_what_no_federation_can_do(sections: dict, method: None, reason: str, silos: Path, tmp_path: Path) -> None:
+def test_what_no_federation_can_do(sections: dict, where: str, reason: str, silos: Path, tmp_path: Path) -> None:
+    """The error names the key; a server that meets it leaves it for the command that started the run."""
     import tomli_w
 
     raw = setting(silos).config.resolved(tmp_path)
@@ -577,9 +593,14 @@ def test_what_no_federation_can_do(sections: dict, method: None, reason: str, si
         raw[name] = {key: value for key, value in (raw.get(name, {}) | values).items() if value is not None}
     if "method" in sections:
         raw["method"] = sections["method"]
-    (tmp_path / "federation.toml").write_text(tomli_w.dumps(raw))
-    with pytest.raises(ConfigError, match=reason):
-        Setting.load(tmp_path / "federation.toml")
+    path = tmp_path / "federation.toml"
+    path.write_text(tomli_w.dumps(raw))
+    own = context(1, {})
+    own.run_config.update({"runs": str(tmp_path / "runs"), "run": "one"})
+    with pytest.raises(ConfigError, match=reason) as caught:
+        server_app(path)(nodes(setting(silos)), own)
+    assert (caught.value.source, caught.value.where) == (str(path), where)
+    assert reason_file(tmp_path / "runs", "one").read_text() == str(caught.value)
 
 
 def test_a_method_that_needs_validation_rows_wants_the_servers_file(silos: Path, tmp_path: Path) -> None:

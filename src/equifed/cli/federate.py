@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import time
 from json import loads
@@ -20,7 +19,7 @@ from equifed.cli.runs import print_result
 from equifed.config import Config
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
-from equifed.flower.agreement import Setting
+from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment import folder as making
 from equifed.flower.deployment.folder import Folder
 from equifed.flower.deployment.installed import require_flower
@@ -32,8 +31,6 @@ from equifed.store import RunFolder, Store
 
 PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
-OWN_ERROR = re.compile(r"^equifed\.errors\.\w+: (.+)$", re.MULTILINE)
-"""The last line of a traceback in the server's log, where the error is one of ours."""
 GOODBYE = 10.0
 """Seconds for Flower to close a run that has finished."""
 
@@ -198,6 +195,8 @@ def _follow(programs: Submitted, run: str) -> None:
     rounds = _Rounds(run_folder, _config(programs.folder).run.rounds)
     if before:
         say(f"Run {run} goes on after round {run_folder.rounds_done()} of {rounds.total}.")
+    reason = reason_file(programs.folder.runs, run)
+    reason.unlink(missing_ok=True)
     programs.run(run)
     with rounds:
         while True:
@@ -219,8 +218,8 @@ def _follow(programs: Submitted, run: str) -> None:
             f"Let it go on with: equifed flower resume {_typed(programs.folder.path)}{local}"
         )
     else:
-        own = OWN_ERROR.findall("\n".join(programs.said(run)))
-        why = f": {own[-1]} (log: {near(programs.log(run))})" if own else f".\n{programs.tail(run)}"
+        text = _text(reason)
+        why = f": {text} (log: {near(programs.log(run))})" if text else f".\n{programs.tail(run)}"
         raise RunError(f"Run {run} did not start{why}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from equifed.config import Config, FlowerSection, job_of, load_config
 from equifed.data import Schema
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, blaming
 from equifed.federation import Federation
 from equifed.federation.silo import from_one_place
 from equifed.federation.tables import no_rows, read_schema
@@ -24,6 +24,11 @@ from equifed.simulator.job import Job
 
 Scaling = tuple[np.ndarray, np.ndarray]
 """What is subtracted from the inputs [d], and what they are multiplied by [d]."""
+
+
+def reason_file(runs: str | Path, run: str) -> Path:
+    """Where a server writes why it could not begin a run, for the command that started it."""
+    return Path(runs) / f".{Path(run).name}.reason"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +41,8 @@ class Setting:
     @classmethod
     def load(cls, path: str | Path) -> Setting:
         config = load_config(path)
-        refuse = _refusal(config)
-        if refuse:
-            raise ConfigError(f"{config.source}: {refuse}")
+        with blaming(source=config.source):
+            _check(config)
         assert config.data.schema_ is not None
         return cls(config, read_schema(config.folder / config.data.schema_))
 
@@ -111,27 +115,35 @@ def action(stage: Stage, phase: Phase) -> str:
     return phase.name if stage == "round" else f"{stage}_{phase.name}"
 
 
-def _refusal(config: Config) -> str:
-    """Why a configuration cannot be carried out by a federation; empty when it can."""
+def _check(config: Config) -> None:
+    """Refuse a configuration that a federation cannot carry out."""
     data, method = config.data, config.method
     if not data.files:
-        return "data.files: a federation needs its silos' names here, a table silo = 'file' with one entry for each."
+        text = "A federation needs its silos' names here, a table silo = 'file' with one entry for each."
+        raise ConfigError(text, section="data", key="files")
     if data.schema_ is None:
-        return "data.schema: a federation needs a schema file, because no silo sees the others' columns."
+        text = "A federation needs a schema file, because no silo sees the others' columns."
+        raise ConfigError(text, section="data", key="schema")
     if data.validation:
-        return (
-            "data.validation: the server of a federation holds none of the silos' rows. Give it a file of its own, "
-            "validation-file = '...', or leave validation out."
+        raise ConfigError(
+            "The server of a federation holds none of the silos' rows. Give it a file of its own, "
+            "validation-file = '...', or leave validation out.",
+            section="data",
+            key="validation",
         )
-    if len(config.run.seed_list) > 1 or config.sweep:
-        return "a federation carries out one run: give one seed and no [sweep]."
+    if len(config.run.seed_list) > 1:
+        raise ConfigError("A federation carries out one run: give one seed.", section="run", key="seeds")
+    if config.sweep:
+        raise ConfigError("A federation carries out one run: remove the section.", section="sweep")
     if config.run.dropout:
-        return "run.dropout: the silos of a federation drop out by themselves. Remove it."
+        text = "The silos of a federation drop out by themselves. Remove it."
+        raise ConfigError(text, section="run", key="dropout")
     if method.pooled:
-        return f"{method.name} trains on the rows of all clients in one place, which a federation does not have."
+        text = f"{method.name} trains on the rows of all clients in one place, which a federation does not have."
+        raise ConfigError(text, section="method", key="name")
     cohort = config.run.clients_per_round
     wanted = config.flower.min_replies if config.flower else None
     most = cohort if isinstance(cohort, int) else len(config.paths())
     if wanted is not None and wanted > most:
-        return f"flower.min-replies: {wanted} replies can never come from {most} clients per round."
-    return ""
+        text = f"{wanted} replies can never come from {most} clients per round."
+        raise ConfigError(text, section="flower", key="min-replies", value=wanted)

@@ -15,10 +15,10 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equifed.errors import ConfigError, RunError
+from equifed.errors import ConfigError, EquifedError, RunError
 from equifed.federation.split import shift_and_factor
 from equifed.files import write_json
-from equifed.flower.agreement import Scaling, Setting
+from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
 from equifed.flower.records import BadMessage, check_run
@@ -37,7 +37,14 @@ def server_app(path: str | Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         wanted = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
-        serve(Setting.load(path), grid, **wanted)
+        try:
+            serve(Setting.load(path), grid, **wanted)
+        except EquifedError as error:
+            if wanted["runs"] and wanted["run"]:
+                file = reason_file(wanted["runs"], wanted["run"])
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(str(error), encoding="utf-8")
+            raise
 
     return app
 
