@@ -339,7 +339,7 @@ def test_killed_after_the_last_round_the_report_is_the_same(
     whole = federate(made, nodes(made), tmp_path, "whole")
     assert whole.info["federation"]["withheld"]
     with monkeypatch.context() as patch:
-        patch.setattr("equifed.store.folder.save_result", lambda *_: (_ for _ in ()).throw(Killed()))
+        patch.setattr("equifed.store.folder.write_result", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             federate(made, nodes(made), tmp_path)
     resumed = federate(made, nodes(made), tmp_path)
