@@ -157,8 +157,8 @@ FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=() if method.name in TRAINS_ITS_OWN_WAY else pytest.mark.full)
-        for method in (*METHODS, *OTHERS)
+        *(pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full) for m in METHODS),
+        *(pytest.param(m, marks=pytest.mark.full) for m in OTHERS),
     ],
     ids=shown,
 )
