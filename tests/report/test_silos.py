@@ -107,7 +107,7 @@ def test_setup_is_before_the_first_round(trouble: ef.Result) -> None:
     info["federation"]["silos"] = {**info["federation"]["silos"], "rim": {"rows": 1, "test_rows": 1}}
     silos = Silos.of(replace(trouble, info=info))
     assert silos is not None
-    assert silos.each[-1].absence == "before round 1 and in rounds 1 to 7: not connected"
+    assert silos.members[-1].absence == "before round 1 and in rounds 1 to 7: not connected"
 
 
 def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_marginals_rest_on_the_rows_that_are_disclosed(trouble: ef.Result) -> No
     frame = pd.DataFrame(lines, columns=["seed", "name", "metric", "value"])
     silos = replace(
         Silos.of(trouble),
-        each=(replace(Silos.of(trouble).each[0], counts=("f & young",)),),
+        members=(replace(Silos.of(trouble).members[0], counts=("f & young",)),),
         disclosed={name: int(each["disclosed"]) for name, each in table.items()},
     )
     disclosed = as_disclosed(frame[frame["metric"] != "disclosed"], silos)

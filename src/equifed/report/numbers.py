@@ -343,7 +343,7 @@ def records(about: Comparison) -> pd.DataFrame:
             lines.append(line)
         for kind in ("group", "marginal", "client"):
             lines += _scope_lines(arm, kind)
-        for silo in arm.silos.each if arm.silos else ():
+        for silo in arm.silos.members if arm.silos else ():
             for metric, value in silo.numbers().items():
                 lines.append(
                     {"method": arm.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}

@@ -223,7 +223,7 @@ def _worst_clients(about: Comparison) -> list[dict[str, Any]]:
             {"name": str(name), "value": float(value), "rows": float(rows.get(name, math.nan))}
             for name, value in worst.items()
         ]
-        withheld = [silo.name for silo in arm.silos.each if silo.counts] if arm.silos else []
+        withheld = [silo.name for silo in arm.silos.members if silo.counts] if arm.silos else []
         if clients or withheld:
             named.append({"arm": arm.label, "clients": clients, "withheld": withheld})
     return named
@@ -233,7 +233,7 @@ def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Of the results that come from a real federation."""
     found = ((str(result.info["method"]), Silos.of(result)) for result in results)
     return [
-        {"method": method, "each": silos.each, "sentences": silos.sentences()}
+        {"method": method, "members": silos.members, "sentences": silos.sentences()}
         for method, silos in found
         if silos is not None
     ]

@@ -20,7 +20,7 @@ DISCLOSED = "disclosed"
 """A group's test rows whose labels and predictions are disclosed: a metric of groups, where silos withhold some."""
 _IN_TABLE = {"did-not-answer", "did-not-evaluate", "withheld", "disclosed", "rounds-not-applied", "replies-rejected"}
 """Kinds of notes that the silos' table and its sentences cover, with more detail."""
-_MOST = 6
+MAX_TROUBLES = 6
 """Different troubles of one silo that are named."""
 
 
@@ -69,12 +69,12 @@ class Silo:
 
     @property
     def withholds(self) -> str:
-        said = []
+        parts = []
         if self.counts:
-            said.append(f"how right its predictions are for {wording.listing(list(self.counts))}")
+            parts.append(f"how right its predictions are for {wording.listing(list(self.counts))}")
         if self.predicted:
-            said.append(f"what they are for {wording.listing(list(self.predicted))}")
-        return "; ".join(said)
+            parts.append(f"what they are for {wording.listing(list(self.predicted))}")
+        return "; ".join(parts)
 
     def facts(self) -> dict[str, Any]:
         """For other programs."""
@@ -82,9 +82,9 @@ class Silo:
             "silo": self.name,
             "train_rows": self.rows,
             "test_rows": self.test_rows,
-            "did_not_answer": [{"reason": each.reason, "rounds": each.rounds} for each in self.missed],
+            "did_not_answer": [{"reason": trouble.reason, "rounds": trouble.rounds} for trouble in self.missed],
             "did_not_evaluate": self.unmeasured,
-            "refused": [vars(each) for each in self.refused],
+            "refused": [vars(trouble) for trouble in self.refused],
             "withheld": {"counts": self.counts, "predicted": self.predicted},
         }
 
@@ -103,7 +103,7 @@ class Silo:
 class Silos:
     """All silos of one run, and what was agreed between them."""
 
-    each: tuple[Silo, ...]
+    members: tuple[Silo, ...]
     rounds: int
     lost: tuple[Note, ...]
     """Rounds that were not applied, and why."""
@@ -115,16 +115,16 @@ class Silos:
     @classmethod
     def of(cls, result: Result) -> Silos | None:
         """None for a simulation."""
-        about = result.info.get("federation")
-        if about is None:
+        federation = result.info.get("federation")
+        if federation is None:
             return None
-        each = []
+        members = []
         for name in map(str, result.info["clients"]):
-            member = about["silos"].get(name, {"rows": None, "test_rows": None})
-            hidden = about["withheld"].get(name, {"counts": [], "predicted": []})
+            member = federation["silos"].get(name, {"rows": None, "test_rows": None})
+            hidden = federation["withheld"].get(name, {"counts": [], "predicted": []})
             troubles = result.rejections[result.rejections["client"].astype(str) == name]
             answered = troubles["answered"].astype(bool)
-            each.append(
+            members.append(
                 Silo(
                     name,
                     member["rows"],
@@ -133,27 +133,28 @@ class Silos:
                     _troubles(troubles[answered]),
                     tuple(hidden["counts"]),
                     tuple(hidden["predicted"]),
-                    about["unmeasured"].get(name, ""),
+                    federation["unmeasured"].get(name, ""),
                 )
             )
         lost = tuple(note for note in result.notes if note.kind == "rounds-not-applied")
-        return cls(tuple(each), len(result.log), lost, about["min_replies"], about["min_count"], about["disclosed"])
+        terms = (federation[name] for name in ("min_replies", "min_count", "disclosed"))
+        return cls(tuple(members), len(result.log), lost, *terms)
 
     @property
     def withholding(self) -> list[str]:
         """Who withholds anything."""
-        return [silo.name for silo in self.each if silo.counts or silo.predicted]
+        return [silo.name for silo in self.members if silo.counts or silo.predicted]
 
     @property
     def test_rows(self) -> int:
-        return sum(silo.test_rows or 0 for silo in self.each)
+        return sum(silo.test_rows or 0 for silo in self.members)
 
     def hides(self, metric: str, *, groups: Iterable[str] | None = None, client: str | None = None) -> bool:
         """Whether somebody withholds counts that the metric rests on, of these groups and this client or of all."""
         needs = describe(metric).needs
         if "scores" in needs:  # which nobody can know, as no one has all predictions
             return False
-        for silo in self.each:
+        for silo in self.members:
             hidden = set(silo.counts if "labels" in needs else silo.predicted)
             if client in (None, silo.name) and hidden and (groups is None or hidden & set(groups)):
                 return True
@@ -167,24 +168,26 @@ class Silos:
             "min_replies": self.min_replies,
             "min_count": self.min_count,
             "rows_disclosed": self.disclosed,
-            "silos": [silo.facts() for silo in self.each],
+            "silos": [silo.facts() for silo in self.members],
         }
 
     def sentences(self) -> list[str]:
         """What holds for all of them."""
-        said = self.lost_rounds()
-        if not said:
-            said.append(f"All {self.rounds} rounds were applied: at least {self._fewest} came in each (min-replies).")
+        sentences = self.lost_rounds()
+        if not sentences:
+            all_applied = f"All {self.rounds} rounds were applied"
+            sentences.append(f"{all_applied}: at least {self._fewest} came in each (min-replies).")
         if self.withholding:
-            said.append(
+            sentences.append(
                 f"A silo withholds counts of its test rows below {self.min_count} (min-count), or below a higher limit "
                 f"of its own. {self.basis()}"
             )
         elif self.min_count:
-            said.append(f"Counts of test rows below {self.min_count} (min-count) would be withheld; there were none.")
+            limit = f"{self.min_count} (min-count)"
+            sentences.append(f"Counts of test rows below {limit} would be withheld; there were none.")
         else:
-            said.append("No count of test rows is withheld (min-count is 0).")
-        return said
+            sentences.append("No count of test rows is withheld (min-count is 0).")
+        return sentences
 
     @property
     def _fewest(self) -> str:
@@ -233,12 +236,12 @@ def other_notes(result: Result) -> list[Note]:
 
 
 def _troubles(lines: pd.DataFrame, by_phase: bool = True) -> tuple[Trouble, ...]:
-    found: dict[tuple[str, str], list[int]] = {}
+    rounds: dict[tuple[str, str], list[int]] = {}
     for phase, reason, number in zip(lines["phase"], lines["reason"], lines["round"], strict=True):
-        found.setdefault((str(phase) if by_phase else "", str(reason)), []).append(int(number))
-    return tuple(Trouble(*key, tuple(sorted(set(numbers)))) for key, numbers in found.items())
+        rounds.setdefault((str(phase) if by_phase else "", str(reason)), []).append(int(number))
+    return tuple(Trouble(*key, tuple(sorted(set(numbers)))) for key, numbers in rounds.items())
 
 
-def _several(said: Sequence[str]) -> str:
-    more = [f"{len(said) - _MOST} more"] if len(said) > _MOST else []
-    return "; ".join([*said[:_MOST], *more])
+def _several(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - MAX_TROUBLES} more"] if len(texts) > MAX_TROUBLES else []
+    return "; ".join([*texts[:MAX_TROUBLES], *more])

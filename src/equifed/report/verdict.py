@@ -38,18 +38,18 @@ def verdict(results: Sequence[Result], *, disparity: str | None = None) -> Verdi
     return verdict_of(Comparison.of(results, disparity))
 
 
-def verdict_of(about: Comparison) -> Verdict:
-    found, quality, disparity = about.arms, about.quality, about.disparity
-    caveats = _caveats(found, about.results, quality, disparity)
-    if len(found) == 1:
-        return Verdict(found[0].label, _single(found[0], quality, disparity), caveats)
-    chosen, sentences = _compare(found, quality, disparity)
+def verdict_of(comparison: Comparison) -> Verdict:
+    arms, quality, disparity = comparison.arms, comparison.quality, comparison.disparity
+    caveats = _caveats(arms, comparison.results, quality, disparity)
+    if len(arms) == 1:
+        return Verdict(arms[0].label, _single(arms[0], quality, disparity), caveats)
+    chosen, sentences = _compare(arms, quality, disparity)
     return Verdict(chosen.label if chosen else None, sentences, caveats)
 
 
-def ranked(found: list[Arm], metric: str) -> list[Arm]:
+def ranked(arms: list[Arm], metric: str) -> list[Arm]:
     """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    scored = [(arm.cost(metric), arm) for arm in found]
+    scored = [(arm.cost(metric), arm) for arm in arms]
     usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
     return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
 
@@ -73,9 +73,9 @@ def _value(arm: Arm, metric: str) -> str:
     return text if bounds is None else f"{text} [{wording.number(bounds[0])}, {wording.number(bounds[1])}]"
 
 
-def _over(found: list[Arm]) -> str:
+def _over(arms: list[Arm]) -> str:
     """What the numbers of a sentence are."""
-    counts = sorted({arm.seeds for arm in found})
+    counts = sorted({arm.seeds for arm in arms})
     if counts == [1]:
         return "one seed"
     brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= MIN_SEEDS else ""
@@ -83,38 +83,38 @@ def _over(found: list[Arm]) -> str:
 
 
 def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
-    wanted = [quality, *([disparity] if disparity else [])]
-    withheld = [metric for metric in wanted if arm.withholds(metric)]
+    metrics = [quality, *([disparity] if disparity else [])]
+    withheld = [metric for metric in metrics if arm.withholds(metric)]
     reached = "" if quality in withheld else f" reached {describe(quality).title} {_value(arm, quality)}"
     if disparity and disparity not in withheld:
         reached += (
             f"{' with' if reached else ' has'} {wording.a(describe(disparity).title)} of {_value(arm, disparity)}"
         )
-    said = f"{wording.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
+    text = f"{wording.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
     if withheld:
         what = wording.listing([describe(metric).title for metric in withheld])
-        whose = "Its" if said else f"Of {wording.plain(arm.label)},"
-        said += (
-            f"{' ' * bool(said)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
+        whose = "Its" if text else f"Of {wording.plain(arm.label)},"
+        text += (
+            f"{' ' * bool(text)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
             "counts that are too small to be disclosed."
         )
-    return [f"{said} There is nothing else in this report to compare it with."]
+    return [f"{text} There is nothing else in this report to compare it with."]
 
 
-def _compare(found: list[Arm], quality: str, disparity: str | None) -> tuple[Arm | None, list[str]]:
-    by_quality = ranked(found, quality)
+def _compare(arms: list[Arm], quality: str, disparity: str | None) -> tuple[Arm | None, list[str]]:
+    by_quality = ranked(arms, quality)
     if not by_quality:
         return None, [
             f"None of these predictors is usable: in each, {describe(quality).title} is "
-            f"{'withheld by the silos, ' if any(arm.withholds(quality) for arm in found) else ''}undefined or some "
+            f"{'withheld by the silos, ' if any(arm.withholds(quality) for arm in arms) else ''}undefined or some "
             "group gets (almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
     quality_word = f"{'lowest' if describe(quality).better == 'lower' else 'highest'} mean {describe(quality).title}"
-    over = _over(found)
+    over = _over(arms)
     by_gap = ranked([best, *unclear(by_quality, quality)], disparity) if disparity else []
     pick = by_gap[0] if by_gap else best
-    fairest = ranked(found, disparity)[:1] if disparity else []
+    fairest = ranked(arms, disparity)[:1] if disparity else []
     name, gap = wording.plain(pick.label), describe(disparity).title if disparity else ""
     if pick is best and disparity and fairest and fairest[0] is pick:
         first = (
@@ -143,102 +143,102 @@ def _compare(found: list[Arm], quality: str, disparity: str | None) -> tuple[Arm
 # -- caveats -----------------------------------------------------------------------------------------------------------
 
 
-def _caveats(found: list[Arm], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
+def _caveats(arms: list[Arm], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
     return [
-        *_degenerate(found),
-        *_references(found),
-        *_certainty(found, quality, disparity),
-        *_undefined(found, quality, disparity),
-        *_withheld(found),
-        *_small_groups(found),
-        *_unlike(results, found),
+        *_degenerate(arms),
+        *_references(arms),
+        *_certainty(arms, quality, disparity),
+        *_undefined(arms, quality, disparity),
+        *_withheld(arms),
+        *_small_groups(arms),
+        *_unlike(results, arms),
         *_incidents(results),
     ]
 
 
-def _degenerate(found: list[Arm]) -> list[str]:
-    said = []
-    for arm in found:
+def _degenerate(arms: list[Arm]) -> list[str]:
+    degenerate = []
+    for arm in arms:
         bad = arm.degenerate
         if not bad.any():
             continue
         flagged = arm.groups[(arm.groups["metric"] == "degenerate") & (arm.groups["value"] > 0)]
         groups = list(dict.fromkeys(flagged["name"]))
         where = f"group {wording.listing(groups)}, " if groups else ""
-        said.append(f"{wording.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
-    if not said:
+        degenerate.append(f"{wording.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
+    if not degenerate:
         return []
-    left_out = "" if len(found) == 1 else " Left out of the verdict."
+    left_out = "" if len(arms) == 1 else " Left out of the verdict."
     return [
-        f"Degenerate: {wording.listing(said, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
+        f"Degenerate: {wording.listing(degenerate, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
         f"the same prediction; such a predictor can look fair and be useless.{left_out}"
     ]
 
 
-def _references(found: list[Arm]) -> list[str]:
-    pooled = [arm.label for arm in found if arm.pooled]
+def _references(arms: list[Arm]) -> list[str]:
+    pooled = [arm.label for arm in arms if arm.pooled]
     if not pooled:
         return []
-    left_out = "" if len(found) == 1 else ", and is left out of the verdict"
+    left_out = "" if len(arms) == 1 else ", and is left out of the verdict"
     return [
         f"Reference: {wording.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the "
         f"data would give{left_out}."
     ]
 
 
-def _certainty(found: list[Arm], quality: str, disparity: str | None) -> list[str]:
-    said = []
-    fewest = min(arm.seeds for arm in found)
+def _certainty(arms: list[Arm], quality: str, disparity: str | None) -> list[str]:
+    caveats = []
+    fewest = min(arm.seeds for arm in arms)
     if fewest == 1:
-        more = "" if all(arm.silos for arm in found) else " Run at least 3, better 10."
-        said.append(f"One seed only: nothing here says how much another seed would change.{more}")
+        more = "" if all(arm.silos for arm in arms) else " Run at least 3, better 10."
+        caveats.append(f"One seed only: nothing here says how much another seed would change.{more}")
     elif fewest < MIN_SEEDS:
-        said.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
-    if len(found) == 1:
-        return said
+        caveats.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
+    if len(arms) == 1:
+        return caveats
     for metric in (quality, disparity):
-        order = ranked(found, metric) if metric else []
+        order = ranked(arms, metric) if metric else []
         close = unclear(order, metric) if metric else []
         if close and metric:
-            said.append(
+            caveats.append(
                 f"{describe(metric).heading}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
                 f"apart from {wording.listing([arm.label for arm in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= MIN_SEEDS:
-        said.append(
+        caveats.append(
             "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
         )
-    return said
+    return caveats
 
 
-def _undefined(found: list[Arm], quality: str, disparity: str | None) -> list[str]:
-    said = []
+def _undefined(arms: list[Arm], quality: str, disparity: str | None) -> list[str]:
+    caveats = []
     for metric in (quality, disparity):
         missing = [
-            arm.label for arm in found if metric and arm.over_seeds(metric).n < arm.seeds and not arm.withholds(metric)
+            arm.label for arm in arms if metric and arm.over_seeds(metric).n < arm.seeds and not arm.withholds(metric)
         ]
         if missing and metric:
-            said.append(
+            caveats.append(
                 f"{describe(metric).heading} is undefined in some or all seeds of {wording.listing(missing)}; "
                 "means are over the seeds where it is defined."
             )
-    return said
+    return caveats
 
 
-def _withheld(found: list[Arm]) -> list[str]:
+def _withheld(arms: list[Arm]) -> list[str]:
     return [
         f"{wording.plain(arm.label)}: {wording.listing(arm.silos.withholding)} "
         f"withhold{'s' * (len(arm.silos.withholding) == 1)} counts of test rows that are too small to be disclosed. "
         f"{arm.silos.basis()}"
-        for arm in found
+        for arm in arms
         if arm.silos is not None and arm.silos.withholding
     ]
 
 
-def _small_groups(found: list[Arm]) -> list[str]:
+def _small_groups(arms: list[Arm]) -> list[str]:
     smallest: dict[str, float] = {}
-    for arm in found:
+    for arm in arms:
         counts = arm.groups[arm.groups["metric"] == "count"].dropna()
         for name, value in counts.groupby("name", sort=False)["value"].min().items():
             smallest[str(name)] = min(value, smallest.get(str(name), np.inf))
@@ -254,22 +254,22 @@ def _small_groups(found: list[Arm]) -> list[str]:
 _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "local", "model", "seeds")
 
 
-def _unlike(results: Sequence[Result], found: list[Arm]) -> list[str]:
-    said = []
-    # a reference on pooled rows has one client, as was said
-    found = [arm for arm in found if not arm.pooled] or found
-    results = [results[i] for i in dict.fromkeys(arm.result for arm in found)]
+def _unlike(results: Sequence[Result], arms: list[Arm]) -> list[str]:
+    caveats = []
+    # a reference on pooled rows has one client, which another caveat mentions
+    arms = [arm for arm in arms if not arm.pooled] or arms
+    results = [results[i] for i in dict.fromkeys(arm.result for arm in arms)]
     differing = [name for name in _ALIKE if len({repr(_plain_value(result.info.get(name))) for result in results}) > 1]
-    if "data" not in differing and len({arm.data for arm in found}) > 1:
+    if "data" not in differing and len({arm.data for arm in arms}) > 1:
         differing.insert(0, "partition")
     if differing:
-        said.append(
+        caveats.append(
             f"The results differ in more than the method: {', '.join(differing).replace('_', ' ')}. "
             "Part of what is seen may come from that."
         )
-    if any(arm.split != "test" for arm in found):
-        said.append("No test set: the numbers are from the server's validation rows, which training may have used.")
-    return said
+    if any(arm.split != "test" for arm in arms):
+        caveats.append("No test set: the numbers are from the server's validation rows, which training may have used.")
+    return caveats
 
 
 def _plain_value(value: Any) -> Any:
@@ -277,29 +277,29 @@ def _plain_value(value: Any) -> Any:
 
 
 def _incidents(results: Sequence[Result]) -> list[str]:
-    said = []
+    caveats = []
     notes: dict[str, list[str]] = {}
     for result in results:
         method = str(result.info["method"])
         name = wording.plain(method)
         silos = Silos.of(result)
-        said += [f"{name}: {sentence}" for sentence in silos.lost_rounds()] if silos else []
-        missing = [silo for silo in silos.each if silo.absence] if silos else []
+        caveats += [f"{name}: {sentence}" for sentence in silos.lost_rounds()] if silos else []
+        missing = [silo for silo in silos.members if silo.absence] if silos else []
         if missing:
             absent = wording.listing([f"{wording.plain(silo.name)} ({silo.absence})" for silo in missing], longest=300)
-            said.append(f"{name}: some silos did not answer: {absent}.")
+            caveats.append(f"{name}: some silos did not answer: {absent}.")
         refused = result.rejections[result.rejections["answered"].astype(bool)]
         if len(refused):
             who = refused["client"].astype(str).value_counts()
-            said.append(
+            caveats.append(
                 f"{name}: {len(refused)} rejected repl{'y' if len(refused) == 1 else 'ies'}, from client "
                 f"{wording.listing([str(client) for client in who.index])} "
                 f"(first reason: {wording.plain(str(refused['reason'].iloc[0]), 200)})."
             )
         for note in other_notes(result):
-            if note.kind != "replies-rejected":  # said just above, with more
+            if note.kind != "replies-rejected":  # counted above, with clients and reasons
                 notes.setdefault(str(note), []).append(method)
-    return said + [
+    return caveats + [
         f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(note, 400)}"
         for note, methods in notes.items()
     ]

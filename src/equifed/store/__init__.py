@@ -1,4 +1,4 @@
-"""Runs on disk: a folder each, an index of them, and taking up a run where it stopped."""
+"""Runs on disk: a folder for each, an index of them, and resuming a run where it stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_resu
 
 
 class Store:
-    """The runs under one folder: `runs/` here, $EQUIFED_RUNS, or the folder given."""
+    """The runs under one folder: `runs/` in the current one, $EQUIFED_RUNS, or the folder given."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root or os.environ.get("EQUIFED_RUNS") or "runs")
@@ -57,7 +57,7 @@ class Store:
         if make is build and (folder.path / FEDERATION).is_file():
             raise RunError(f"Run {folder.id} is a federation's, whose silos are elsewhere. Use: {folder.resuming()}")
         if not take(folder.lock):
-            raise RunError(f"Run {folder.id} is being carried out by another process.")
+            raise RunError(f"Run {folder.id} is being run by another process.")
         try:
             config = folder.config()
             index = Index(folder.path.parent)  # not ours when the run was named by its path
@@ -76,7 +76,7 @@ class Store:
     def find(self, reference: str) -> RunFolder:
         """By id, by a prefix that only one id has, by the run's own name, "latest", or its folder's path."""
         if not reference.strip():
-            raise ConfigError('Which run? Give its id, the beginning of it, its name, its folder, or "latest".')
+            raise ConfigError('Which run? Give its id or the beginning of it, its name, its folder, or "latest".')
         path = Path(reference)
         if (path / "status.json").is_file():
             return RunFolder(path)
@@ -86,12 +86,12 @@ class Store:
         if reference == "latest":
             return self._folder(entries[0])
         exact = [entry for entry in entries if reference in (entry.id, entry.name)]
-        found = exact or [entry for entry in entries if entry.id.startswith(reference)]
-        if len(found) == 1:
-            return self._folder(found[0])
-        shown = ", ".join(entry.id for entry in (found or entries)[:5])
-        if found:
-            raise ConfigError(f"{len(found)} runs are called {reference!r}: {shown}. Write more of the id.")
+        matching = exact or [entry for entry in entries if entry.id.startswith(reference)]
+        if len(matching) == 1:
+            return self._folder(matching[0])
+        shown = ", ".join(entry.id for entry in (matching or entries)[:5])
+        if matching:
+            raise ConfigError(f"{len(matching)} runs are called {reference!r}: {shown}. Write more of the id.")
         raise ConfigError(f"There is no run {reference!r} in {self.root}. The latest: {shown}.")
 
     def entries(self) -> list[Entry]:

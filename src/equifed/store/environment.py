@@ -69,7 +69,7 @@ def file_hash(path: Path) -> str:
 def _commit() -> str | None:
     """The last commit that touched the package, or None where it is not under git."""
     try:
-        found = subprocess.run(
+        log = subprocess.run(
             ["git", "log", "-1", "--format=%H", "--", "."],
             cwd=Path(__file__).parent.parent,
             capture_output=True,
@@ -79,4 +79,4 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    return log.stdout.strip() or None

@@ -81,12 +81,12 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json; a run that says "running" without a living process was killed, which is an interruption."""
         try:
-            found: dict[str, Any] = json.loads((self.path / "status.json").read_text())
+            recorded: dict[str, Any] = json.loads((self.path / "status.json").read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"Run {self.id}: status.json cannot be read ({error}); it is not a usable run.") from None
-        if found.get("status") == "running" and not is_held(self.lock):
-            found |= {"status": "interrupted", "reason": "the process was killed"}
-        return found
+        if recorded.get("status") == "running" and not is_held(self.lock):
+            recorded |= {"status": "interrupted", "reason": "the process was killed"}
+        return recorded
 
     def config(self) -> Config:
         return load_config(self.path / "config.toml")
@@ -103,12 +103,12 @@ class RunFolder:
         return 0 if not self._checkpoint.exists() else int(self._metadata()["round"])
 
     def entry(self) -> Entry:
-        """What the index says about it, read from the files."""
+        """Its line in the index, read from the files."""
         config = self.settings()
         status = self.status()
-        about: dict[str, Any] = {}
+        headline: dict[str, Any] = {}
         if status["status"] == "finished":
-            about = json.loads((self.path / "result.json").read_text())["headline"]
+            headline = json.loads((self.path / "result.json").read_text())["headline"]
         return Entry(
             self.id,
             status["created"],
@@ -118,7 +118,7 @@ class RunFolder:
             status["status"],
             config["run"]["rounds"],
             len(config["run"]["seeds"]),
-            about,
+            headline,
             self.path.name,
         )
 
@@ -192,8 +192,8 @@ class RunFolder:
         arrays = {
             f"run={run}/{split}/{name}": np.asarray(values, order="C")
             for run, scored in enumerate(scores)
-            for split, each in scored.items()
-            for name, values in each._asdict().items()
+            for split, counted in scored.items()
+            for name, values in counted._asdict().items()
         }
         path.write_bytes(save(arrays))
         return path
@@ -203,12 +203,12 @@ class RunFolder:
             arrays = load_file(self._scores(number))
         except (OSError, SafetensorError) as error:
             raise self.damaged(f"the scores of round {number} cannot be read: {error}") from None
-        found: list[dict[str, Scored]] = [{} for _ in range(runs)]
+        scores: list[dict[str, Scored]] = [{} for _ in range(runs)]
         splits = dict.fromkeys(tuple(name.split("/")[:2]) for name in arrays)
         for run, split in splits:
             parts = {field: arrays[f"{run}/{split}/{field}"] for field in Scored._fields}
-            found[int(run.removeprefix("run="))][split] = Scored(**parts)
-        return found
+            scores[int(run.removeprefix("run="))][split] = Scored(**parts)
+        return scores
 
     def _scores(self, number: int) -> Path:
         return self.path / "scores" / f"{number:05d}.safetensors"
@@ -234,11 +234,11 @@ class RunFolder:
             raise self.damaged(str(error)) from None
         if _digest(arrays) != metadata["digest"]:
             raise self.damaged("its content does not fit its checksum")
-        wanted = tree.named(like)
-        for name, leaf in wanted.items():
+        expected = tree.named(like)
+        for name, leaf in expected.items():
             if name not in arrays or tuple(arrays[name].shape) != tuple(leaf.shape):
                 raise self.damaged(f"{name} is missing or has another shape than the method's state")
-        values = {name: torch.from_numpy(arrays[name]).to(leaf.device) for name, leaf in wanted.items()}
+        values = {name: torch.from_numpy(arrays[name]).to(leaf.device) for name, leaf in expected.items()}
         return int(metadata["round"]), tree.from_named(like, values)
 
     # -- the line per round --------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class RunFolder:
 
 
 class Recording:
-    """A run being carried out and written down: iterate over `rounds`, then `finish`. Use it in a `with`."""
+    """A run in progress, recorded round by round: iterate over `rounds`, then `finish`. Use it in a `with`."""
 
     def __init__(self, folder: RunFolder, config: Config, simulation: Training) -> None:
         self.folder, self.config, self.simulation = folder, config, simulation
@@ -277,7 +277,7 @@ class Recording:
 
     @property
     def done(self) -> int:
-        """Rounds that were there already."""
+        """Rounds that were recorded before."""
         return self._resume[0] if self._resume else 0
 
     def restore(self) -> None:
@@ -297,7 +297,7 @@ class Recording:
         self._resume = state
 
     def rounds(self) -> Iterator[Step]:
-        """Every round, written down before it is handed out."""
+        """Every round, recorded before it is handed out."""
         engine = self.simulation.engine
         messages, notes = set(engine.messages), len(engine.notes)
         for step in self.simulation.rounds(self._resume):

@@ -30,25 +30,25 @@ class Index:
         self.path = root / "index.sqlite"
 
     def put(self, entry: Entry) -> None:
-        self._with(lambda db: _put(db, [entry]), own=entry.id)
+        self._with(lambda db: _put(db, [entry]), new=entry.id)
 
     def entries(self) -> list[Entry]:
-        """All runs, newest first; folders that came or went behind the index's back are noticed.
+        """All runs, newest first; folders that were added or removed by hand are noticed.
 
-        Looking makes nothing where there are no runs, and works where nothing may be written.
+        Reading creates no file where there are no runs, and works where nothing may be written.
         """
 
         def read(db: sqlite3.Connection) -> list[Entry]:
             known = {row[0] for row in db.execute("select id from runs")}
-            here = {folder.id: folder for folder in self._folders()}
-            _put(db, _readable(here[name] for name in here.keys() - known))
-            db.executemany("delete from runs where id = ?", [(name,) for name in known - here.keys()])
+            folders = {folder.id: folder for folder in self._folders()}
+            _put(db, _readable(folders[name] for name in folders.keys() - known))
+            db.executemany("delete from runs where id = ?", [(name,) for name in known - folders.keys()])
             rows = db.execute("select * from runs order by created desc, id desc").fetchall()
-            found = [entry._replace(metrics=json.loads(str(entry.metrics))) for entry in map(Entry._make, rows)]
-            # a run that was killed could not say so
+            entries = [entry._replace(metrics=json.loads(str(entry.metrics))) for entry in map(Entry._make, rows)]
+            # a run that was killed could not record it
             return [
-                entry._replace(status=here[entry.id].status()["status"]) if entry.status == "running" else entry
-                for entry in found
+                entry._replace(status=folders[entry.id].status()["status"]) if entry.status == "running" else entry
+                for entry in entries
             ]
 
         try:
@@ -65,19 +65,18 @@ class Index:
             ) from None
         try:
             return self._with(read)
-        except OSError:  # the index cannot be written here; the folders say the same
-            found = _readable(self._folders())
-            return sorted(found, key=lambda entry: (entry.created, entry.id), reverse=True)
+        except OSError:  # the index cannot be written; the folders hold the same
+            return sorted(_readable(self._folders()), key=lambda entry: (entry.created, entry.id), reverse=True)
 
     def _folders(self) -> list[RunFolder]:
         return [RunFolder(path.parent) for path in sorted(self.root.glob("*/status.json"))]
 
-    def _with(self, action: Callable[[sqlite3.Connection], T], own: str = "") -> T:
-        """Do it, on a new index where the old one is missing or damaged; `own` is the caller's new folder."""
+    def _with(self, action: Callable[[sqlite3.Connection], T], new: str = "") -> T:
+        """Do it, on a new index where the old one is missing or damaged; `new` is a folder just made."""
         self.root.mkdir(parents=True, exist_ok=True)
         with FileLock(self.root / "index.lock"):
             folders = self._folders()
-            wrong = "missing" if not self.path.exists() and any(folder.id != own for folder in folders) else ""
+            wrong = "missing" if not self.path.exists() and any(folder.id != new for folder in folders) else ""
             try:
                 if not wrong:
                     return self._transaction(action)

@@ -66,15 +66,15 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def load_result(folder: str | Path) -> Result:
-    """The result that was saved in this folder, a run's own or one of `save_result`: equal frames, and it predicts and
-    adapts as the one that was saved. What predicting needs is read when it is first asked for."""
+    """The result of a finished run's folder, or of one that `save_result` wrote: with equal frames, and predicting and
+    adapting as the one that was saved. What predicting needs is read when it is first needed."""
     folder = Path(folder)
     if not (folder / "result.json").is_file():
         raise RunError(f"There is no result in {folder}: it has no result.json. A run has one when it has finished.")
-    about = json.loads((folder / "result.json").read_text())
-    keys = [tuple(key) if isinstance(key, list) else key for key in about["runs"]]
-    hyper = about["info"]["hyper_parameters"]
-    about["info"]["hyper_parameters"] = {
+    content = json.loads((folder / "result.json").read_text())
+    keys = [tuple(key) if isinstance(key, list) else key for key in content["runs"]]
+    hyper = content["info"]["hyper_parameters"]
+    content["info"]["hyper_parameters"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
     rejections = json.loads((folder / "rejections.json").read_text())
@@ -83,12 +83,12 @@ def load_result(folder: str | Path) -> Result:
         metrics=pd.read_parquet(folder / "metrics.parquet"),
         messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
         log=pd.read_parquet(folder / "log.parquet"),
-        rejections=pd.DataFrame(rejections, columns=[*about["info"]["swept"], *REJECTIONS]),
+        rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
-        info=about["info"],
+        info=content["info"],
         timings=json.loads((folder / "timings.json").read_text()),
-        notes=[Note.from_json(note) for note in about["notes"]],
-        final_states=StoredStates(about["final_states"], checkpoint if checkpoint.exists() else folder / STATES),
+        notes=[Note.from_json(note) for note in content["notes"]],
+        final_states=StoredStates(content["final_states"], checkpoint if checkpoint.exists() else folder / STATES),
         schema=Schema.from_json((folder / SCHEMA).read_bytes()) if (folder / SCHEMA).is_file() else None,
     )
     labels = {_label(result, key): key for key in keys}
