@@ -157,7 +157,7 @@ def _caveats(arms: list[Arm], results: Sequence[Result], quality: str, disparity
 
 
 def _degenerate(arms: list[Arm]) -> list[str]:
-    degenerate = []
+    flat = []
     for arm in arms:
         bad = arm.degenerate
         if not bad.any():
@@ -165,12 +165,12 @@ def _degenerate(arms: list[Arm]) -> list[str]:
         flagged = arm.groups[(arm.groups["metric"] == "degenerate") & (arm.groups["value"] > 0)]
         groups = list(dict.fromkeys(flagged["name"]))
         where = f"group {wording.listing(groups)}, " if groups else ""
-        degenerate.append(f"{wording.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
-    if not degenerate:
+        flat.append(f"{wording.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
+    if not flat:
         return []
     left_out = "" if len(arms) == 1 else " Left out of the verdict."
     return [
-        f"Degenerate: {wording.listing(degenerate, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
+        f"Degenerate: {wording.listing(flat, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
         f"the same prediction; such a predictor can look fair and be useless.{left_out}"
     ]
 
