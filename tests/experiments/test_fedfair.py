@@ -110,7 +110,7 @@ def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch
     assert result.swept == ["epsilon"]
     assert frame[("afe", "mean")].notna().all()
     points = list(fedfair.figure4(["drug"], 2, 4, [0.0, 0.5], silent))
-    assert [(name, rate) for _, name, rate, *_ in points] == [
+    assert [(point.method, point.drop_rate) for point, _ in points] == [
         ("LCO", 0),
         ("LCO", 0.5),
         ("FedFair", 0),

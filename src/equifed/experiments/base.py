@@ -153,6 +153,14 @@ def swept_settings(simulation: Simulation) -> list[dict[str, Any]]:
     return [dict(setting) for setting in dict.fromkeys(tuple(run.hyper.items()) for run in simulation.job.runs)]
 
 
+def of_setting(result: Result, setting: Mapping[str, float]) -> Any:
+    """The final test metrics of one setting, a row per seed."""
+    final = result.final()
+    for name, value in setting.items():
+        final = final[np.isclose(final[name], value)]
+    return final
+
+
 def choose(quality: Any, disparity: Any, floor: float) -> int:
     """The index of the smallest disparity among settings of at least this quality, else that of the best quality."""
     quality = np.nan_to_num(np.asarray(quality, dtype=float), nan=-np.inf)

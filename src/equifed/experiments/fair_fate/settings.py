@@ -16,17 +16,8 @@ import numpy as np
 
 from equifed import metrics as M
 from equifed.data import get_dataset
-from equifed.experiments.base import (
-    Arm,
-    Cell,
-    Watch,
-    arms_named,
-    carry_out,
-    check_names,
-    choose,
-    published,
-    swept_settings,
-)
+from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, choose, published
+from equifed.experiments.base import swept_settings as settings_of
 from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
@@ -287,7 +278,7 @@ def select_on_validation(
     last = carry_out(sim, "grid, chosen on validation", watch)
     values = measured(last, "validation", compat=method.as_published)
     short = next(key for key, name in NAMES.items() if name == method.fairness)
-    settings = swept_settings(sim)
+    settings = settings_of(sim)
     accuracy = values["ACC"].reshape(len(settings), -1).mean(1)
     fairness = np.nan_to_num(values[short]).reshape(len(settings), -1).mean(1)
     return replace(method, **settings[choose(accuracy, -fairness, floor)])
@@ -300,11 +291,7 @@ TRADE_OFF = [0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
 
 
 def figure3(
-    datasets: Sequence[str],
-    sigmas: Sequence[str],
-    seeds: int,
-    rounds: int,
-    watch: Watch,
+    datasets: Sequence[str], sigmas: Sequence[str], seeds: int, rounds: int, watch: Watch
 ) -> Iterator[tuple[str, str, str, Result]]:
     """Accuracy against fairness over MAX, for every F: (data set, sigma, F, result of the sweep)."""
     for dataset in datasets:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, ch
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
-from equifed.metrics.seeds import Moments, moments
+from equifed.metrics.seeds import moments
 from equifed.models import Logistic
 from equifed.settings import Local, RunSettings
 from equifed.simulator import Result, Simulation, Step, make_job
@@ -231,16 +232,26 @@ def figure2(
         yield dataset, frame.drop(columns="seed").groupby("epsilon").agg(["mean", "std"]), result
 
 
+@dataclass(frozen=True)
+class DropPoint:
+    dataset: str
+    method: str
+    drop_rate: float
+    epsilon: float
+    """The best."""
+    hm: float
+    hm_std: float
+
+
 def figure4(
     datasets: Sequence[str], seeds: int, rounds: int | None, rates: Sequence[float], watch: Watch
-) -> Iterator[tuple[str, str, float, float, Moments, Result]]:
-    """FedFair and LCO with clients dropping out: (data set, method, rate, best epsilon, its HM, result)."""
+) -> Iterator[tuple[DropPoint, Result]]:
+    """FedFair and LCO with clients dropping out."""
     for dataset in datasets:
         feds = federations(dataset, seeds)
-        for arm in arms_named(arms(dataset, rounds), ["LCO", "FedFair"]):
-            for rate in rates:
-                sim = simulation(arm, feds, dropout=rate)
-                last = carry_out(sim, f"{dataset} {arm.label}, drop rate {rate:g}", watch)
-                best = best_setting(sim, last, "test")
-                scores = measured(sim, last)["HM"][runs_of(sim, best), 0]
-                yield dataset, arm.label, rate, best["epsilon"], moments(scores), sim.result()
+        for arm, rate in product(arms_named(arms(dataset, rounds), ["LCO", "FedFair"]), rates):
+            sim = simulation(arm, feds, dropout=rate)
+            last = carry_out(sim, f"{dataset} {arm.label}, drop rate {rate:g}", watch)
+            best = best_setting(sim, last, "test")
+            mean, std, _ = moments(measured(sim, last)["HM"][runs_of(sim, best), 0])
+            yield DropPoint(dataset, arm.label, rate, best["epsilon"], mean, std), sim.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from equifed.experiments import Request
 from equifed.experiments.base import Experiment, Part, Table, Watch, arms_named, check_names, plus_minus
@@ -77,41 +76,18 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
     )
 
 
-@dataclass(frozen=True)
-class DropPoint:
-    dataset: str
-    method: str
-    drop_rate: float
-    epsilon: float
-    hm: float
-    hm_std: float
-
-
 def figure4(request: Request, watch: Watch) -> Iterator[Part]:
     datasets, seeds, rounds = _scope(request)
-    points: list[DropPoint] = []
-    for dataset, method, rate, epsilon, hm, result in fedfair.figure4(
-        datasets, seeds, rounds, fedfair.DROP_RATES, watch
-    ):
-        points.append(DropPoint(dataset, method, rate, epsilon, hm.mean, hm.std))
-        line = f"{dataset} {method}, drop rate {rate:g}: HM {plus_minus(hm.mean, hm.std, 3)} (epsilon {epsilon:g})"
-        yield Part(points[-1:], [line], results=[result], page=(dataset, method))
-    yield Part(
-        shown=[
-            Table(
-                f"{dataset}: HM at each drop rate, {seeds} seeds",
-                ("method", *(f"{rate:g}" for rate in fedfair.DROP_RATES)),
-                [
-                    [
-                        method,
-                        *(plus_minus(p.hm, p.hm_std, 3) for p in points if (p.dataset, p.method) == (dataset, method)),
-                    ]
-                    for method in ("FedFair", "LCO")
-                ],
-            )
-            for dataset in datasets
-        ]
-    )
+    rows: dict[tuple[str, str], list[str]] = {}
+    for point, result in fedfair.figure4(datasets, seeds, rounds, fedfair.DROP_RATES, watch):
+        where, hm = (point.dataset, point.method), plus_minus(point.hm, point.hm_std, 3)
+        rows.setdefault(where, [point.method]).append(hm)
+        line = f"{' '.join(where)}, drop rate {point.drop_rate:g}: HM {hm} (epsilon {point.epsilon:g})"
+        yield Part([point], [line], results=[result], page=where)
+    columns = ("method", *(f"{rate:g}" for rate in fedfair.DROP_RATES))
+    for dataset in datasets:
+        title = f"{dataset}: HM at each drop rate, {seeds} seeds"
+        yield Part(shown=[Table(title, columns, [rows[dataset, method] for method in ("FedFair", "LCO")])])
 
 
 EXPERIMENTS = {

@@ -19,7 +19,7 @@ import numpy as np
 
 from equifed import partition
 from equifed.data import get_dataset
-from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, choose, published
+from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, choose, of_setting, published
 from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
@@ -138,14 +138,6 @@ def best_setting(result: Result, quality: str, disparity: str, floor: float) -> 
     return {name: float(best[name]) for name in result.swept}
 
 
-def of_setting(result: Result, setting: Mapping[str, float], split: str = "test") -> Any:
-    """The final metrics of one setting, a row per seed."""
-    final = result.final(split)
-    for name, value in setting.items():
-        final = final[np.isclose(final[name], value)]
-    return final
-
-
 def classification(
     dataset: str, labels: Sequence[str] | None, seeds: int, rounds: int, watch: Watch
 ) -> Iterator[tuple[list[TableCell], Result]]:
@@ -163,15 +155,12 @@ def classification(
 def cells(dataset: str, skew: str, label: str, result: Result, setting: Mapping[str, float]) -> list[TableCell]:
     runs = of_setting(result, setting)
     theirs = published_figures(7, dataset, skew)
-    common: dict[str, Any] = {
-        "dataset": dataset,
-        "skew": skew,
-        "method": label,
-        "degenerate": int(runs["degenerate"].sum()),
-    }
-    common["setting"] = ", ".join(f"{name} {value:g}" for name, value in setting.items())
+    constant, chosen_setting = int(runs["degenerate"].sum()), [f"{name} {value:g}" for name, value in setting.items()]
+    common: dict[str, Any] = {"dataset": dataset, "skew": skew, "method": label, "setting": ", ".join(chosen_setting)}
     return [
-        TableCell.of(runs[metric], theirs.get((label, "", metric)), runs=0, metric=metric, **common)
+        TableCell.of(
+            runs[metric], theirs.get((label, "", metric)), runs=0, metric=metric, degenerate=constant, **common
+        )
         for metric in ("accuracy", *MEASURES.values())
     ]
 
@@ -184,19 +173,23 @@ def chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
 # -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
 
 
-class Front(NamedTuple):
-    """One method's trade-off on test rows."""
+@dataclass(frozen=True)
+class Front:
+    """One method's trade-off between accuracy and a measure, on test rows."""
 
-    arm: Arm
-    result: Result
+    dataset: str
+    skew: str
+    measure: str
+    method: str
     hypervolume: float
-    low: float
-    high: float
+    hypervolume_low: float
+    hypervolume_high: float
+    points: list[dict[Any, Any]]
 
 
 def figure(
     dataset: str, skew: str, labels: Sequence[str] | None, seeds: int, rounds: int, watch: Watch
-) -> Iterator[tuple[str, list[Front]]]:
+) -> Iterator[tuple[str, list[Front], list[Result]]]:
     """For each measure the fronts of all methods, and how much of the plane beyond FedAvg's disparity and the
     majority's accuracy each of them covers. Methods that do not depend on the measure are run once."""
     feds = federations(dataset, skew, range(seeds))
@@ -207,9 +200,10 @@ def figure(
         reference = majority(feds), 1.05 * float(done[FedAvg()].final()[name].mean())
         fronts = []
         for arm in wanted:
-            value, low, high, _ = done[arm.method].hypervolume("accuracy", name, reference=reference)
-            fronts.append(Front(arm, done[arm.method], value, low, high))
-        yield measure, fronts
+            area, low, high, _ = done[arm.method].hypervolume("accuracy", name, reference=reference)
+            points = done[arm.method].pareto("accuracy", name).astype({"method": str}).to_dict("records")
+            fronts.append(Front(dataset, skew, measure, arm.label, area, low, high, points))
+        yield name, fronts, [done[arm.method] for arm in wanted]
 
 
 def majority(feds: Sequence[Federation]) -> float:

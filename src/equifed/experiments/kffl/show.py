@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -66,52 +64,21 @@ def _table(cells: Sequence[TableCell], dataset: str) -> Table:
 # -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FrontRow:
-    """One method's trade-off between accuracy and a measure."""
-
-    dataset: str
-    skew: str
-    measure: str
-    method: str
-    hypervolume: float
-    hypervolume_low: float
-    hypervolume_high: float
-    points: list[dict[Any, Any]]
-
-    @property
-    def cells(self) -> list[str]:
-        area = f"{1000 * self.hypervolume:.2f}"
-        if not np.isnan(self.hypervolume_low):
-            area += f" [{1000 * self.hypervolume_low:.2f}, {1000 * self.hypervolume_high:.2f}]"
-        front = sorted((p for p in self.points if not p["dominated"]), key=lambda p: -p["accuracy"])
-        pairs = (f"{point['accuracy']:.3f}/{point[kffl.MEASURES[self.measure]]:.3f}" for point in front)
-        return [self.method, area, "  ".join(pairs)]
-
-
 def figure(dataset: str, request: Request, watch: Watch) -> Iterator[Part]:
     skews = request.skew or ["non-iid"]
     check_names("skew", skews, kffl.SKEWS)
     kffl.chosen(kffl.arms("EOD", centralized=True), request.methods)
     seeds, rounds = request.amount(kffl.CLASSIFICATION_SEEDS, kffl.ROUNDS)
     for skew in skews:
-        for measure, fronts in kffl.figure(dataset, skew, request.methods, seeds, rounds, watch):
-            name = kffl.MEASURES[measure]
-            rows = [
-                FrontRow(
-                    dataset, skew, measure, front.arm.label, front.hypervolume, front.low, front.high,
-                    front.result.pareto("accuracy", name).astype({"method": str}).to_dict("records"),
-                )
-                for front in fronts
-            ]  # fmt: skip
-            shown = Table(
+        for name, fronts, results in kffl.figure(dataset, skew, request.methods, seeds, rounds, watch):
+            measure = fronts[0].measure
+            table = Table(
                 f"{dataset}, {skew}: accuracy against {measure}, test rows",
                 ("method", "hypervolume x 1000", f"front: accuracy / {measure}"),
-                [row.cells for row in sorted(rows, key=lambda row: -row.hypervolume)],
+                [_cells(front, name) for front in sorted(fronts, key=lambda front: -front.hypervolume)],
                 left=(0, 2),
             )
-            results = [front.result for front in fronts]
-            yield Part(rows, shown=[shown], results=results, page=(dataset, skew, measure), disparity=name)
+            yield Part(fronts, shown=[table], results=results, page=(dataset, skew, measure), disparity=name)
     yield Part(
         shown=[
             "Hypervolume: what lies between the front, the accuracy of always predicting the majority and 1.05 times "
@@ -119,6 +86,14 @@ def figure(dataset: str, request: Request, watch: Watch) -> Iterator[Part]:
             "federated method."
         ]
     )
+
+
+def _cells(front: kffl.Front, disparity: str) -> list[str]:
+    area = f"{1000 * front.hypervolume:.2f}"
+    if not np.isnan(front.hypervolume_low):
+        area += f" [{1000 * front.hypervolume_low:.2f}, {1000 * front.hypervolume_high:.2f}]"
+    points = sorted((p for p in front.points if not p["dominated"]), key=lambda point: -point["accuracy"])
+    return [front.method, area, "  ".join(f"{point['accuracy']:.3f}/{point[disparity]:.3f}" for point in points)]
 
 
 # -- regression --------------------------------------------------------------------------------------------------------

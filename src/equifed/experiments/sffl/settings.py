@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from equifed import partition, tree
-from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, published
+from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, of_setting, published
 from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.metrics.seeds import moments
@@ -155,9 +155,7 @@ def table(
 
 def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> dict[str, float]:
     """What a Row says of one setting, means over its seeds."""
-    final = result.final()
-    for name, value in setting.items():
-        final = final[np.isclose(final[name], value)]
+    final = of_setting(result, setting)
     values: dict[str, float] = {}
     for name, metric in (("accuracy", "accuracy"), ("eop", EOP)):
         values[name], values[f"{name}_std"], _ = moments(final[f"client_{metric}.mean"])
