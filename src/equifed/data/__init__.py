@@ -5,16 +5,20 @@ from equifed.data.download import data_home
 from equifed.data.images import rotate_images
 from equifed.data.schema import Column, Encoded, Schema, Sensitive
 from equifed.data.sets import DATASETS, get_dataset
-from equifed.data.sets.acs import fetch_acs_employment, fetch_acs_health_insurance, fetch_acs_income
-from equifed.data.sets.adult import fetch_adult
-from equifed.data.sets.bank import fetch_bank, fetch_bank_additional
-from equifed.data.sets.communities import fetch_communities
-from equifed.data.sets.compas import fetch_compas
-from equifed.data.sets.drug import fetch_drug
-from equifed.data.sets.dutch import fetch_dutch
-from equifed.data.sets.german import fetch_german
-from equifed.data.sets.law import fetch_law
-from equifed.data.sets.mnist import fetch_mnist
+
+fetch_acs_income = DATASETS["acs_income"].fetch
+fetch_acs_employment = DATASETS["acs_employment"].fetch
+fetch_acs_health_insurance = DATASETS["acs_health_insurance"].fetch
+fetch_adult = DATASETS["adult"].fetch
+fetch_bank = DATASETS["bank"].fetch
+fetch_bank_additional = DATASETS["bank_additional"].fetch
+fetch_communities = DATASETS["communities"].fetch
+fetch_compas = DATASETS["compas"].fetch
+fetch_drug = DATASETS["drug"].fetch
+fetch_dutch = DATASETS["dutch"].fetch
+fetch_german = DATASETS["german"].fetch
+fetch_law = DATASETS["law"].fetch
+fetch_mnist = DATASETS["mnist"].fetch
 
 __all__ = [
     "DATASETS",

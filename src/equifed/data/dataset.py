@@ -250,6 +250,11 @@ class Loaded(NamedTuple):
     """SHA-256 of each file."""
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names of columns, written with spaces between them."""
+    return tuple(text.split())
+
+
 def presets(*given: Preset) -> dict[str, Preset]:
     """By name, in the order given: the first is the default."""
     return {preset.name: preset for preset in given}

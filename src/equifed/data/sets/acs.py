@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, names, presets
 from equifed.data.download import Download, File
 from equifed.data.schema import Sensitive
 from equifed.errors import DataError
@@ -29,135 +29,22 @@ CITATION = (
 )
 LICENSE = "public domain (US government work)"
 
-INCOME = ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P")
-EMPLOYMENT = (
-    *(
-        "AGEP",
-        "SCHL",
-        "MAR",
-        "RELP",
-        "DIS",
-        "ESP",
-        "CIT",
-        "MIG",
-        "MIL",
-        "ANC",
-        "NATIVITY",
-        "DEAR",
-        "DEYE",
-        "DREM",
-    ),
-    *("SEX", "RAC1P"),
-)
-INSURANCE = (
-    *(
-        "AGEP",
-        "SCHL",
-        "MAR",
-        "SEX",
-        "DIS",
-        "ESP",
-        "CIT",
-        "MIG",
-        "MIL",
-        "ANC",
-        "NATIVITY",
-        "DEAR",
-        "DEYE",
-        "DREM",
-    ),
-    *("RACAIAN", "RACASN", "RACBLK", "RACNH", "RACPI", "RACSOR", "RACWHT", "PINCP", "ESR", "ST", "FER"),
-)
-PERSON = (
-    *(
-        "ADJINC",
-        "AGEP",
-        "ANC",
-        "CIT",
-        "COW",
-        "DEAR",
-        "DEYE",
-        "DIS",
-        "DREM",
-        "ESP",
-        "ESR",
-        "FER",
-        "GCL",
-        "HICOV",
-    ),
-    *("HINS1", "HINS2", "HINS3", "HINS4", "HISP", "JWMNP", "JWTR", "MAR", "MIG", "MIL", "NATIVITY", "OCCP"),
-    *(
-        "PINCP",
-        "POBP",
-        "POVPIP",
-        "POWPUMA",
-        "PRIVCOV",
-        "PUBCOV",
-        "PUMA",
-        "PWGTP",
-        "RAC1P",
-        "RACAIAN",
-        "RACASN",
-    ),
-    *(
-        "RACBLK",
-        "RACNH",
-        "RACPI",
-        "RACSOR",
-        "RACWHT",
-        "RELP",
-        "SCHL",
-        "SERIALNO",
-        "SEX",
-        "SPORDER",
-        "ST",
-        "WKHP",
-    ),
-)
-SMALL_STATES = ("DE", "HI", "ID", "ME", "MT", "ND", "NE", "NH", "NM", "RI", "SD", "VT", "WV", "WY")
-STATES = (
-    *(
-        "AK",
-        "AL",
-        "AR",
-        "AZ",
-        "CO",
-        "CT",
-        "DE",
-        "GA",
-        "HI",
-        "IA",
-        "ID",
-        "IL",
-        "IN",
-        "KS",
-        "KY",
-        "LA",
-        "MA",
-        "MD",
-    ),
-    *(
-        "ME",
-        "MI",
-        "MN",
-        "MO",
-        "MS",
-        "MT",
-        "NC",
-        "ND",
-        "NE",
-        "NH",
-        "NJ",
-        "NM",
-        "NV",
-        "OH",
-        "OK",
-        "OR",
-        "PA",
-        "RI",
-    ),
-    *("SC", "SD", "TN", "UT", "VA", "VT", "WA", "WI", "WV", "WY"),
-)
+INCOME = names("AGEP COW SCHL MAR OCCP POBP RELP WKHP SEX RAC1P")
+EMPLOYMENT = names("AGEP SCHL MAR RELP DIS ESP CIT MIG MIL ANC NATIVITY DEAR DEYE DREM SEX RAC1P")
+INSURANCE = names("""
+    AGEP SCHL MAR SEX DIS ESP CIT MIG MIL ANC NATIVITY DEAR DEYE DREM RACAIAN RACASN RACBLK RACNH RACPI RACSOR
+    RACWHT PINCP ESR ST FER
+""")
+PERSON = names("""
+    ADJINC AGEP ANC CIT COW DEAR DEYE DIS DREM ESP ESR FER GCL HICOV HINS1 HINS2 HINS3 HINS4 HISP JWMNP JWTR MAR MIG
+    MIL NATIVITY OCCP PINCP POBP POVPIP POWPUMA PRIVCOV PUBCOV PUMA PWGTP RAC1P RACAIAN RACASN RACBLK RACNH RACPI
+    RACSOR RACWHT RELP SCHL SERIALNO SEX SPORDER ST WKHP
+""")
+SMALL_STATES = names("DE HI ID ME MT ND NE NH NM RI SD VT WV WY")
+STATES = names("""
+    AK AL AR AZ CO CT DE GA HI IA ID IL IN KS KY LA MA MD ME MI MN MO MS MT NC ND NE NH NJ NM NV OH OK OR PA RI SC
+    SD TN UT VA VT WA WI WV WY
+""")
 SEX = (Sensitive(column="SEX"),)
 GROUPS = ("Female", "Male")
 
@@ -252,63 +139,56 @@ def _without_sex(features: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in features if name != "SEX")
 
 
+_ACS_INCOME = Preset(
+    name="default",
+    description="46 states, one-hot codes except place of birth and occupation, sex not an input.",
+    rows=1_121_894,
+    inputs=43,
+    groups=GROUPS,
+    label="income",
+    positive=">50K",
+    privileged="Male",
+    features=("AGEP", "COW", "SCHL", "MAR", "RELP", "WKHP", "RAC1P"),
+    categorical=("COW", "MAR", "RELP", "RAC1P"),
+    sensitive=SEX,
+    num_partitions=46,
+    clients_per_round=46,
+    natural="STATE",
+)
 ACS_INCOME = Dataset(
     name="acs_income",
     title="ACS income 2018 (folktables)",
     files=(INCOME_FILE,),
     read=read_income,
     presets=presets(
-        Preset(
-            name="default",
-            description="46 states, one-hot codes except place of birth and occupation, sex not an input.",
-            rows=1_121_894,
-            inputs=43,
-            groups=GROUPS,
-            label="income",
-            positive=">50K",
-            privileged="Male",
-            features=("AGEP", "COW", "SCHL", "MAR", "RELP", "WKHP", "RAC1P"),
-            categorical=("COW", "MAR", "RELP", "RAC1P"),
-            sensitive=SEX,
-            num_partitions=46,
-            clients_per_round=46,
-            natural="STATE",
-        ),
-        Preset(
+        _ACS_INCOME,
+        replace(
+            _ACS_INCOME,
             name="sffl",
             description="46 states, folktables' columns as numbers, sex not an input; one state per client, "
             "about 2,400 training and 1,600 test rows each.",
-            rows=1_121_894,
             inputs=9,
-            groups=GROUPS,
-            label="income",
-            positive=">50K",
-            privileged="Male",
             features=_without_sex(INCOME),
-            sensitive=SEX,
             split=(1.0, 0.0, 0.0),
             client_test=0.4,
             num_partitions=20,
             clients_per_round=20,
-            natural="STATE",
+            categorical=(),
         ),
-        Preset(
+        replace(
+            _ACS_INCOME,
             name="kffl",
             description="Pennsylvania, the largest state here (the paper has California: 195,665 rows), "
             "one-hot codes, sex not an input.",
             rows=68_308,
             inputs=799,
-            groups=GROUPS,
-            label="income",
-            positive=">50K",
-            privileged="Male",
             features=_without_sex(INCOME),
             categorical=("COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "RAC1P"),
-            sensitive=SEX,
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
             where=(("STATE", ("PA",)),),
+            natural=None,
         ),
     ),
     description="1,121,894 working adults of 46 US states (all but CA, FL, NY, TX), in the survey's codes.",
@@ -316,6 +196,22 @@ ACS_INCOME = Dataset(
     license=LICENSE,
 )
 
+_ACS_EMPLOYMENT = Preset(
+    name="default",
+    description="14 small states, one-hot codes, sex not an input.",
+    rows=173_916,
+    inputs=97,
+    groups=GROUPS,
+    label="employed",
+    positive="employed",
+    privileged="Male",
+    features=_without_sex(EMPLOYMENT),
+    categorical=tuple(name for name in _without_sex(EMPLOYMENT) if name != "AGEP"),
+    sensitive=SEX,
+    num_partitions=14,
+    clients_per_round=14,
+    natural="STATE",
+)
 ACS_EMPLOYMENT = Dataset(
     name="acs_employment",
     title="ACS employment 2018 (folktables)",
@@ -330,39 +226,16 @@ ACS_EMPLOYMENT = Dataset(
         no="not employed",
     ),
     presets=presets(
-        Preset(
-            name="default",
-            description="14 small states, one-hot codes, sex not an input.",
-            rows=173_916,
-            inputs=97,
-            groups=GROUPS,
-            label="employed",
-            positive="employed",
-            privileged="Male",
-            features=_without_sex(EMPLOYMENT),
-            categorical=tuple(name for name in _without_sex(EMPLOYMENT) if name != "AGEP"),
-            sensitive=SEX,
-            num_partitions=14,
-            clients_per_round=14,
-            natural="STATE",
-        ),
-        Preset(
+        _ACS_EMPLOYMENT,
+        replace(
+            _ACS_EMPLOYMENT,
             name="sffl",
             description="14 small states (the paper has 20), folktables' columns as numbers, "
             "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
-            rows=173_916,
             inputs=15,
-            groups=GROUPS,
-            label="employed",
-            positive="employed",
-            privileged="Male",
-            features=_without_sex(EMPLOYMENT),
-            sensitive=SEX,
             split=(1.0, 0.0, 0.0),
             client_test=0.4,
-            num_partitions=14,
-            clients_per_round=14,
-            natural="STATE",
+            categorical=(),
         ),
     ),
     description="173,916 people of 14 small US states; the label is being employed, civilian, at work.",
@@ -370,6 +243,22 @@ ACS_EMPLOYMENT = Dataset(
     license=LICENSE,
 )
 
+_ACS_HEALTH_INSURANCE = Preset(
+    name="default",
+    description="14 small states, one-hot codes, sex not an input.",
+    rows=173_916,
+    inputs=109,
+    groups=GROUPS,
+    label="insurance",
+    positive="bought directly",
+    privileged="Male",
+    features=_without_sex(INSURANCE),
+    categorical=tuple(name for name in _without_sex(INSURANCE) if name not in ("AGEP", "PINCP")),
+    sensitive=SEX,
+    num_partitions=14,
+    clients_per_round=14,
+    natural="STATE",
+)
 ACS_HEALTH_INSURANCE = Dataset(
     name="acs_health_insurance",
     title="ACS health insurance 2018 (folktables)",
@@ -384,59 +273,19 @@ ACS_HEALTH_INSURANCE = Dataset(
         no="not",
     ),
     presets=presets(
-        Preset(
-            name="default",
-            description="14 small states, one-hot codes, sex not an input.",
-            rows=173_916,
-            inputs=109,
-            groups=GROUPS,
-            label="insurance",
-            positive="bought directly",
-            privileged="Male",
-            features=_without_sex(INSURANCE),
-            categorical=tuple(name for name in _without_sex(INSURANCE) if name not in ("AGEP", "PINCP")),
-            sensitive=SEX,
-            num_partitions=14,
-            clients_per_round=14,
-            natural="STATE",
-        ),
-        Preset(
+        _ACS_HEALTH_INSURANCE,
+        replace(
+            _ACS_HEALTH_INSURANCE,
             name="sffl",
             description="14 small states (the paper has 20), folktables' columns as numbers, "
             "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
-            rows=173_916,
             inputs=24,
-            groups=GROUPS,
-            label="insurance",
-            positive="bought directly",
-            privileged="Male",
-            features=_without_sex(INSURANCE),
-            sensitive=SEX,
             split=(1.0, 0.0, 0.0),
             client_test=0.4,
-            num_partitions=14,
-            clients_per_round=14,
-            natural="STATE",
+            categorical=(),
         ),
     ),
     description="173,916 people of 14 small US states; the label is health insurance bought from an insurer.",
     citation=CITATION,
     license=LICENSE,
 )
-
-
-def fetch_acs_income(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """ACS income by state; see `describe("acs_income")` for the presets."""
-    return ACS_INCOME.fetch(preset, home)
-
-
-def fetch_acs_employment(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """ACS employment by state; see `describe("acs_employment")` for the presets."""
-    return ACS_EMPLOYMENT.fetch(preset, home)
-
-
-def fetch_acs_health_insurance(
-    *, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None
-) -> Bunch:
-    """ACS health insurance by state; see `describe("acs_health_insurance")` for the presets."""
-    return ACS_HEALTH_INSURANCE.fetch(preset, home)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -67,101 +67,78 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+DEFAULT = Preset(
+    name="default",
+    description="All rows, one-hot inputs with missing values as a category, sex not an input.",
+    rows=48_842,
+    inputs=105,
+    groups=GROUPS,
+    label=LABEL,
+    positive=">50K",
+    privileged="Male",
+    features=WITHOUT_SEX,
+    sensitive=SEX,
+)
 ADULT = Dataset(
     name="adult",
     title="Adult (census income)",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="All rows, one-hot inputs with missing values as a category, sex not an input.",
-            rows=48_842,
-            inputs=105,
-            groups=GROUPS,
-            label=LABEL,
-            positive=">50K",
-            privileged="Male",
-            features=WITHOUT_SEX,
-            sensitive=SEX,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="fair-fate",
             description="All rows, 14 columns as alphabetical codes, scaled to 0..1; sex is an input.",
-            rows=48_842,
             inputs=14,
-            groups=GROUPS,
-            label=LABEL,
-            positive=">50K",
-            privileged="Male",
             features=FEATURES,
-            sensitive=SEX,
             encoding="ordinal",
             scaling="minmax",
             num_partitions=15,
             clients_per_round=5,
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="fedfair",
             description="Rows without missing values, 14 columns one-hot, 40,000 rows in 50 clients.",
             rows=45_222,
             inputs=104,
-            groups=GROUPS,
-            label=LABEL,
-            positive=">50K",
-            privileged="Male",
             features=FEATURES,
-            sensitive=SEX,
             split=(40_000, 0, 5_222),
             num_partitions=50,
             alpha=None,
             clients_per_round=50,
             drop_missing=True,
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="kffl",
             description="Rows without missing values, one-hot without fnlwgt and sex, 4 clients.",
             rows=45_222,
             inputs=101,
-            groups=GROUPS,
-            label=LABEL,
-            positive=">50K",
-            privileged="Male",
-            features=WITHOUT_SEX,
-            sensitive=SEX,
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
             drop_missing=True,
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="kffl-regression",
             description="As kffl, with the label as a number to predict: 0 up to 50K, 1 above.",
             rows=45_222,
             inputs=101,
-            groups=GROUPS,
-            label=LABEL,
-            positive=">50K",
-            privileged="Male",
-            features=WITHOUT_SEX,
-            sensitive=SEX,
             task="regression",
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
             drop_missing=True,
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="e2fl",
             description="As kffl with 5 clients (the paper does not say how it splits; not by file).",
             rows=45_222,
             inputs=101,
-            groups=GROUPS,
-            label=LABEL,
-            positive=">50K",
-            privileged="Male",
-            features=WITHOUT_SEX,
-            sensitive=SEX,
             split=(0.8, 0.0, 0.2),
             num_partitions=5,
             clients_per_round=5,
@@ -172,8 +149,3 @@ ADULT = Dataset(
     citation="Becker, B. and Kohavi, R. (1996). Adult. UCI Machine Learning Repository. doi:10.24432/C5XW20",
     license="CC BY 4.0",
 )
-
-
-def fetch_adult(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Adult (census income); see `describe("adult")` for the presets."""
-    return ADULT.fetch(preset, home)

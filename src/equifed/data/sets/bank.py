@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -109,35 +109,29 @@ BANK = Dataset(
     license="CC BY 4.0",
 )
 
+_BANK_ADDITIONAL = Preset(
+    name="default",
+    description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
+    rows=41_188,
+    inputs=62,
+    groups=GROUPS,
+    label=LABEL,
+    positive="yes",
+    privileged="25 or older",
+    features=(*LATER, *LATER_NUMBERS),
+    sensitive=AGE,
+)
 BANK_ADDITIONAL = Dataset(
     name="bank_additional",
     title="Bank marketing (with economic indicators)",
     files=(ADDITIONAL_FILE,),
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
-            rows=41_188,
-            inputs=62,
-            groups=GROUPS,
-            label=LABEL,
-            positive="yes",
-            privileged="25 or older",
-            features=(*LATER, *LATER_NUMBERS),
-            sensitive=AGE,
-        ),
-        Preset(
+        _BANK_ADDITIONAL,
+        replace(
+            _BANK_ADDITIONAL,
             name="kffl",
             description="One-hot inputs without age (the paper's 64 count two age groups), 4 clients.",
-            rows=41_188,
-            inputs=62,
-            groups=GROUPS,
-            label=LABEL,
-            positive="yes",
-            privileged="25 or older",
-            features=(*LATER, *LATER_NUMBERS),
-            sensitive=AGE,
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
@@ -147,13 +141,3 @@ BANK_ADDITIONAL = Dataset(
     citation=CITATION,
     license="CC BY 4.0",
 )
-
-
-def fetch_bank(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Bank marketing, first release; see `describe("bank")` for the presets."""
-    return BANK.fetch(preset, home)
-
-
-def fetch_bank_additional(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Bank marketing with economic indicators; see `describe("bank_additional")` for the presets."""
-    return BANK_ADDITIONAL.fetch(preset, home)

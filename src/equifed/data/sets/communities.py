@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, names, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -27,14 +27,10 @@ FILES = (
 )
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
 PLACE = ("state", "county", "community", "communityname", "fold")
 LABEL = "ViolentCrimesPerPop"
 # known for every community; all scaled to 0..1 by the donors
-CENSUS = _words("""
+CENSUS = names("""
     population householdsize racepctblack racePctWhite racePctAsian racePctHisp agePct12t21 agePct12t29
     agePct16t24 agePct65up numbUrban pctUrban medIncome pctWWage pctWFarmSelf pctWInvInc pctWSocSec
     pctWPubAsst pctWRetire medFamInc perCapInc whitePerCap blackPerCap indianPerCap AsianPerCap
@@ -51,7 +47,7 @@ CENSUS = _words("""
     PctSameHouse85 PctSameCity85 PctSameState85
 """)
 # the police survey covers 319 communities only
-POLICE = _words("""
+POLICE = names("""
     LemasSwornFT LemasSwFTPerPop LemasSwFTFieldOps LemasSwFTFieldPerPop LemasTotalReq LemasTotReqPerPop
     PolicReqPerOffic PolicPerPop RacialMatchCommPol PctPolicWhite PctPolicBlack PctPolicHisp
     PctPolicAsian PctPolicMinor OfficAssgnDrugUnits NumKindsDrugsSeiz PolicAveOTWorked
@@ -71,37 +67,31 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(contents[NAME]), names=list(COLUMNS), na_values="?")
 
 
+DEFAULT = Preset(
+    name="default",
+    description="Regression on the columns without missing values, 60/20/20.",
+    rows=1_994,
+    inputs=98,
+    groups=GROUPS,
+    label=LABEL,
+    privileged="majority white",
+    features=FEATURES,
+    sensitive=MAJORITY,
+    task="regression",
+    num_partitions=5,
+    clients_per_round=5,
+)
 COMMUNITIES = Dataset(
     name="communities",
     title="Communities and crime",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="Regression on the columns without missing values, 60/20/20.",
-            rows=1_994,
-            inputs=98,
-            groups=GROUPS,
-            label=LABEL,
-            privileged="majority white",
-            features=FEATURES,
-            sensitive=MAJORITY,
-            task="regression",
-            num_partitions=5,
-            clients_per_round=5,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="kffl",
             description="Regression on the columns without missing values, 80/20, 4 clients.",
-            rows=1_994,
-            inputs=98,
-            groups=GROUPS,
-            label=LABEL,
-            privileged="majority white",
-            features=FEATURES,
-            sensitive=MAJORITY,
-            task="regression",
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
@@ -111,8 +101,3 @@ COMMUNITIES = Dataset(
     citation="Redmond, M. (2009). Communities and Crime. UCI Machine Learning Repository. doi:10.24432/C53W3X",
     license="CC BY 4.0",
 )
-
-
-def fetch_communities(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Communities and crime; see `describe("communities")` for the presets."""
-    return COMMUNITIES.fetch(preset, home)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -56,39 +56,36 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return frame
 
 
+DEFAULT = Preset(
+    name="default",
+    description="ProPublica's 6,172 rows, one-hot, Caucasian against all others, race not an input.",
+    rows=6_172,
+    inputs=12,
+    groups=("Other", "Caucasian"),
+    label=LABEL,
+    positive="did not recidivate",
+    privileged="Caucasian",
+    features=WITHOUT_RACE,
+    sensitive=CAUCASIAN_OR_OTHER,
+)
 COMPAS = Dataset(
     name="compas",
     title="COMPAS recidivism, two years",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="ProPublica's 6,172 rows, one-hot, Caucasian against all others, race not an input.",
-            rows=6_172,
-            inputs=12,
-            groups=("Other", "Caucasian"),
-            label=LABEL,
-            positive="did not recidivate",
-            privileged="Caucasian",
-            features=WITHOUT_RACE,
-            sensitive=CAUCASIAN_OR_OTHER,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="fair-fate",
             description="Rows with a charge description, 10 columns as codes in 0..1; race, Caucasian or not, is an "
             "input.",
             rows=6_167,
             inputs=10,
-            groups=("Other", "Caucasian"),
-            label=LABEL,
-            positive="did not recidivate",
-            privileged="Caucasian",
             features=(
                 *("sex", "age", "caucasian", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"),
                 *("c_charge_degree", "c_charge_desc", "decile_score"),
             ),
-            # the authors make the sensitive column 1 for the privileged group and 0 for all others before encoding
             sensitive=(Sensitive(column="caucasian", groups={"no": "Other", "yes": "Caucasian"}),),
             encoding="ordinal",
             scaling="minmax",
@@ -96,15 +93,13 @@ COMPAS = Dataset(
             clients_per_round=3,
             drop_missing=True,
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="fedfair",
             description="African-Americans and Caucasians, 9 columns one-hot, 4,800 rows in 20 clients.",
             rows=5_278,
             inputs=14,
             groups=("African-American", "Caucasian"),
-            label=LABEL,
-            positive="did not recidivate",
-            privileged="Caucasian",
             features=FEATURES,
             sensitive=(Sensitive(column="race"),),
             split=(4_800, 0, 478),
@@ -113,17 +108,11 @@ COMPAS = Dataset(
             clients_per_round=20,
             where=(("race", ("African-American", "Caucasian")),),
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="kffl",
             description="6,172 rows, one-hot without race; class 1 is recidivism, as in FFB.",
-            rows=6_172,
-            inputs=12,
-            groups=("Other", "Caucasian"),
-            label=LABEL,
             positive="recidivated",
-            privileged="Caucasian",
-            features=WITHOUT_RACE,
-            sensitive=CAUCASIAN_OR_OTHER,
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
@@ -134,8 +123,3 @@ COMPAS = Dataset(
     "recidivism algorithm. ProPublica.",
     license="none stated by ProPublica; drawn from public records",
 )
-
-
-def fetch_compas(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """COMPAS after ProPublica's filter; see `describe("compas")` for the presets."""
-    return COMPAS.fetch(preset, home)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url
 from equifed.data.schema import Sensitive
 
@@ -99,37 +99,33 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
+DEFAULT = Preset(
+    name="default",
+    description="One-hot categories and personality scores, ethnicity not an input.",
+    rows=1_885,
+    inputs=31,
+    groups=("non-white", "white"),
+    label=LABEL,
+    positive="never used",
+    privileged="white",
+    features=tuple(name for name in FEATURES if name != "ethnicity"),
+    sensitive=WHITE,
+    num_partitions=5,
+    clients_per_round=5,
+)
 DRUG = Dataset(
     name="drug",
     title="Drug consumption",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="One-hot categories and personality scores, ethnicity not an input.",
-            rows=1_885,
-            inputs=31,
-            groups=("non-white", "white"),
-            label=LABEL,
-            positive="never used",
-            privileged="white",
-            features=tuple(name for name in FEATURES if name != "ethnicity"),
-            sensitive=WHITE,
-            num_partitions=5,
-            clients_per_round=5,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="fedfair",
             description="All 12 columns, ethnicity among them; 1,600 rows in 10 clients.",
-            rows=1_885,
             inputs=38,
-            groups=("non-white", "white"),
-            label=LABEL,
-            positive="never used",
-            privileged="white",
             features=FEATURES,
-            sensitive=WHITE,
             split=(1_600, 0, 285),
             num_partitions=10,
             alpha=None,
@@ -141,8 +137,3 @@ DRUG = Dataset(
     "Learning Repository. doi:10.24432/C5TC7S",
     license="CC BY 4.0",
 )
-
-
-def fetch_drug(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Drug consumption; see `describe("drug")` for the presets."""
-    return DRUG.fetch(preset, home)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url
 from equifed.data.schema import Sensitive
 
@@ -39,40 +39,37 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return frame
 
 
+DEFAULT = Preset(
+    name="default",
+    description="Census codes one-hot, sex not an input.",
+    rows=60_420,
+    inputs=48,
+    groups=("female", "male"),
+    label=LABEL,
+    positive="high level",
+    privileged="male",
+    features=("age", *CODES),
+    sensitive=SEX,
+    categorical=CODES,
+)
 DUTCH = Dataset(
     name="dutch",
     title="Dutch census 2001",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="Census codes one-hot, sex not an input.",
-            rows=60_420,
-            inputs=48,
-            groups=("female", "male"),
-            label=LABEL,
-            positive="high level",
-            privileged="male",
-            features=("age", *CODES),
-            sensitive=SEX,
-            categorical=CODES,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="fair-fate",
             description="11 columns, the census codes as numbers, scaled to 0..1; sex is an input.",
-            rows=60_420,
             inputs=11,
-            groups=("female", "male"),
-            label=LABEL,
-            positive="high level",
-            privileged="male",
             features=FEATURES,
-            sensitive=SEX,
             encoding="ordinal",
             scaling="minmax",
             num_partitions=20,
             clients_per_round=6,
+            categorical=(),
         ),
     ),
     description="60,420 people of the Dutch census of 2001 with 11 columns of census codes.",
@@ -81,8 +78,3 @@ DUTCH = Dataset(
     "doi:10.1002/widm.1452",
     license="IPUMS terms of use; distributed for research",
 )
-
-
-def fetch_dutch(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Dutch census 2001; see `describe("dutch")` for the presets."""
-    return DUTCH.fetch(preset, home)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -123,37 +123,33 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return frame
 
 
+DEFAULT = Preset(
+    name="default",
+    description="One-hot inputs, sex (and the personal status that reveals it) not an input.",
+    rows=1_000,
+    inputs=57,
+    groups=("female", "male"),
+    label=LABEL,
+    positive="good",
+    privileged="male",
+    features=FEATURES,
+    sensitive=(Sensitive(column="sex"),),
+    num_partitions=5,
+    clients_per_round=5,
+)
 GERMAN = Dataset(
     name="german",
     title="German credit",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="One-hot inputs, sex (and the personal status that reveals it) not an input.",
-            rows=1_000,
-            inputs=57,
-            groups=("female", "male"),
-            label=LABEL,
-            positive="good",
-            privileged="male",
-            features=FEATURES,
-            sensitive=(Sensitive(column="sex"),),
-            num_partitions=5,
-            clients_per_round=5,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="kffl",
             description="One-hot inputs with the age as over 25 or not (58; the paper's 60 count sex twice).",
-            rows=1_000,
             inputs=58,
-            groups=("female", "male"),
-            label=LABEL,
-            positive="good",
-            privileged="male",
             features=tuple("age_group" if name == "age" else name for name in FEATURES),
-            sensitive=(Sensitive(column="sex"),),
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
@@ -163,8 +159,3 @@ GERMAN = Dataset(
     citation="Hofmann, H. (1994). Statlog (German Credit Data). UCI Machine Learning Repository. doi:10.24432/C5NC77",
     license="CC BY 4.0",
 )
-
-
-def fetch_german(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """German credit; see `describe("german")` for the presets."""
-    return GERMAN.fetch(preset, home)

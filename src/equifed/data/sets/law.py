@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -48,56 +48,50 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return frame
 
 
+DEFAULT = Preset(
+    name="default",
+    description="Standardised inputs, race not an input.",
+    rows=20_798,
+    inputs=10,
+    groups=GROUPS,
+    label=LABEL,
+    positive="passed",
+    privileged="White",
+    features=WITHOUT_RACE,
+    sensitive=RACE,
+)
 LAW = Dataset(
     name="law",
     title="Law school bar passage",
     files=FILES,
     read=read,
     presets=presets(
-        Preset(
-            name="default",
-            description="Standardised inputs, race not an input.",
-            rows=20_798,
-            inputs=10,
-            groups=GROUPS,
-            label=LABEL,
-            positive="passed",
-            privileged="White",
-            features=WITHOUT_RACE,
-            sensitive=RACE,
-        ),
-        Preset(
+        DEFAULT,
+        replace(
+            DEFAULT,
             name="fair-fate",
             description="11 columns as they are, race as a code among them; nothing is scaled.",
-            rows=20_798,
             inputs=11,
-            groups=GROUPS,
-            label=LABEL,
-            positive="passed",
-            privileged="White",
             features=FEATURES,
-            sensitive=RACE,
             encoding="ordinal",
             scaling="none",
             num_partitions=12,
             clients_per_round=4,
         ),
-        Preset(
+        replace(
+            DEFAULT,
             name="kffl",
             description="Regression: undergraduate GPA over 4, from the other columns without race "
             "(the paper has 20,649 rows of another extract).",
-            rows=20_798,
             inputs=11,
-            groups=GROUPS,
             label="ugpa",
-            privileged="White",
             features=(*(name for name in WITHOUT_RACE if name != "ugpa"), LABEL),
-            sensitive=RACE,
             task="regression",
             label_range=(0.0, 4.0),
             split=(0.8, 0.0, 0.2),
             num_partitions=4,
             clients_per_round=4,
+            positive=None,
         ),
     ),
     description="20,798 law students of 1991, with their grades, law school tier and bar examination.",
@@ -106,8 +100,3 @@ LAW = Dataset(
     "doi:10.1002/widm.1452",
     license="none stated; distributed for research",
 )
-
-
-def fetch_law(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """Law school bar passage; see `describe("law")` for the presets."""
-    return LAW.fetch(preset, home)

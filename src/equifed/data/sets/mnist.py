@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from equifed.data.dataset import Bunch, Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.errors import DataError
 from equifed.partition import RotationGroups
@@ -115,8 +114,3 @@ MNIST = Dataset(
     citation="LeCun, Y., Cortes, C. and Burges, C. J. C. (1998). The MNIST database of handwritten digits.",
     license="CC BY-SA 3.0",
 )
-
-
-def fetch_mnist(*, preset: str | Preset | None = None, home: str | os.PathLike[str] | None = None) -> Bunch:
-    """MNIST; see `describe("mnist")` for the presets."""
-    return MNIST.fetch(preset, home)
