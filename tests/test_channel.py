@@ -197,7 +197,7 @@ def test_a_declaration_that_fits_no_field_is_refused(uneven: Federation) -> None
 
 def test_a_result_says_what_was_clipped(uneven: Federation) -> None:
     result = run(ef.methods.LCO(), uneven, rounds=2, clip=0.02)
-    assert result.info["clip"] == 0.02
+    assert result.settings.clip == 0.02
     (note,) = (note for note in result.notes if note.kind == "clipped")
     assert note.fields["fields"] == {"gradients": ["loss_gradient", "gap_gradient"]}
     ((norm, share),) = (each.values() for each in note.fields["norms"])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 import equifed as ef
+from equifed.cli.options import Settings
+from equifed.config import job_of, load_federations, parse_config
 from equifed.federation import Federation
 from equifed.settings import RunOptions, RunSettings
 from equifed.simulator import make_job
+from equifed.store.results import load_result, save_result
 
 FIELDS = [field.name for field in dataclasses.fields(RunSettings)]
 
@@ -38,8 +42,8 @@ def test_one_value_or_field_by_field(uneven: Federation) -> None:
             np.testing.assert_array_equal(value, parts.parameters[seed][name])
     # what is given by name wins over the value
     other = ef.simulate(method, uneven, model=model, settings=settings, rounds=1)
-    assert other.info["rounds"] == 1
-    assert other.info["dropout"] == 0.1
+    assert other.settings.rounds == 1
+    assert other.settings.dropout == 0.1
 
 
 def test_a_job_says_what_was_used(uneven: Federation) -> None:
@@ -79,3 +83,51 @@ def test_seeds_as_a_list_or_a_number() -> None:
 def test_wrong_settings_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ef.ConfigError, match=words):
         RunSettings(**wrong)
+
+
+DATA = ("compas", "german", "communities")
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_python_files_and_command_line_have_the_same_defaults(name: str) -> None:
+    """The same partition, clients per round and local training, whoever leaves them out."""
+    method = ef.methods.FedAvg()
+    config = parse_config({"data": {"name": name}, "method": {"name": "fedavg"}})
+    (said,) = load_federations(dataclasses.replace(config, run=dataclasses.replace(config.run, seeds=1)))
+    fed = ef.load(name)
+    assert fed.ids == said.ids
+    for k in range(fed.num_clients):
+        np.testing.assert_array_equal(fed.train[k], said.train[k])
+    model = config.model
+    job = make_job(method, fed, model, RunSettings())
+    assert dataclasses.replace(job.settings, seeds=5) == job_of(config, ef.load(name, seeds=range(5))).settings
+    none = Settings(given=dict.fromkeys(FIELDS))
+    typed = parse_config({"data": {"name": name}, "method": {"name": "fedavg"}}, none.overrides("fedavg"))
+    assert typed.run == config.run
+    assert typed.partition == config.partition
+    assert job.settings.local == ef.Local(learning_rate=0.005 if name == "communities" else 0.1)
+
+
+def test_the_presets_number_of_clients_is_taken_unless_another_is_given() -> None:
+    fed = ef.load("compas", preset="fair-fate")
+    counts = {given: _clients(fed, given) for given in (None, "all", 7)}
+    assert counts == {None: 3, "all": 10, 7: 7}
+    few = ef.load("compas", preset="fair-fate", partition=ef.partition.IID(2))
+    assert _clients(few, None) == 2
+    with pytest.raises(ef.ConfigError, match="at most 2, got 3"):
+        _clients(few, 3)
+
+
+def _clients(fed: Federation, given: Any) -> Any:
+    settings = RunSettings(clients_per_round=given)
+    return make_job(ef.methods.FedAvg(), fed, ef.models.Logistic(), settings).settings.clients_per_round
+
+
+def test_settings_survive_a_folder(uneven: Federation, tmp_path: Path) -> None:
+    settings = RunSettings(rounds=1, seeds=[3, 4], clip=0.5, dropout=0.25, local=ef.Local(batch_size=None))
+    result = ef.simulate(ef.methods.FedAvg(), uneven, model=ef.models.Logistic(), settings=settings)
+    save_result(tmp_path, result)
+    again = load_result(tmp_path)
+    assert again.settings == result.settings
+    assert again.settings.local == ef.Local(batch_size=None, learning_rate=0.1)
+    assert RunSettings.from_dict(RunSettings().to_dict()) == RunSettings()

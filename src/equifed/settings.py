@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
@@ -131,6 +131,14 @@ class RunSettings:
     def seed_list(self) -> list[int]:
         """The seeds, none where they are left to the federations."""
         return [] if self.seeds is None or isinstance(self.seeds, int) else list(self.seeds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values, ready for JSON; `from_dict` makes the settings again."""
+        return dataclasses.asdict(self) | {"seeds": self.seed_list or None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
+        return cls(**{**values, "local": Local(**values["local"])})
 
     def changed(self, options: RunOptions) -> RunSettings:
         """These settings with some of them replaced."""

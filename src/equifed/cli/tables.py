@@ -42,8 +42,8 @@ def record(folder: RunFolder, result: Result) -> Record:
         "folder": str(folder.path),
         "method": result.info["method"],
         "data": result.info["data"],
-        "rounds": result.info["rounds"],
-        "seeds": result.info["seeds"],
+        "rounds": result.settings.rounds,
+        "seeds": result.settings.seed_list,
         "hyper_parameters": result.info["hyper_parameters"],
         "test_rows": result.info["rows"]["test"],
         "metrics": {

@@ -350,7 +350,7 @@ def _labels(found: list[Arm], results: Sequence[Result]) -> list[str]:
     labels = [arm.label for arm in found]
     for label in {label for label in labels if labels.count(label) > 1}:
         same = [i for i, other in enumerate(labels) if other == label]
-        details = [_details(found[i], results[found[i].result].info) for i in same]
+        details = [_details(found[i], results[found[i].result]) for i in same]
         differing = [
             name
             for name in dict.fromkeys(name for each in details for name in each)
@@ -366,6 +366,6 @@ def _labels(found: list[Arm], results: Sequence[Result]) -> list[str]:
     return labels
 
 
-def _details(arm: Arm, info: dict[str, Any]) -> dict[str, Any]:
-    names = ("data", "rounds", "clients_per_round", "dropout", "clip")
-    return {**arm.hyper, **{name: info[name] for name in names if name in info}}
+def _details(arm: Arm, result: Result) -> dict[str, Any]:
+    names = ("rounds", "clients_per_round", "dropout", "clip")
+    return {**arm.hyper, "data": result.info["data"], **{name: getattr(result.settings, name) for name in names}}

@@ -112,7 +112,7 @@ def summary_html(result: Result) -> str:
         data=summary_data(about),
         number=wording.number,
         size=wording.size,
-        rounds=result.info["rounds"],
+        rounds=result.settings.rounds,
     )
 
 
@@ -310,7 +310,7 @@ def _flat(result: Result) -> dict[str, str]:
         "groups": ", ".join(map(str, info.get("groups", []))),
         "classes": ", ".join(map(str, info.get("classes", []))),
     }
-    for key, value in info.items():
+    for key, value in {**info, **result.settings.to_dict()}.items():
         if key in _ELSEWHERE:
             continue
         if key in _TOGETHER and isinstance(value, Mapping):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -259,7 +259,8 @@ def _unlike(results: Sequence[Result], arms: list[Arm]) -> list[str]:
     # a reference on pooled rows has one client, which another caveat mentions
     arms = [arm for arm in arms if not arm.pooled] or arms
     results = [results[i] for i in dict.fromkeys(arm.result for arm in arms)]
-    differing = [name for name in _ALIKE if len({repr(_plain_value(result.info.get(name))) for result in results}) > 1]
+    known = [{**result.info, **result.settings.to_dict()} for result in results]
+    differing = [name for name in _ALIKE if len({repr(facts.get(name)) for facts in known}) > 1]
     if "data" not in differing and len({arm.data for arm in arms}) > 1:
         differing.insert(0, "partition")
     if differing:
@@ -270,10 +271,6 @@ def _unlike(results: Sequence[Result], arms: list[Arm]) -> list[str]:
     if any(arm.split != "test" for arm in arms):
         caveats.append("No test set: the numbers are from the server's validation rows, which training may have used.")
     return caveats
-
-
-def _plain_value(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple | range) else value
 
 
 def _incidents(results: Sequence[Result]) -> list[str]:

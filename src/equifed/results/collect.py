@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -67,8 +66,6 @@ class Collector:
                 "test": len(fed.test),
             },
             "model": str(job.task.module),
-            **dataclasses.asdict(job.settings),
-            "seeds": job.settings.seed_list,
             "metrics": [metric.facts for metric in job.outside_metrics],
         }
         kept = tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state)
@@ -79,6 +76,7 @@ class Collector:
             rejections=_rejections(job, self.rejections),
             parameters=_parameters(job, kept),
             info=info,
+            settings=job.settings,
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_notes(job, self.logs, self.rejections)],
             final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},

@@ -16,6 +16,7 @@ from equifed.results import tradeoff
 from equifed.results.predict import Adapted, FinalState
 from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
+from equifed.settings import RunSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,9 @@ class Result:
     parameters: dict[Any, dict[str, np.ndarray]]
     """Final global model(s) by seed; by (swept values..., seed) after a sweep."""
     info: dict[str, Any]
-    """What was run: method, hyper-parameters, data, settings."""
+    """What was run: method, hyper-parameters, data."""
+    settings: RunSettings
+    """How it was run, with the seeds, the clients per round and the device that were used."""
     timings: dict[str, Any]
     """Seconds in all and per round."""
     notes: list[Note] = field(default_factory=list)
@@ -190,4 +193,4 @@ class Result:
 
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()
-        return f"Result({self.info['method']}, {self.info['rounds']} rounds, {seeds} seeds)\n{self.summary().T}"
+        return f"Result({self.info['method']}, {self.settings.rounds} rounds, {seeds} seeds)\n{self.summary().T}"

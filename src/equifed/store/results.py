@@ -19,6 +19,7 @@ from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
 from equifed.results.stored import StoredStates, describe
+from equifed.settings import RunSettings
 
 CHECKPOINT = "checkpoint.safetensors"
 STATES = "states.safetensors"
@@ -57,6 +58,7 @@ def write_result(folder: Path, result: Result) -> None:
         folder / "result.json",
         {
             "info": result.info,
+            "settings": result.settings.to_dict(),
             "notes": [note.to_json() for note in result.notes],
             "headline": headline(result),
             "runs": keys,
@@ -86,6 +88,7 @@ def load_result(folder: str | Path) -> Result:
         rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
         info=content["info"],
+        settings=RunSettings.from_dict(content["settings"]),
         timings=json.loads((folder / "timings.json").read_text()),
         notes=[Note.from_json(note) for note in content["notes"]],
         final_states=StoredStates(content["final_states"], checkpoint if checkpoint.exists() else folder / STATES),

@@ -191,7 +191,7 @@ def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, ...], fl
     per_round = result.messages[result.messages["stage"] == "round"]
     return Row(
         label,
-        int(result.info["rounds"]),
+        result.settings.rounds,
         {name: value.mean for name, value in values.items()},
         {name: value.std for name, value in values.items()},
         {name: theirs[label, name] for name in SUMMARIES if (label, name) in theirs},
