@@ -25,7 +25,7 @@ from equifed.simulator import lane_data, make_job, stepper
 from equifed.simulator.stepper import grid_up, portions, segments
 from equifed.tree import Tree
 
-QUICK = {"model": ef.models.Logistic(), "rounds": 3, "local": ef.Local(batch_size=8, learning_rate=0.2)}
+QUICK = {"model": ef.models.Logistic(), "rounds": 3, "local": ef.Local(epochs=1, batch_size=8, learning_rate=0.2)}
 ENGINES = pytest.mark.parametrize("engine", ["lanes", "reference"])
 
 
