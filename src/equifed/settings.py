@@ -133,8 +133,11 @@ class RunSettings:
         return [] if self.seeds is None or isinstance(self.seeds, int) else list(self.seeds)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values, ready for JSON; `from_dict` makes the settings again."""
-        return dataclasses.asdict(self) | {"seeds": self.seed_list or None}
+        """All fields as plain values, ready for JSON; `from_dict` makes the settings again, with metrics by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        metrics = [getattr(metric, "name", metric) for metric in self.metrics]
+        seeds = None if self.seeds is None else self.seed_list
+        return values | {"seeds": seeds, "metrics": metrics, "local": dataclasses.asdict(self.local)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
