@@ -27,9 +27,7 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg
 from equifed.methods.e2fl import BY_CLIENT, rank_clusters
 from equifed.metrics.clients import client_equality, group_equity
-from equifed.simulator import Simulation, Step
-from equifed.simulator.evaluate import Evaluator
-from equifed.simulator.tables import make_tables
+from equifed.simulator import Evaluator, Simulation, Step, make_tables
 
 
 def pack(path: Path) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.seeds import moments
 from equifed.protocol import CONSTRAINT_TOLERANCE
-from equifed.simulator import Result
-from equifed.simulator.job import Job
+from equifed.simulator import Job, Result
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

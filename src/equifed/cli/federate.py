@@ -26,7 +26,7 @@ from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.processes import ending_on_signals
 from equifed.flower.deployment.programs import Local, Submitted, listens
 from equifed.notes import Note
-from equifed.simulator.engine import Rejection
+from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
 
 PAUSE = 0.25

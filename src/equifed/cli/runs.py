@@ -34,8 +34,7 @@ from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
 from equifed.metrics import catalogue
 from equifed.report.silos import other_notes
-from equifed.simulator import Result, Simulation
-from equifed.simulator.job import Job
+from equifed.simulator import Job, Result, Simulation
 from equifed.store import Recording, RunFolder, Store
 
 PERSONAL_TESTS = 20_000_000

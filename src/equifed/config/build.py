@@ -15,7 +15,7 @@ from equifed.federation import Federation, load
 from equifed.simulator import Simulation, make_job
 
 if TYPE_CHECKING:
-    from equifed.simulator.job import Job
+    from equifed.simulator import Job
 
 
 def load_federations(config: Config) -> list[Federation]:

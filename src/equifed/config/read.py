@@ -22,7 +22,7 @@ from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.protocol import Method
 from equifed.registry import Registry
 from equifed.settings import SEEDS, Local
-from equifed.simulator.job import check_swept
+from equifed.simulator import check_swept
 
 if TYPE_CHECKING:
     from equifed.data import Preset

@@ -20,7 +20,7 @@ from equifed.federation import Federation
 from equifed.federation.silo import from_one_place
 from equifed.federation.tables import no_rows, read_schema
 from equifed.protocol import STAGES, Method, Phase, Stage
-from equifed.simulator.job import Job
+from equifed.simulator import Job
 
 Scaling = tuple[np.ndarray, np.ndarray]
 """What is subtracted from the inputs [d], and what they are multiplied by [d]."""

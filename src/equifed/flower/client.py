@@ -36,10 +36,8 @@ from equifed.flower.records import (
     unpack,
 )
 from equifed.protocol import Phase, Record, Stage
+from equifed.simulator import Evaluator, Reference, finite, make_tables
 from equifed.simulator.engine import check_reply
-from equifed.simulator.evaluate import Evaluator
-from equifed.simulator.reference import Reference, finite
-from equifed.simulator.tables import make_tables
 from equifed.store.environment import fingerprint
 
 Work = Callable[[Message, Context], RecordDict]

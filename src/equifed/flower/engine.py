@@ -21,20 +21,8 @@ from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessag
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import LIMITS, ROWS, STAGES, Phase, Record, Stage
-from equifed.simulator.engine import (
-    Exchange,
-    Message,
-    Rejection,
-    State,
-    data_of,
-    initial_state,
-    record_message,
-    validation_data,
-)
-from equifed.simulator.evaluate import Evaluator
-from equifed.simulator.job import Job
-from equifed.simulator.reference import Reference, finite, gather
-from equifed.simulator.tables import Tables
+from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, finite, gather
+from equifed.simulator.engine import Exchange, data_of, initial_state, record_message, validation_data
 from equifed.tree import Tree
 
 LATE = "was not here in the exchanges before round 1, which the method needs"

@@ -22,10 +22,7 @@ from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
 from equifed.flower.records import BadMessage, check_run
-from equifed.simulator import Result, Step, Training
-from equifed.simulator.engine import Message, State
-from equifed.simulator.job import Job
-from equifed.simulator.tables import make_tables
+from equifed.simulator import Job, Message, Result, State, Step, Training, make_tables
 from equifed.store import Store
 from equifed.store.folder import FEDERATION
 

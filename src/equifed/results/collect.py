@@ -18,9 +18,7 @@ from equifed.results.predict import FinalState
 from equifed.results.result import Result
 
 if TYPE_CHECKING:
-    from equifed.simulator.engine import Message, Rejection, State
-    from equifed.simulator.job import Job, Run
-    from equifed.simulator.loop import RoundLog, Step
+    from equifed.simulator import Job, Message, Rejection, RoundLog, Run, State, Step
 
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
 LOG = ["round", "sampled", "replied", "dropped", "rejected", "applied", "stopped"]

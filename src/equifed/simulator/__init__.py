@@ -11,15 +11,38 @@ from equifed.federation import Federation
 from equifed.protocol import Method
 from equifed.results import Collector, Result
 from equifed.settings import RunOptions, RunSettings
-from equifed.simulator.engine import Engine, State
+from equifed.simulator.engine import Engine, Message, Rejection, State
 from equifed.simulator.evaluate import Evaluator, Measure
-from equifed.simulator.job import Job, make_job
+from equifed.simulator.job import Job, Run, check_swept, make_job
 from equifed.simulator.lanes import LanesEngine
-from equifed.simulator.loop import Step, rounds
-from equifed.simulator.reference import Reference
-from equifed.simulator.tables import make_tables
+from equifed.simulator.loop import RoundLog, Step, rounds
+from equifed.simulator.reference import Reference, finite, gather
+from equifed.simulator.tables import Tables, make_tables
 
-__all__ = ["Collector", "Result", "Simulation", "Step", "Training", "make_job", "simulate", "sweep"]
+__all__ = [
+    "Collector",
+    "Evaluator",
+    "Job",
+    "Message",
+    "Reference",
+    "Rejection",
+    "Result",
+    "RoundLog",
+    "Run",
+    "Simulation",
+    "State",
+    "Step",
+    "Tables",
+    "Training",
+    "check_swept",
+    "finite",
+    "gather",
+    "make_job",
+    "make_tables",
+    "simulate",
+    "sweep",
+]
+"""What other packages may use; who writes an engine also uses `equifed.simulator.engine`. All else is inside."""
 
 ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
 DEFAULTS = RunSettings()

@@ -33,10 +33,7 @@ from equifed.metrics.seeds import moments
 from equifed.models import LeNet
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Result, Simulation, Step, make_job
-from equifed.simulator.evaluate import Evaluator
-from equifed.simulator.job import Job
-from equifed.simulator.tables import make_tables
+from equifed.simulator import Evaluator, Job, Result, Simulation, Step, make_job, make_tables
 from equifed.tree import Tree
 
 ROUNDS = 3000

@@ -23,8 +23,7 @@ from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedM
 from equifed.models import MLP
 from equifed.protocol import Method
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Result, Simulation, Step, make_job
-from equifed.simulator.job import Job
+from equifed.simulator import Job, Result, Simulation, Step, make_job
 
 NAMES = {"SP": "demographic_parity_ratio", "EO": "equal_opportunity_ratio", "EQO": "average_odds_ratio"}
 """The paper's names of the metrics."""
