@@ -34,8 +34,15 @@ Fault = Callable[[str, Message, Message], Message | None]
 class Nodes(Grid):
     """Nodes of one process, each with its own context."""
 
-    def __init__(self, app: ClientApp, configs: Iterable[Mapping[str, Any]], fault: Fault | None = None) -> None:
-        self.app, self.fault = app, fault
+    def __init__(
+        self,
+        app: ClientApp,
+        configs: Iterable[Mapping[str, Any]],
+        fault: Fault | None = None,
+        apps: Mapping[str, ClientApp] | None = None,
+    ) -> None:
+        """apps: of silos that have another than the rest."""
+        self.app, self.fault, self.apps = app, fault, apps or {}
         self.contexts = {100 + i: context(100 + i, config) for i, config in enumerate(configs)}
         self.gone: set[str] = set()
         """Silos that are not connected."""
@@ -56,7 +63,8 @@ class Nodes(Grid):
             number = str(len(self.sent))
             message.metadata.__dict__["_message_id"] = number
             self.sent.append((self.silo(node), message.metadata.message_type))
-            reply: Message | None = answer(self.app, message, self.contexts[node])
+            app = self.apps.get(self.silo(node), self.app)
+            reply: Message | None = answer(app, message, self.contexts[node])
             if self.fault is not None:
                 reply = self.fault(self.silo(node), message, reply)
             if reply is not None:

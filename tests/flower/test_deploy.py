@@ -24,7 +24,7 @@ from equifed.data import Schema
 from equifed.errors import RunError
 from equifed.flower.deployment.folder import Folder, create
 from equifed.flower.deployment.processes import Processes
-from equifed.flower.deployment.programs import Local, free_ports
+from equifed.flower.deployment.programs import LocalFederation, free_ports
 from equifed.store import RunFolder
 from flower.test_inprocess import assert_measured_the_same
 
@@ -118,7 +118,7 @@ def assert_as_simulated(folder: Folder, run: str) -> None:
 
 
 def test_a_silo_that_was_killed_comes_back_and_all_take_part(folder):
-    with Local(folder) as federation:
+    with LocalFederation(folder) as federation:
         federation.start_all()
         wait_for(lambda: log(folder, "superlink").count(ACTIVATED) == 2, lambda: federation.tail("south"))
         federation.kill("south")
@@ -138,7 +138,7 @@ def test_a_silo_that_was_killed_comes_back_and_all_take_part(folder):
 
 def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(long):
     folder = long
-    with Local(folder) as federation:
+    with LocalFederation(folder) as federation:
         federation.start_all()
         federation.run("one")
         wait_for(lambda: rounds(folder, "one"), lambda: federation.tail("one"))
@@ -156,7 +156,7 @@ def test_a_superlink_that_dies_is_started_again_and_the_run_goes_on(long):
 
 def test_strangers_are_refused(folder, tmp_path):
     other = make(tmp_path / "other")
-    with Local(folder) as federation:
+    with LocalFederation(folder) as federation:
         federation.start_superlink()
         shutil.copy(other.certificates / "ca.crt", folder.certificates / "ca.crt")
         federation.start_silo("north")
@@ -164,7 +164,7 @@ def test_strangers_are_refused(folder, tmp_path):
         federation.kill("north")
         assert "POST /v1/fleet" not in log(folder, "superlink")
     folder = make(tmp_path / "third")
-    with Local(folder) as federation:
+    with LocalFederation(folder) as federation:
         federation.start_superlink()
         federation.start_silo("south")  # nobody has registered its key
         wait_for(lambda: "Exit Code: 305" in log(folder, "south"), lambda: federation.tail("south"))
@@ -201,9 +201,9 @@ def test_what_a_killed_command_leaves_is_cleared_away_by_the_next(folder, comman
     process.kill()
     process.communicate(timeout=WAIT)
     assert left_behind(folder.path)
-    with Local(folder):
+    with LocalFederation(folder):
         assert left_behind(folder.path) == []
-        with pytest.raises(RunError, match="already running on this machine"), Local(folder):
+        with pytest.raises(RunError, match="already running on this machine"), LocalFederation(folder):
             pass
 
 

@@ -10,7 +10,7 @@ import pytest
 import equifed as ef
 from equifed.config import build, load_config
 from equifed.flower.deployment.folder import APP, create
-from equifed.flower.deployment.programs import Local
+from equifed.flower.deployment.programs import LocalFederation
 from equifed.store import RunFolder
 from flower.test_deploy import left_behind, log, rounds, status, wait_for
 from flower.test_inprocess import assert_measured_the_same
@@ -43,17 +43,17 @@ client._registered_funcs["train.train"] = lying(client._registered_funcs["train.
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, needs) -> Iterator[Local]:
+def federation(tmp_path_factory: pytest.TempPathFactory, needs) -> Iterator[LocalFederation]:
     """The programs are started once; each test starts a run of its own."""
     needs("compas")
     folder = create(tmp_path_factory.mktemp("deployed") / "fed", method="fair-fate", rounds=2)
-    with Local(folder) as programs:
+    with LocalFederation(folder) as programs:
         programs.start_all()
         yield programs
     assert left_behind(folder.path) == []
 
 
-def configure(federation: Local, method: str, **changes: str) -> None:
+def configure(federation: LocalFederation, method: str, **changes: str) -> None:
     """What the next run does; an app is shipped anew with every run."""
     folder = federation.folder
     text = folder.federation.read_text()
@@ -66,14 +66,14 @@ def configure(federation: Local, method: str, **changes: str) -> None:
     folder.federation.write_text(text)
 
 
-def carry_out(federation: Local, run: str) -> ef.Result:
+def carry_out(federation: LocalFederation, run: str) -> ef.Result:
     federation.run(run)
     wait_for(lambda: federation.ended(run) is not None, lambda: federation.tail(run))
     assert status(federation.folder, run) == "finished", federation.tail(run)
     return RunFolder(federation.folder.runs / run).result()
 
 
-def simulated(federation: Local) -> ef.Result:
+def simulated(federation: LocalFederation) -> ef.Result:
     simulation = build(load_config(federation.folder.federation))
     for _ in simulation.rounds():
         pass
@@ -81,7 +81,7 @@ def simulated(federation: Local) -> ef.Result:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "kffl", "sffl", "fair-fate"])
-def test_real_silos_equal_the_simulator(federation: Local, method: str) -> None:
+def test_real_silos_equal_the_simulator(federation: LocalFederation, method: str) -> None:
     configure(federation, method)
     found, expected = carry_out(federation, method), simulated(federation)
     assert rounds(federation.folder, method) == [f"Round {number} of 2: 3 of 3 replied" for number in (1, 2)]
@@ -91,7 +91,7 @@ def test_real_silos_equal_the_simulator(federation: Local, method: str) -> None:
     assert_measured_the_same(found, expected, personal=method == "sffl")
 
 
-def test_a_silo_that_sends_nan_is_refused_by_name(federation: Local) -> None:
+def test_a_silo_that_sends_nan_is_refused_by_name(federation: LocalFederation) -> None:
     configure(federation, "fedavg")
     app = federation.folder.app / "app.py"
     app.write_text(LIAR)
@@ -106,7 +106,7 @@ def test_a_silo_that_sends_nan_is_refused_by_name(federation: Local) -> None:
     assert "without hospital-b in train (has NaN or Inf in" in log(federation.folder, "nan")
 
 
-def test_a_silo_that_dies_is_missed_and_the_run_finishes(federation: Local) -> None:
+def test_a_silo_that_dies_is_missed_and_the_run_finishes(federation: LocalFederation) -> None:
     configure(federation, "fedavg", rounds="3")
     federation.run("missing")
     wait_for(lambda: rounds(federation.folder, "missing"), lambda: federation.tail("missing"))

@@ -360,7 +360,7 @@ def test_flower_is_only_imported_where_it_is_used():
     import subprocess
     import sys
 
-    code = "import sys, equifed.cli.flower, equifed.cli.federate; print('flwr' in sys.modules)"
+    code = "import sys, equifed.cli.flower, equifed.cli.flower_runs; print('flwr' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

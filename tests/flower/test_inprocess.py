@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
 import torch
 from contract.sketches import SKETCHES
 from contract.test_contract import METHODS, VARIANTS
 
 import equifed as ef
 from equifed import methods, tree
+from equifed.flower.agreement import Setting
+from equifed.flower.client import client_app
 from equifed.protocol import Method
-from flower.inprocess import federate, memory_of, nodes, setting, simulate
+from flower.inprocess import Nodes, federate, memory_of, nodes, setting, simulate
 
 OPTIONS = [method for method in (*VARIANTS, *SKETCHES) if "+" not in method.name]
 FEDERATED = [
@@ -60,6 +63,58 @@ def test_clipped_at_the_silos_as_in_the_simulator(method: Method, silos: Path, t
     assert found.log["clipped"].gt(0).all()
     for name, value in expected.parameters[3].items():
         np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-6)
+
+
+OUTSIDE = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from equifed import tree
+from equifed.methods import FedAvg
+from equifed.methods.hyper import hyper
+
+@dataclass(frozen=True)
+class Half(FedAvg):
+    name: ClassVar[str] = "half"
+    share: float = hyper(0.5, low=0)
+    "How far the model moves."
+
+    @property
+    def round(self):
+        (phase,) = super().round
+        return (replace(phase, server=self.move),)
+
+    def move(self, server, replies, validation):
+        mean = tree.scale(replies["update"], self.share / replies["rows"].clamp_min(1))
+        return server._replace(theta=tree.add(server.theta, mean))
+"""
+
+
+def test_a_method_from_outside_needs_its_module_at_the_silos(
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `module:Name` in the configuration; a silo without the module is named with the reason, and left out."""
+    (tmp_path / "halves.py").write_text(OUTSIDE)
+    raw = setting(silos).config.resolved(silos) | {"method": {"name": "halves:Half", "share": 0.25}}
+    raw["run"] |= {"clients-per-round": "all", "rounds": 2}
+    file = silos / "outside.toml"
+    file.write_text(tomli_w.dumps(raw))
+    monkeypatch.chdir(silos)
+    without = client_app(file)  # as where the module is not installed
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Setting.load(file)
+    configs = [{"client-id": silo, "data": str(silos / f"{silo}.parquet")} for silo in made.silos]
+    found, expected = federate(made, Nodes(client_app(file), configs), tmp_path / "all"), simulate(made)
+    for name, value in expected.parameters[3].items():
+        np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-5)
+    assert found.info["method"] == "halves:Half"
+
+    grid = Nodes(client_app(file), configs, apps={"a": without})
+    missing = federate(made, grid, tmp_path / "but-one")
+    assert missing.log["replied"].tolist() == [5, 5]
+    (reason,) = set(missing.rejections["reason"])
+    assert set(missing.rejections["client"]) == {"a"}
+    assert "its app cannot be loaded: The method 'halves:Half' cannot be imported" in reason
+    assert "there is no module halves" in reason
 
 
 def assert_measured_the_same(found: ef.Result, expected: ef.Result, personal: bool) -> None:

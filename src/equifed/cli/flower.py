@@ -1,4 +1,4 @@
-"""`equifed flower`: a federation on Flower, from its folder to the report."""
+"""`equifed flower`: the commands for a federation on Flower, from its folder to the report."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def init(
     rounds: Rounds = None,
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="By which the silos reach the server. (default: 127.0.0.1, for a trial)"),
+        typer.Option(metavar="HOST", help="Where the silos reach the server. (default: 127.0.0.1, for a trial)"),
     ] = None,
-    port: Annotated[int | None, typer.Option(metavar="N", help="Of the server. (default: 8000)")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="The server's port. (default: 8000)")] = None,
     table: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +49,7 @@ def init(
             help="A CSV or Parquet file with the same columns as the silos' files; only its schema is kept.",
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: what is learnt.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: the column to predict.")] = None,
     sensitive: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --table: the groups to be treated fairly.")
     ] = None,
@@ -64,9 +64,9 @@ def init(
 
     With --table or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to the silos.
     """
-    from equifed.cli.federate import make, schema_given
+    from equifed.cli.flower_runs import make, schema_of_options
 
-    given = schema_given(table, label, sensitive, positive, schema)
+    given = schema_of_options(table, label, sensitive, positive, schema)
     made = make(folder, silos=silos, method=method, rounds=rounds, address=address, port=port, schema=given)
     show(near(made.path / "README.md"))
     say("The file above has every command, for the server and for each silo.")
@@ -86,7 +86,7 @@ def demo(
 
     Takes a few minutes, most of which is Flower starting programs. All of them are stopped at the end, or by Ctrl-C.
     """
-    from equifed.cli.federate import demonstrate
+    from equifed.cli.flower_runs import demonstrate
 
     demonstrate(folder, method, rounds, json)
 
@@ -98,7 +98,7 @@ def run(folder: Existing, json: Json = False) -> None:
 
     On the server's machine, with the SuperLink running as the folder's README says.
     """
-    from equifed.cli.federate import run as start
+    from equifed.cli.flower_runs import run as start
 
     start(folder, json)
 
@@ -117,6 +117,6 @@ def resume(
     json: Json = False,
 ) -> None:
     """Let a run that was interrupted, or that failed, go on after its last completed round."""
-    from equifed.cli.federate import resume as go_on
+    from equifed.cli.flower_runs import resume as go_on
 
     go_on(folder, reference, local, json)

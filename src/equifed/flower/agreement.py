@@ -71,13 +71,13 @@ class Setting:
         sections["data"] = {
             key: value for key, value in sections["data"].items() if key not in ("files", "schema", "validation-file")
         }
-        told = {
+        agreed = {
             **sections,
             "silos": self.silos,
             "schema": json.loads(self.schema.model_dump_json()),
             "equifed": version("equifed"),
         }
-        return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def view(self, silo: str | None = None, file: Path | None = None, validation: Path | None = None) -> Federation:
         """The federation as one place sees it; see `from_one_place`."""
@@ -142,8 +142,8 @@ def _check(config: Config) -> None:
         text = f"{method.name} trains on the rows of all clients in one place, which a federation does not have."
         raise ConfigError(text, section="method", key="name")
     cohort = config.run.clients_per_round
-    wanted = config.flower.min_replies if config.flower else None
+    required = config.flower.min_replies if config.flower else None
     most = cohort if isinstance(cohort, int) else len(config.paths())
-    if wanted is not None and wanted > most:
-        text = f"{wanted} replies can never come from {most} clients per round."
-        raise ConfigError(text, section="flower", key="min-replies", value=wanted)
+    if required is not None and required > most:
+        text = f"{required} replies can never come from {most} clients per round."
+        raise ConfigError(text, section="flower", key="min-replies", value=required)

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equifed import tree
-from equifed.errors import ConfigError, DataError, RowError, unknown_name
+from equifed.errors import ConfigError, DataError, EquifedError, RowError, unknown_name
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.evaluation import withheld
 from equifed.flower.memory import Memory, exchange_number
@@ -44,20 +44,33 @@ Work = Callable[[Message, Context], RecordDict]
 
 
 def client_app(path: str | Path) -> ClientApp:
-    """The app of every silo in the federation that this configuration describes."""
-    return app_of(Setting.load(path))
+    """The app of every silo in the federation that this configuration describes. Where it cannot be read, say because
+    the method's module is not installed at the silo, joining is refused with the reason."""
+    try:
+        return app_of(Setting.load(path))
+    except EquifedError as error:
+        reason = f"its app cannot be loaded: {error.text or error}"
+
+    app = ClientApp()
+
+    @app.query("join")
+    @_answering
+    def refuse(message: Message, context: Context) -> RecordDict:
+        raise ConfigError(reason)
+
+    return app
 
 
 def app_of(setting: Setting) -> ClientApp:
-    silos: dict[Any, Silo] = {}
+    silos: dict[Any, OpenSilo] = {}
     app = ClientApp()
 
-    def silo(context: Context, scaling: Scaling | None) -> Silo:
+    def silo(context: Context, scaling: Scaling | None) -> OpenSilo:
         """Opened once for the messages of one process."""
         name, file = _whose(setting, context)
         key = (name, file, file.stat().st_mtime_ns if file.exists() else 0, scaling and scaling[0].tobytes())
         if key not in silos:
-            silos[key] = Silo.open(setting, name, file, scaling)
+            silos[key] = OpenSilo.open(setting, name, file, scaling)
         return silos[key]
 
     @app.query("join")
@@ -103,7 +116,7 @@ def app_of(setting: Setting) -> ClientApp:
 
 
 @dataclass(eq=False)
-class Silo:
+class OpenSilo:
     """One silo's rows, ready to work on."""
 
     setting: Setting
@@ -114,7 +127,7 @@ class Silo:
     evaluator: Evaluator
 
     @classmethod
-    def open(cls, setting: Setting, name: str, file: Path, scaling: Scaling | None) -> Silo:
+    def open(cls, setting: Setting, name: str, file: Path, scaling: Scaling | None) -> OpenSilo:
         job = setting.job(setting.view(silo=name, file=file), scaling)
         tables = make_tables(job)
         engine = Reference(job, tables)
@@ -191,14 +204,14 @@ def _answering(work: Work) -> Callable[[Message, Context], Message]:
         except Exception as error:
             logging.getLogger("flwr").error("equifed could not answer.", exc_info=error)
             name = str(context.node_config.get("client-id", ""))
-            content = RecordDict({ABOUT: about({"client": name, "refused": _told(error)})})
+            content = RecordDict({ABOUT: about({"client": name, "refused": _disclosed(error)})})
         return Message(content, reply_to=message)
 
     return handle
 
 
-def _told(error: Exception) -> str:
-    """What the server may know about an error."""
+def _disclosed(error: Exception) -> str:
+    """What the server may learn of an error."""
     if isinstance(error, RowError):
         return f"its file does not fit the schema: {error.place} (its own log says why)"
     if isinstance(error, DataError):

@@ -33,12 +33,12 @@ def server_app(path: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        wanted = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
+        options = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
         try:
-            serve(Setting.load(path), grid, **wanted)
+            serve(Setting.load(path), grid, **options)
         except EquifedError as error:
-            if wanted["runs"] and wanted["run"]:
-                file = reason_file(wanted["runs"], wanted["run"])
+            if options["runs"] and options["run"]:
+                file = reason_file(options["runs"], options["run"])
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(str(error), encoding="utf-8")
             raise
@@ -47,7 +47,7 @@ def server_app(path: str | Path) -> ServerApp:
 
 
 def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", validation: str = "") -> Result:
-    """Carry out a run, or go on with it; every round is saved, and what happened is told line by line."""
+    """Carry out a run, or go on with it. Every round is saved, and printed in a line."""
     store = Store(runs or None)
     store.prepare()
     id = run or store.new_id(setting.config)

@@ -1,4 +1,4 @@
-"""Programs that run beside this one, and none of which outlives it.
+"""Programs that run beside this one, none of which outlives it.
 
 Flower's programs start others, some in sessions of their own. All of them inherit an environment variable, by which
 they are found where the system shows it (Linux); elsewhere process groups have to do, and Flower's own programs end
@@ -77,9 +77,9 @@ class Processes:
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of what a program has logged since it was last started, for a message."""
-        return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in self.said(name)[-lines:])
+        return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in self.lines(name)[-lines:])
 
-    def said(self, name: str) -> list[str]:
+    def lines(self, name: str) -> list[str]:
         """The lines that a program has logged since it was last started."""
         return COLOURS.sub(b"", self.log(name).read_bytes()[self._begins[name] :]).decode(errors="replace").splitlines()
 
@@ -118,14 +118,14 @@ class Processes:
 
 def _marked(mark: str, names: Collection[str]) -> set[int]:
     """Everybody's descendants, by what their environment says; a zombie has none."""
-    wanted = [f"\0{MARK}={mark}/{name}\0".encode() for name in names] or [f"\0{MARK}={mark}/".encode()]
-    found = set()
+    markers = [f"\0{MARK}={mark}/{name}\0".encode() for name in names] or [f"\0{MARK}={mark}/".encode()]
+    processes = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
             variables = b"\0" + entry.read_bytes() + b"\0"
-            if any(each in variables for each in wanted):
-                found.add(int(entry.parent.name))
-    return found
+            if any(marker in variables for marker in markers):
+                processes.add(int(entry.parent.name))
+    return processes
 
 
 def _send(pid: int, what: signal.Signals) -> None:

@@ -40,8 +40,8 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-class Submitted(Processes):
-    """A run on a SuperLink: `flwr run`, which goes on telling what the server says until the run ends."""
+class SubmittedRun(Processes):
+    """A run on a SuperLink: `flwr run`, which shows the server's output until the run ends."""
 
     def __init__(self, folder: Folder, home: Path | None = None, mark: str | None = None) -> None:
         super().__init__(folder.logs, mark)
@@ -49,7 +49,7 @@ class Submitted(Processes):
         self.home = home or folder.home
 
     def run(self, run_id: str) -> None:
-        """Start it under this id, or take it up where the folder of that id stands."""
+        """Start it under this id, or go on with the run of that id."""
         validation = self.folder.validation()
         values = {
             "runs": str(self.folder.runs),
@@ -63,7 +63,7 @@ class Submitted(Processes):
         self.start(name, [programs() / "flwr", *words], environment(self.home), self.folder.path)
 
 
-class Local(Submitted):
+class LocalFederation(SubmittedRun):
     """SuperLink and SuperNodes of a federation on this machine, on free ports of the loopback interface.
 
     TLS and node authentication as between machines. What the programs keep lies in the folder's `local/`: the
@@ -91,7 +91,7 @@ class Local(Submitted):
         self._lock.release()
 
     def start_all(self) -> None:
-        """All of it; the SuperLink begins without memory, in which nodes that were killed would live for a minute."""
+        """Start everything, the SuperLink without its database, in which killed nodes would look alive for a minute."""
         for file in self.home.glob("superlink.db*"):
             file.unlink()
         self.start_superlink()
@@ -102,13 +102,13 @@ class Local(Submitted):
     def start_superlink(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(tomli_w.dumps(connection(self.folder.path, self.port)))
-        of = self.folder.certificates
+        certificates = self.folder.certificates
         self.start(
             "superlink",
             [
                 *(programs() / "flower-superlink", "--host", HOST, "--port", str(self.port)),
-                *("--ssl-ca-certfile", of / "ca.crt", "--ssl-certfile", of / "server.crt"),
-                *("--ssl-keyfile", of / "server.key", "--enable-supernode-auth"),
+                *("--ssl-ca-certfile", certificates / "ca.crt", "--ssl-certfile", certificates / "server.crt"),
+                *("--ssl-keyfile", certificates / "server.key", "--enable-supernode-auth"),
                 *("--database", self.home / "superlink.db", "--disable-runtime-dependency-installation"),
             ],
             environment(self.home),
@@ -157,9 +157,9 @@ def free_ports(count: int) -> list[int]:
     """Different ports that nobody uses now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+        for opened in sockets:
+            opened.bind((HOST, 0))
+        return [opened.getsockname()[1] for opened in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for opened in sockets:
+            opened.close()

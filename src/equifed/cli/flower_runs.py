@@ -1,4 +1,4 @@
-"""Making, starting and following a federation's runs: the work of `equifed flower`."""
+"""Making a federation's folder, and starting, resuming and following its runs: the work of `equifed flower`."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from equifed.config import Config
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
 from equifed.flower.agreement import Setting, reason_file
-from equifed.flower.deployment import folder as making
+from equifed.flower.deployment import folder as deployment
 from equifed.flower.deployment.folder import Folder
 from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.processes import ending_on_signals
-from equifed.flower.deployment.programs import Local, Submitted, listens
+from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
 from equifed.notes import Note
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
 
 PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
-GOODBYE = 10.0
+CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
 
 
-def schema_given(
+def schema_of_options(
     table: Path | None, label: str | None, sensitive: str | None, positive: str | None, schema: Path | None
 ) -> Schema | None:
-    """The schema that the options of `init` speak of, if they do."""
-    about = {"--label": label, "--sensitive": sensitive, "--positive": positive}
-    given = [option for option, value in about.items() if value is not None]
+    """The schema that the options of `init` give, if they give one."""
+    columns = {"--label": label, "--sensitive": sensitive, "--positive": positive}
+    given = [option for option, value in columns.items() if value is not None]
     if table is None:
         if given:
             raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
-        return None if schema is None else making.read_schema(schema)
+        return None if schema is None else deployment.read_schema(schema)
     if schema is not None:
         raise ConfigError("--table and --schema both say what the columns are. Give one of them.")
     if label is None or sensitive is None:
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
-    return making.schema_of_table(table, label, sensitive, positive)
+    return deployment.schema_of_table(table, label, sensitive, positive)
 
 
-def make(path: Path, *, silos: str | None = None, **wanted: Any) -> Folder:
-    """What was not given is left to `create`."""
+def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
+    """A new folder; options that were not given have the defaults of `create`."""
     if silos is not None:
-        wanted["silos"] = [name.strip() for name in silos.split(",")]
-    return making.create(path, **{name: value for name, value in wanted.items() if value is not None})
+        options["silos"] = [name.strip() for name in silos.split(",")]
+    return deployment.create(path, **{name: value for name, value in options.items() if value is not None})
 
 
 def demonstrate(path: Path, method: str | None, rounds: int | None, json: bool = False) -> None:
@@ -89,10 +89,11 @@ def _demo_folder(path: Path, method: str | None, rounds: int | None) -> Folder:
         return folder
     folder = Folder.of(path)
     config = _config(folder)
-    for option, wanted, there in (("--method", method, config.method.name), ("--rounds", rounds, config.run.rounds)):
-        if wanted is not None and wanted != there:
+    given = (("--method", method, config.method.name), ("--rounds", rounds, config.run.rounds))
+    for option, value, present in given:
+        if value is not None and value != present:
             raise ConfigError(
-                f"{option} {wanted}: {near(folder.path)} is already a federation, with {there}. "
+                f"{option} {value}: {near(folder.path)} is already a federation, with {present}. "
                 "Name another folder with --folder."
             )
     missing = [silo for silo in folder.silos() if not folder.data(silo).is_file()]
@@ -145,8 +146,8 @@ def _new_run(folder: Folder) -> str:
 def _on_this_machine(folder: Folder, run: str, json: bool) -> None:
     """Server and silos as programs of ours, which end with us."""
     try:
-        with ending_on_signals(), Local(folder) as programs:
-            say(f"Starting the server and {len(programs.silos)} silos; what they say is in {near(folder.logs)}.")
+        with ending_on_signals(), LocalFederation(folder) as programs:
+            say(f"Starting the server and {len(programs.silos)} silos; their logs are in {near(folder.logs)}.")
             programs.start_all()
             _follow(programs, run)
     except KeyboardInterrupt:
@@ -156,7 +157,7 @@ def _on_this_machine(folder: Folder, run: str, json: bool) -> None:
             f"Continue with: equifed flower {_local(folder, run)}"
         )
         raise typer.Exit(130) from None
-    _tell(folder, run, json)
+    _report(folder, run, json)
 
 
 def _on_the_superlink(folder: Folder, run: str, json: bool) -> None:
@@ -168,7 +169,7 @@ def _on_the_superlink(folder: Folder, run: str, json: bool) -> None:
             text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
         raise RunError(text)
     try:
-        with ending_on_signals(), Submitted(folder) as programs:
+        with ending_on_signals(), SubmittedRun(folder) as programs:
             _follow(programs, run)
     except KeyboardInterrupt:
         say(
@@ -176,7 +177,7 @@ def _on_the_superlink(folder: Folder, run: str, json: bool) -> None:
             f"with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
         )
         raise typer.Exit(130) from None
-    _tell(folder, run, json)
+    _report(folder, run, json)
 
 
 def _local(folder: Folder, run: str) -> str:
@@ -188,7 +189,7 @@ def _local(folder: Folder, run: str) -> str:
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-def _follow(programs: Submitted, run: str) -> None:
+def _follow(programs: SubmittedRun, run: str) -> None:
     """Start or continue the run and show its rounds until it has finished."""
     run_folder = RunFolder(programs.folder.runs / run)
     before = _text(run_folder.path / "status.json")
@@ -200,8 +201,8 @@ def _follow(programs: Submitted, run: str) -> None:
     programs.run(run)
     with rounds:
         while True:
-            over = programs.ended(run) is not None  # asked first, so that its last words are seen
-            # until the server has written, what stands there is an earlier attempt's, and its lock is not to be touched
+            over = programs.ended(run) is not None  # looked at first, so that the last lines are shown
+            # until the server has written, the files are those of an earlier attempt, and its lock is not to be touched
             begun = _text(run_folder.path / "status.json") != before
             rounds.show(begun)
             status = run_folder.status() if begun else {"status": "not begun", "reason": ""}
@@ -210,9 +211,9 @@ def _follow(programs: Submitted, run: str) -> None:
             time.sleep(PAUSE)
         rounds.show(begun)
     if status["status"] == "finished":
-        programs.settle(run, GOODBYE)
+        programs.settle(run, CLOSING)
     elif status["reason"]:
-        local = " --local" if isinstance(programs, Local) else ""
+        local = " --local" if isinstance(programs, LocalFederation) else ""
         raise RunError(
             f"Run {run} {status['status']}: {status['reason']} (log: {near(programs.log(run))}). "
             f"Let it go on with: equifed flower resume {_typed(programs.folder.path)}{local}"
@@ -277,7 +278,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _tell(folder: Folder, run: str, json: bool) -> None:
+def _report(folder: Folder, run: str, json: bool) -> None:
     """The summary and the report of a run that has finished."""
     from equifed.report import write_report
 
