@@ -54,7 +54,7 @@ def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place,
     out, err = process.communicate(timeout=WAIT)
     assert process.returncode == 130, err
     assert out == ""
-    assert f"goes on after round {killed} of {ROUNDS}" in err
+    assert f"continues after round {killed} of {ROUNDS}" in err
     stopped = folder.rounds_done()
     assert 29 <= stopped < ROUNDS
     assert f"Interrupted after round {stopped} of {ROUNDS}. Continue with: equifed resume {folder.id}" in err
@@ -64,7 +64,7 @@ def test_killed_interrupted_and_resumed_a_run_has_the_bits_of_a_whole_one(place,
 
     done = invoke("resume", folder.id, "--json")
     assert done.exit_code == 0, done.stderr
-    assert f"goes on after round {stopped} of {ROUNDS}" in done.stderr
+    assert f"continues after round {stopped} of {ROUNDS}" in done.stderr
     assert json.loads(done.stdout)["status"] == "finished"
 
     done = invoke("run", str(config), "--runs", "whole", "--json")
