@@ -16,6 +16,7 @@ from rich.console import Console
 from store.silos import write_config
 
 from equifed import methods
+from equifed.errors import ConfigError
 from equifed.methods import REGISTRY, FedAvg
 from equifed.options import options_of
 from equifed.settings import Local, RunSettings
@@ -139,7 +140,7 @@ def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch
     monkeypatch.setattr("equifed.cli.runs.REGISTRY", kinds)
 
     def refuse(self, task):
-        raise methods.hyper.ConfigError("three groups are too many")
+        raise ConfigError("three groups are too many")
 
     monkeypatch.setattr(methods.AgnosticFair, "check", refuse)
     outcome = invoke("compare", "compas", *SMALL)
