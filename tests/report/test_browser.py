@@ -81,7 +81,7 @@ def test_the_metric_of_a_chart_is_chosen_in_the_page(window, page):
     choose(window, "groups-kind", "marginals")
     assert len(window.do("document.getElementById('groups-chart').data.map((each) => each.name)")) == 4
     points = window.do("document.getElementById('pareto-chart').data.filter((each) => each.mode === 'markers')")
-    assert [point["y"][0] for point in points] == [arm["final"]["accuracy"]["mean"] for arm in data["arms"]]
+    assert [point["y"][0] for point in points] == [variant["final"]["accuracy"]["mean"] for variant in data["variants"]]
     bands = "document.getElementById('rounds-chart').data.filter((each) => each.fill === 'toself').length"
     choose(window, "rounds-metric", "accuracy")
     assert window.do(bands) == 3
@@ -137,12 +137,12 @@ def test_the_baseline_is_chosen_in_the_page(window, page):
     data = json.loads(window.do("document.getElementById('data').textContent"))
     text = f"{CELLS}.map((cell) => cell.textContent.trim().replace(/\\s+/g, ' '))"
     at_first = window.do(text)
-    choose(window, "baseline-arm", "2")
-    assert window.do("document.querySelector('#baseline-table tr.base').dataset.arm") == "2"
+    choose(window, "baseline-variant", "2")
+    assert window.do("document.querySelector('#baseline-table tr.base').dataset.variant") == "2"
     found = window.do(f"{CELLS}.map((cell) => cell.dataset.v)")
     expected = [cell for row in data["tests"]["cells"]["2"] for cell in row]
     assert [float(each) if each else None for each in found] == [each and each["difference"] for each in expected]
-    choose(window, "baseline-arm", "0")
+    choose(window, "baseline-variant", "0")
     assert window.do(text) == at_first  # what the script writes is what the page was written with
     quiet(window, page)
 
@@ -162,7 +162,7 @@ def test_hostile_names_are_only_names(window, tmp_path):
     for made in pages:
         window.open(made)
         assert window.do("document.documentElement.dataset.charts") == "drawn"
-        for select in ("pareto-metric", "rounds-metric", "groups-metric", "clients-metric", "baseline-arm"):
+        for select in ("pareto-metric", "rounds-metric", "groups-metric", "clients-metric", "baseline-variant"):
             options = window.do(f"[...(document.getElementById('{select}')?.options ?? [])].map((o) => o.value)")
             if options:
                 choose(window, select, options[-1])
@@ -172,7 +172,9 @@ def test_hostile_names_are_only_names(window, tmp_path):
         )
         assert window.do("document.documentElement.scrollWidth") == 1280
         quiet(window, made)
-    labels = window.do("JSON.parse(document.getElementById('data').textContent).arms.map((arm) => arm.label)")
+    labels = window.do(
+        "JSON.parse(document.getElementById('data').textContent).variants.map((variant) => variant.label)"
+    )
     assert labels == [HOSTILE[-1]]
 
 

@@ -23,8 +23,8 @@ def test_points_are_the_means_and_bars_the_intervals():
     height, draw = charts["trade-off-demographic-parity-difference"]
     with figures._canvas(height) as (figure, axes):
         draw(figure, axes)
-        for arm, drawn in zip(data["arms"], axes.containers, strict=True):
-            x, y = (arm["final"][name] for name in ("demographic_parity_difference", "accuracy"))
+        for variant, drawn in zip(data["variants"], axes.containers, strict=True):
+            x, y = (variant["final"][name] for name in ("demographic_parity_difference", "accuracy"))
             point, _, (across, upright) = drawn
             assert (point.get_xdata()[0], point.get_ydata()[0]) == (x["mean"], y["mean"])
             assert across.get_segments()[0][:, 0].tolist() == pytest.approx([x["low"], x["high"]])

@@ -20,7 +20,7 @@ from equifed.methods import REGISTRY, citation
 from equifed.metrics.seeds import holm, wilson
 from equifed.notes import Note
 from equifed.report import summary_table, verdict, write_report
-from equifed.report.comparison import Comparison, against, arms
+from equifed.report.comparison import Comparison, against, variants_of
 from equifed.report.groups import marginals, parts
 from equifed.report.numbers import records
 from report.runs import HOSTILE, federation, hostile_result, rows, run
@@ -82,18 +82,18 @@ def last_values(result: ef.Result, metric: str, scope: str = "global") -> list[f
 
 def test_embedded_numbers_are_the_metrics(pair, tmp_path):
     data = page_of(pair, tmp_path).data
-    assert [arm["label"] for arm in data["arms"]] == ["fedavg", "fedprox"]
-    for i, (arm, result) in enumerate(zip(data["arms"], pair, strict=True)):
+    assert [variant["label"] for variant in data["variants"]] == ["fedavg", "fedprox"]
+    for i, (variant, result) in enumerate(zip(data["variants"], pair, strict=True)):
         names = result.metrics.loc[result.metrics["scope"] == "global", "metric"].astype(str).unique()
-        assert set(arm["final"]) == set(names)
+        assert set(variant["final"]) == set(names)
         for name in names:
             values = last_values(result, name)
-            assert arm["final"][name]["values"] == [None if math.isnan(v) else v for v in values]
+            assert variant["final"][name]["values"] == [None if math.isnan(v) else v for v in values]
             known = [v for v in values if not math.isnan(v)]
-            assert arm["final"][name]["n"] == len(known)
+            assert variant["final"][name]["n"] == len(known)
             if known:
-                assert arm["final"][name]["mean"] == pytest.approx(statistics.fmean(known))
-                assert arm["final"][name]["std"] == pytest.approx(statistics.stdev(known), abs=1e-15)
+                assert variant["final"][name]["mean"] == pytest.approx(statistics.fmean(known))
+                assert variant["final"][name]["std"] == pytest.approx(statistics.stdev(known), abs=1e-15)
         for g, group in enumerate(data["groups"]["names"]):
             for metric in ("count", "selection_rate", "true_positive_rate"):
                 expected = statistics.fmean(last_values(result, metric, f"group:{group}"))
@@ -139,7 +139,7 @@ def shaken(result: ef.Result, seed: int) -> ef.Result:
 
 def test_paired_tests_are_those_of_scipy(pair, tmp_path):
     pair = [shaken(result, i) for i, result in enumerate(pair)]
-    a, b = arms(pair)
+    a, b = variants_of(pair)
     for metric in ("loss", "accuracy", "demographic_parity_difference"):
         own, other = (np.array(last_values(result, metric)) for result in pair)
         expected = stats.ttest_rel(own, other)
@@ -148,7 +148,7 @@ def test_paired_tests_are_those_of_scipy(pair, tmp_path):
         assert found.p == pytest.approx(expected.pvalue)
         assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
         bounds = stats.t.interval(0.95, 2, own.mean(), stats.sem(own))
-        final = page_of(pair, tmp_path).data["arms"][0]["final"][metric]
+        final = page_of(pair, tmp_path).data["variants"][0]["final"][metric]
         assert (final["low"], final["high"]) == pytest.approx(bounds)
     assert against([a], replace(b, data="other"), "loss") == [None]
     assert against([a], replace(b, final=b.final.iloc[:2]), "loss") == [None]
@@ -240,7 +240,7 @@ def test_marginals_are_what_the_pooled_rows_give(tmp_path):
         "yes (2)": ["yes & yes", "no & yes"],
         "no (2)": ["yes & no", "no & no"],
     }
-    assert marginals(arms([result])[0].groups.iloc[:0], []).empty
+    assert marginals(variants_of([result])[0].groups.iloc[:0], []).empty
 
 
 def test_marginals_of_a_regression():
@@ -255,7 +255,7 @@ def test_marginals_of_a_regression():
     (model,) = result.parameters.values()
     weight, bias = (next(v for k, v in model.items() if k.endswith(end)) for end in ("weight", "bias"))
     predicted = test[0] @ weight.reshape(-1) + bias.reshape(-1)
-    found = arms([result])[0].marginals.set_index(["name", "metric"])["value"]
+    found = variants_of([result])[0].marginals.set_index(["name", "metric"])["value"]
     for name in ("f", "m", "old", "young"):
         mine = (test[2] == name).any(1)
         assert found[name, "rmse"] == pytest.approx(np.sqrt(((predicted - test[1])[mine] ** 2).mean()), rel=1e-5)
@@ -322,12 +322,12 @@ def test_sweep(tmp_path):
         ef.methods.FedProx(), fed, over={"mu": [0.0, 1.0, 20.0]}, model=ef.models.Logistic(), rounds=3, seeds=[0, 1, 2]
     )
     data = page_of([result], tmp_path).data
-    assert [arm["label"] for arm in data["arms"]] == ["fedprox (mu=0)", "fedprox (mu=1)", "fedprox (mu=20)"]
-    assert [arm["hyper"]["mu"] for arm in data["arms"]] == ["0.0", "1.0", "20.0"]
+    assert [variant["label"] for variant in data["variants"]] == ["fedprox (mu=0)", "fedprox (mu=1)", "fedprox (mu=20)"]
+    assert [variant["hyper"]["mu"] for variant in data["variants"]] == ["0.0", "1.0", "20.0"]
     points = result.pareto()
-    for arm, accuracy in zip(data["arms"], points["accuracy"], strict=True):
-        assert arm["final"]["accuracy"]["mean"] == pytest.approx(accuracy)
-    if not any(arm["degenerate"] for arm in data["arms"]):
+    for variant, accuracy in zip(data["variants"], points["accuracy"], strict=True):
+        assert variant["final"]["accuracy"]["mean"] == pytest.approx(accuracy)
+    if not any(variant["degenerate"] for variant in data["variants"]):
         assert data["pareto"]["demographic_parity_difference"] == points["dominated"].tolist()
 
 
@@ -335,7 +335,7 @@ def test_one_seed_and_no_clients(tmp_path):
     result = run(ef.methods.FedAvg(), federation(clients=False), seeds=[7])
     page = page_of([result], tmp_path)
     assert page.data["clients"]["count"] == 0
-    assert page.data["arms"][0]["final"]["accuracy"]["std"] is None
+    assert page.data["variants"][0]["final"]["accuracy"]["std"] is None
     assert "One seed only" in page.text
     assert "±" not in verdict([result]).sentences[0]
 
@@ -363,7 +363,7 @@ def test_undefined_is_never_zero(pair, tmp_path):
     gone = changed(gone, "true_positive_rate", math.nan, "group:a")
     once = changed(pair[0], "demographic_parity_difference", math.nan, seed=1)
     page = page_of([once, gone], tmp_path)
-    final = page.data["arms"][1]["final"]["demographic_parity_difference"]
+    final = page.data["variants"][1]["final"]["demographic_parity_difference"]
     assert final == {"mean": None, "std": None, "low": None, "high": None, "n": 0, "values": [None] * 3}
     assert "(2 of 3 seeds)" in page.text
     assert "undefined in some or all seeds of fedavg and fedprox" in page.text
@@ -423,7 +423,7 @@ def test_a_reference_on_pooled_rows_is_shown_and_never_taken(pair, tmp_path):
     assert any(caveat.startswith("Reference: centralized-kernel") for caveat in said.caveats)
     assert not any("differ in more than the method" in caveat for caveat in said.caveats)
     page = page_of([*pair, best], tmp_path)
-    assert [arm["pooled"] for arm in page.data["arms"]] == [False, False, True]
+    assert [variant["pooled"] for variant in page.data["variants"]] == [False, False, True]
     assert all(cell["mark"] == "" for cell in page.data["table"]["rows"][2])
     assert sum(page.data["pareto"]["demographic_parity_difference"][:2]) <= 1  # it beats nobody
     assert len(page.data["partitions"]) == 1
@@ -451,11 +451,11 @@ def test_unlike_results_are_said_to_be(pair):
     other = run(ef.methods.FedAvg(), federation(name="other"), rounds=2)
     caveats = verdict([pair[0], other]).caveats
     assert any("data, rounds" in caveat for caveat in caveats)
-    assert [arm.label for arm in arms([pair[0], other])] == [
+    assert [variant.label for variant in variants_of([pair[0], other])] == [
         "fedavg (data=toy, rounds=3)",
         "fedavg (data=other, rounds=2)",
     ]
-    assert [arm.label for arm in arms([pair[0], pair[0]])] == ["fedavg", "fedavg #2"]
+    assert [variant.label for variant in variants_of([pair[0], pair[0]])] == ["fedavg", "fedavg #2"]
 
 
 def test_refusals(pair, tmp_path):
@@ -494,7 +494,7 @@ def test_names_cannot_break_the_page(text, tame, tmp_path):
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
     assert [set(attributes) for _, attributes in page.tags] == [set(attributes) for _, attributes in plain.tags]
     assert page.scripts["code"] == plain.scripts["code"]
-    assert page.data["arms"][0]["method"] == text
+    assert page.data["variants"][0]["method"] == text
     assert page.data["partitions"][0]["clients"] == [text + "x", "1", text + "y"]
     assert text in page.text
     shown = hostile_result(text)._repr_html_()
@@ -515,5 +515,5 @@ def test_long_runs_stay_small(tmp_path):
     page = page_of(results, tmp_path)
     data = page.data
     assert "1,500 clients: too many to draw" in page.text
-    assert len(data["arms"]) == 10
+    assert len(data["variants"]) == 10
     assert all(series["round"][-1] == 100 for series in data["rounds"]["series"])

@@ -18,7 +18,7 @@ import equifed as ef
 from equifed.data import Schema
 from equifed.metrics.seeds import wilson
 from equifed.report import verdict
-from equifed.report.comparison import Comparison, arms
+from equifed.report.comparison import Comparison, variants_of
 from equifed.report.groups import marginals
 from equifed.report.numbers import page_data, records
 from equifed.report.silos import Silos, as_disclosed, other_notes
@@ -51,7 +51,7 @@ def test_the_same_report_as_a_simulation(tmp_path: Path) -> None:
     made = small(tmp_path, {"north": 300, "south": 200, "west": 150})
     found, expected = federate(made, nodes(made), tmp_path / "runs"), simulate(made)
     real, simulated = (page_data(Comparison.of([result])) for result in (found, expected))
-    for part in ("arms", "groups", "marginals", "clients", "rounds"):
+    for part in ("variants", "groups", "marginals", "clients", "rounds"):
         left, right = (json.loads(json.dumps(data[part])) for data in (real, simulated))
         assert_alike(left, right)
     page = page_of([found], tmp_path / "page")
@@ -143,7 +143,7 @@ def test_only_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Resul
     assert silos.hides("demographic_parity_difference", client="west")
     assert not silos.hides("accuracy", client="east")
     assert not silos.hides("ks_distance")
-    (simulated,) = arms([run(ef.methods.FedAvg(), federation(), rounds=1, seeds=[0])])
+    (simulated,) = variants_of([run(ef.methods.FedAvg(), federation(), rounds=1, seeds=[0])])
     assert simulated.absent("accuracy") == "undefined"
     both = page_of([hidden, run(ef.methods.FedProx(), federation(), rounds=1, seeds=[0])], tmp_path)
     assert "fedavg ran on a real federation: the server receives every silo's reply" in re.sub(r"\s+", " ", both.text)

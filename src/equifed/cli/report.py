@@ -46,32 +46,34 @@ def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
         check_formats(formats)
         writable_folder(wanted.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
-    about = Comparison.of(
+    comparison = Comparison.of(
         [documented(folder, folder.result()) for folder in folders], wanted.disparity, wanted.baseline
     )
-    page = write_page(about, wanted.page, wanted.title)
-    drawn = write_figures(about, wanted.figures, formats) if wanted.figures is not None else []
+    page = write_page(comparison, wanted.page, wanted.title)
+    drawn = write_figures(comparison, wanted.figures, formats) if wanted.figures is not None else []
     if output.json:
         print_json(
             {
                 "report": str(page),
                 "figures": [str(path) for path in drawn],
                 "runs": [folder.id for folder in folders],
-                "verdict": asdict(verdict_of(about)),
-                "disparity": about.disparity,
-                "baseline": about.baseline.label,
-                "metrics": records(about).to_dict("records"),
+                "verdict": asdict(verdict_of(comparison)),
+                "disparity": comparison.disparity,
+                "baseline": comparison.baseline.label,
+                "metrics": records(comparison).to_dict("records"),
                 "messages": [
                     {"method": result.info["method"], "exchanges": result.messages.to_dict("records")}
-                    for result in about.results
+                    for result in comparison.results
                 ],
                 "federations": [
-                    {"method": arm.label, **arm.silos.facts()} for arm in about.arms if arm.silos is not None
+                    {"method": variant.label, **variant.silos.facts()}
+                    for variant in comparison.variants
+                    if variant.silos is not None
                 ],
             }
         )
     elif wanted.csv:
-        sys.stdout.write(records(about).to_csv(index=False))  # as it is: not wrapped, nothing escaped
+        sys.stdout.write(records(comparison).to_csv(index=False))  # as it is: not wrapped, nothing escaped
         say(f"Report: {near(page)}")
     else:
         show(near(page), *(near(path) for path in drawn))
@@ -79,16 +81,20 @@ def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
 
 def documented(folder: RunFolder, result: Result) -> Result:
     """The result with what its folder knows beside it: configuration, versions, data, time."""
-    about: dict[str, Any] = {
+    saved: dict[str, Any] = {
         name: json.loads((folder.path / f"{name}.json").read_text()) for name in ("data", "environment", "status")
     }
-    run = {"id": folder.id, "started": _time(about["status"]["created"]), "finished": _time(about["status"]["changed"])}
+    run = {
+        "id": folder.id,
+        "started": _time(saved["status"]["created"]),
+        "finished": _time(saved["status"]["changed"]),
+    }
     whose = "server's rows" if "federation" in result.info else "rows"
-    data = {f"fingerprint of the {whose}": about["data"]["fingerprint"], "files of the silos": about["data"]["files"]}
+    data = {f"fingerprint of the {whose}": saved["data"]["fingerprint"], "files of the silos": saved["data"]["files"]}
     more = {
         "run": run,
         "provenance": {**result.info.get("provenance", {}), **{name: each for name, each in data.items() if each}},
-        "versions": about["environment"],
+        "versions": saved["environment"],
         "config": (folder.path / "config.toml").read_text(encoding="utf-8"),
     }
     return replace(result, info={**result.info, **more})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class Variant:
     """One line of a comparison: a method with one setting, over its seeds."""
 
     label: str
@@ -32,7 +32,7 @@ class Arm:
     result: int
     """Which of the results it comes from."""
     hyper: dict[str, Any]
-    """All hyper-parameters, with the swept ones at this arm's values."""
+    """All hyper-parameters, with the swept ones at this variant's values."""
     split: str
     """Where it was measured: test, or validation when there was no test."""
     last: int
@@ -53,7 +53,7 @@ class Arm:
     """How many models each test row was given to: the clients' own, where they have such; counts of rows are as many
     times as large, though the rows are not more."""
     data: str
-    """Equal for arms that saw the same data and partition; only those can be paired by seed."""
+    """Equal for variants that saw the same data and partition; only those can be paired by seed."""
     silos: Silos | None
     """Of a real federation; None for a simulation."""
 
@@ -105,27 +105,27 @@ class Comparison:
     """What a report is about: results taken apart once, and what the reader asked for."""
 
     results: Sequence[Result]
-    arms: list[Arm]
+    variants: list[Variant]
     task: str
     disparity: str | None
     """The one that the verdict is about."""
-    baseline: Arm
+    baseline: Variant
     """What the others are tested against."""
 
     @classmethod
     def of(cls, results: Sequence[Result], disparity: str | None = None, baseline: str | None = None) -> Comparison:
         task = check_results(results)
-        compared = arms(results)
-        return cls(results, compared, task, chosen_disparity(compared, disparity), chosen_baseline(compared, baseline))
+        variants = variants_of(results)
+        return cls(results, variants, task, chosen_disparity(variants, disparity), chosen_baseline(variants, baseline))
 
     @property
     def quality(self) -> str:
-        return catalogue.main_pair(measured_metrics(self.arms))[0]
+        return catalogue.main_pair(measured_metrics(self.variants))[0]
 
     @property
     def metrics(self) -> list[str]:
         """The columns of the comparison table that were measured: the main ones, and the chosen disparity."""
-        names = _main(self.arms)
+        names = _main(self.variants)
         if self.disparity is not None and self.disparity not in names:
             names.insert(1, self.disparity)
         return names
@@ -152,56 +152,57 @@ def check_results(results: Sequence[Result]) -> str:
     return tasks[0]
 
 
-def arms(results: Sequence[Result]) -> list[Arm]:
+def variants_of(results: Sequence[Result]) -> list[Variant]:
     """Every method and setting in the results, in their order."""
     check_results(results)
-    compared: list[Arm] = []
+    variants: list[Variant] = []
     for i, result in enumerate(results):
-        compared += _arms_of(i, result)
-    labels = _labels(compared, results)
-    return [replace(arm, label=label) for arm, label in zip(compared, labels, strict=True)]
+        variants += _variants_of(i, result)
+    labels = _labels(variants, results)
+    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 
-def chosen_disparity(compared: list[Arm], name: str | None = None) -> str | None:
+def chosen_disparity(variants: list[Variant], name: str | None = None) -> str | None:
     """The disparity that the verdict is about: the one named, or the main one of those measured."""
-    measured = measured_metrics(compared)
+    measured = measured_metrics(variants)
     if name is not None and name not in measured:
         raise ConfigError(unknown_name("metric", name, measured))
-    return name or next((metric for metric in _main(compared) if describe(metric).disparity), None)
+    return name or next((metric for metric in _main(variants) if describe(metric).disparity), None)
 
 
-def chosen_baseline(found: list[Arm], wanted: str | None = None) -> Arm:
-    """What the others are tested against: the wanted one, by label or method; else FedAvg, else the first."""
-    for arm in found:
-        if wanted in (arm.label, arm.method):
-            return arm
-    if wanted is not None:
-        raise ConfigError(unknown_name("baseline", wanted, [arm.label for arm in found]))
-    return next((arm for arm in found if arm.method == "fedavg"), found[0])
+def chosen_baseline(variants: list[Variant], name: str | None = None) -> Variant:
+    """What the others are tested against: the one named, by label or method; else FedAvg, else the first."""
+    for variant in variants:
+        if name in (variant.label, variant.method):
+            return variant
+    if name is not None:
+        raise ConfigError(unknown_name("baseline", name, [variant.label for variant in variants]))
+    return next((variant for variant in variants if variant.method == "fedavg"), variants[0])
 
 
-def measured_metrics(found: list[Arm]) -> list[str]:
+def measured_metrics(variants: list[Variant]) -> list[str]:
     """Names of the global metrics, in order of appearance."""
-    return list(dict.fromkeys(str(name) for arm in found for name in arm.final.columns))
+    return list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
 
 
-def _main(compared: list[Arm]) -> list[str]:
-    """The main metrics that were measured. Nobody can know what needs all predictions in one place where every arm was
-    a real federation."""
-    federated = all(arm.silos is not None for arm in compared)
-    measured = measured_metrics(compared)
+def _main(variants: list[Variant]) -> list[str]:
+    """The main metrics that were measured. What needs all predictions in one place cannot be known where every variant
+    was a real federation."""
+    federated = all(variant.silos is not None for variant in variants)
+    measured = measured_metrics(variants)
     return catalogue.shown((name for name in measured if not (federated and "scores" in describe(name).needs)), "page")
 
 
-def against(arms: Sequence[Arm], other: Arm, metric: str) -> list[Paired | None]:
-    """Every arm minus `other` in one metric over the seeds they share, corrected together; None for itself, and where
-    seeds are too few or the data are others."""
-    return corrected(
-        [
-            None if arm is other or arm.data != other.data else paired(arm.values(metric) - other.values(metric))
-            for arm in arms
-        ]
-    )
+def against(variants: Sequence[Variant], other: Variant, metric: str) -> list[Paired | None]:
+    """Every variant minus `other` in one metric over the seeds they share, corrected together; None for itself, and
+    where seeds are too few or the data differ."""
+
+    def test(variant: Variant) -> Paired | None:
+        if variant is other or variant.data != other.data:
+            return None
+        return paired(variant.values(metric) - other.values(metric))
+
+    return corrected([test(variant) for variant in variants])
 
 
 def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:
@@ -210,26 +211,26 @@ def summary_table(results: Sequence[Result], *, disparity: str | None = None) ->
     After the metrics come `bytes_up` and `bytes_down` (per client and round) and `seconds` (per run), with a mean only,
     the number of `seeds`, and in how many of them the predictor is `degenerate`.
     """
-    about = Comparison.of(results, disparity)
-    return summary_of(about.arms, results, about.metrics)
+    comparison = Comparison.of(results, disparity)
+    return summary_of(comparison.variants, results, comparison.metrics)
 
 
-def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) -> pd.DataFrame:
-    runs = [sum(arm.seeds for arm in found if arm.result == i) for i in range(len(results))]
+def summary_of(variants: list[Variant], results: Sequence[Result], metrics: list[str]) -> pd.DataFrame:
+    runs = [sum(variant.seeds for variant in variants if variant.result == i) for i in range(len(results))]
     rows = []
-    for arm in found:
-        result = results[arm.result]
+    for variant in variants:
+        result = results[variant.result]
         row: dict[tuple[str, str], float] = {}
         for name in metrics:
-            row[name, "mean"], row[name, "std"], row[name, "n"] = arm.over_seeds(name)
+            row[name, "mean"], row[name, "std"], row[name, "n"] = variant.over_seeds(name)
         each_round = result.messages[result.messages["stage"] == "round"]
         row["bytes_up", "mean"] = float(each_round["bytes_up"].sum())
         row["bytes_down", "mean"] = float(each_round["bytes_down"].sum())
-        row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs[arm.result], 1)
-        row["seeds", "n"] = arm.seeds
-        row["degenerate", "n"] = int(arm.degenerate.sum())
+        row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs[variant.result], 1)
+        row["seeds", "n"] = variant.seeds
+        row["degenerate", "n"] = int(variant.degenerate.sum())
         rows.append(row)
-    frame = pd.DataFrame(rows, index=pd.Index([arm.label for arm in found], name="method"))
+    frame = pd.DataFrame(rows, index=pd.Index([variant.label for variant in variants], name="method"))
     frame.columns = pd.MultiIndex.from_tuples([*rows[0]], names=["column", "over seeds"])
     return frame.astype({column: int for column in frame.columns if column[1] == "n"})
 
@@ -237,7 +238,7 @@ def summary_of(found: list[Arm], results: Sequence[Result], metrics: list[str]) 
 # -- taking results apart ----------------------------------------------------------------------------------------------
 
 
-def _arms_of(i: int, result: Result) -> list[Arm]:
+def _variants_of(i: int, result: Result) -> list[Variant]:
     frame = result.metrics
     if frame.empty:
         raise ConfigError(
@@ -264,7 +265,7 @@ def _arms_of(i: int, result: Result) -> list[Arm]:
         final = _wide(rows[rows["round"] == last], "metric")
         method = str(values.pop("method"))
         made.append(
-            Arm(
+            Variant(
                 label=method + _settings(values),
                 method=method,
                 result=i,
@@ -345,12 +346,12 @@ def _settings(values: dict[str, Any]) -> str:
     return f" ({', '.join(shown)})"
 
 
-def _labels(found: list[Arm], results: Sequence[Result]) -> list[str]:
+def _labels(variants: list[Variant], results: Sequence[Result]) -> list[str]:
     """Unique labels: equal ones get what tells them apart (a hyper-parameter, the data, the rounds) or a number."""
-    labels = [arm.label for arm in found]
+    labels = [variant.label for variant in variants]
     for label in {label for label in labels if labels.count(label) > 1}:
         same = [i for i, other in enumerate(labels) if other == label]
-        details = [_details(found[i], results[found[i].result]) for i in same]
+        details = [_details(variants[i], results[variants[i].result]) for i in same]
         differing = [
             name
             for name in dict.fromkeys(name for each in details for name in each)
@@ -366,6 +367,6 @@ def _labels(found: list[Arm], results: Sequence[Result]) -> list[str]:
     return labels
 
 
-def _details(arm: Arm, result: Result) -> dict[str, Any]:
+def _details(variant: Variant, result: Result) -> dict[str, Any]:
     names = ("rounds", "clients_per_round", "dropout", "clip")
-    return {**arm.hyper, "data": result.info["data"], **{name: getattr(result.settings, name) for name in names}}
+    return {**variant.hyper, "data": result.info["data"], **{name: getattr(result.settings, name) for name in names}}

@@ -70,13 +70,13 @@ def check_formats(formats: Sequence[str]) -> None:
         ) from None
 
 
-def write_figures(about: Comparison, folder: str | Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
+def write_figures(comparison: Comparison, folder: str | Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Trade-off, main metrics over rounds, groups, clients and partition; the files written."""
     check_formats(formats)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, height, draw in _charts(about, page_data(about)):
+    for name, height, draw in _charts(comparison, page_data(comparison)):
         with _canvas(height) as (figure, axes):
             draw(figure, axes)
             for kind in formats:
@@ -97,9 +97,9 @@ def _canvas(height: float) -> Iterator[tuple[Any, Any]]:
         yield figure, figure.add_subplot()
 
 
-def _charts(about: Comparison, data: dict[str, Any]) -> Iterator[tuple[str, float, Draw]]:
+def _charts(comparison: Comparison, data: dict[str, Any]) -> Iterator[tuple[str, float, Draw]]:
     """(file name, height in inches, how to draw it)."""
-    count, main = len(data["arms"]), about.metrics
+    count, main = len(data["variants"]), comparison.metrics
     room = 0.16 * math.ceil(count / 4)
     if count > 1:
         for metric in [name for name in main if name in data["pareto"]]:
@@ -141,13 +141,13 @@ def _name(text: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def _flag(arm: dict[str, Any]) -> str:
-    return " (reference)" if arm["pooled"] else " (degenerate)" if arm["degenerate"] else ""
+def _flag(variant: dict[str, Any]) -> str:
+    return " (reference)" if variant["pooled"] else " (degenerate)" if variant["degenerate"] else ""
 
 
 def _axis(metric: str, data: dict[str, Any]) -> str:
-    about = data["metrics"][metric]
-    return f"{about['title']} ({about['better']} is better)" if about["better"] else str(about["title"])
+    title, better = data["metrics"][metric]["title"], data["metrics"][metric]["better"]
+    return f"{title} ({better} is better)" if better else str(title)
 
 
 def _legend(figure: Any, axes: Any) -> None:
@@ -159,8 +159,8 @@ def _legend(figure: Any, axes: Any) -> None:
 
 def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
     quality, front = data["quality"], []
-    for i, (arm, beaten) in enumerate(zip(data["arms"], data["pareto"][metric], strict=True)):
-        x, y = arm["final"][metric], arm["final"][quality]
+    for i, (variant, beaten) in enumerate(zip(data["variants"], data["pareto"][metric], strict=True)):
+        x, y = variant["final"][metric], variant["final"][quality]
         if x["mean"] is None or y["mean"] is None:
             continue
         bars = [None if v["low"] is None else [[v["mean"] - v["low"]], [v["high"] - v["mean"]]] for v in (x, y)]
@@ -169,16 +169,16 @@ def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
             y["mean"],
             xerr=bars[0],
             yerr=bars[1],
-            fmt="x" if arm["degenerate"] else MARKERS[i % len(MARKERS)],
-            fillstyle="none" if arm["pooled"] else "full",
+            fmt="x" if variant["degenerate"] else MARKERS[i % len(MARKERS)],
+            fillstyle="none" if variant["pooled"] else "full",
             color=GREY if beaten else _colour(i),
             markeredgecolor=_colour(i),
             markersize=5,
             elinewidth=0.8,
             capsize=1.5,
-            label=_name(arm["label"]) + _flag(arm),
+            label=_name(variant["label"]) + _flag(variant),
         )
-        if not beaten and not arm["degenerate"] and not arm["pooled"]:
+        if not beaten and not variant["degenerate"] and not variant["pooled"]:
             front.append((x["mean"], y["mean"]))
     axes.plot(*np.array(sorted(front)).reshape(-1, 2).T, ":", color="#777777", linewidth=0.9, zorder=0)
     axes.set(xlabel=_axis(metric, data), ylabel=_axis(quality, data))
@@ -186,13 +186,13 @@ def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
 
 
 def _rounds(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
-    for i, (arm, series) in enumerate(zip(data["arms"], data["rounds"]["series"], strict=True)):
+    for i, (variant, series) in enumerate(zip(data["variants"], data["rounds"]["series"], strict=True)):
         if metric not in series["mean"]:
             continue
         mean, std = (np.array(series[what][metric], dtype=float) for what in ("mean", "std"))
         line = "o" if len(mean) == 1 else ("-", "--", ":")[i // len(COLOURS) % 3]
-        axes.plot(series["round"], mean, line, color=_colour(i), label=_name(arm["label"]))
-        if len(data["arms"]) <= 4:  # more bands than that hide each other
+        axes.plot(series["round"], mean, line, color=_colour(i), label=_name(variant["label"]))
+        if len(data["variants"]) <= 4:  # more bands than that hide each other
             axes.fill_between(series["round"], mean - std, mean + std, color=_colour(i), alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel=_axis(metric, data))
     _legend(figure, axes)
@@ -200,7 +200,7 @@ def _rounds(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
 
 def _groups(figure: Any, axes: Any, data: dict[str, Any], kind: str, metric: str) -> None:
     values, names = data[kind]["values"][metric], data[kind]["names"]
-    labels = [_name(arm["label"]) for arm in data["arms"]]
+    labels = [_name(variant["label"]) for variant in data["variants"]]
     step = min(0.16, 0.6 / len(names))
     for g, name in enumerate(names):
         mean, low, high = (np.array([row[g] for row in values[what]], dtype=float) for what in ("mean", "low", "high"))
@@ -234,7 +234,7 @@ def _clients(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
         showfliers=False,
         medianprops={"color": _colour(0)},
     )
-    labels = [_name(arm["label"]) for arm in data["arms"]]
+    labels = [_name(variant["label"]) for variant in data["variants"]]
     axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5), xlabel=_axis(metric, data))
 
 

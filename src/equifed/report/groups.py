@@ -32,14 +32,14 @@ def parts(names: Sequence[str]) -> dict[str, list[str]]:
     columns = {len(values) for values in split.values()}
     if len(columns) != 1 or columns == {1}:
         return {}
-    found: dict[str, list[str]] = {}
+    pooled: dict[str, list[str]] = {}
     for column in range(columns.pop()):
         for value in dict.fromkeys(values[column] for values in split.values()):
             members = [name for name, values in split.items() if values[column] == value]
             if 1 < len(members) < len(names):
                 # two columns may have the same value ("yes"): then the place tells them apart
-                found[value if value not in found else f"{value} ({column + 1})"] = members
-    return found
+                pooled[value if value not in pooled else f"{value} ({column + 1})"] = members
+    return pooled
 
 
 def _pooled(frame: pd.DataFrame) -> pd.DataFrame:

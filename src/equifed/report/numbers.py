@@ -14,7 +14,7 @@ from equifed import metrics as M
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
 from equifed.metrics.seeds import Paired, mean_interval, moments_by
-from equifed.report.comparison import Arm, Comparison, against, is_pooled, measured_metrics, summary_of
+from equifed.report.comparison import Comparison, Variant, against, is_pooled, measured_metrics, summary_of
 from equifed.report.groups import rate_interval
 from equifed.report.verdict import ranked, unclear
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 120_000
 """Numbers embedded for the curves over rounds; beyond it rounds are thinned, so that the page stays small."""
 MOST_CLIENT_POINTS = 20_000
-"""Clients drawn one by one, over all arms and metrics; beyond it only the boxes are."""
+"""Clients drawn one by one, over all variants and metrics; beyond it only the boxes are."""
 MOST_BASELINES = 20
 """Arms up to which each can be chosen as the baseline in the page; their tests grow with the square."""
 LOG = "log:"
@@ -34,35 +34,35 @@ COSTS = ("bytes_up", "bytes_down", "seconds")
 """Columns of the comparison after its metrics."""
 
 
-def page_data(about: Comparison) -> dict[str, Any]:
+def page_data(comparison: Comparison) -> dict[str, Any]:
     """All numbers of the page. nan is null; the values of the last round are exact, the curves have six digits."""
-    found, names = about.arms, measured_metrics(about.arms)
-    groups, marginals, clients = (_scopes(found, kind) for kind in ("groups", "marginals", "clients"))
-    logged = list(dict.fromkeys(f"{LOG}{name}" for arm in found for name in arm.observed["name"].unique()))
-    summary = summary_data(about)
+    variants, names = comparison.variants, measured_metrics(comparison.variants)
+    groups, marginals, clients = (_scopes(variants, kind) for kind in ("groups", "marginals", "clients"))
+    logged = list(dict.fromkeys(f"{LOG}{name}" for variant in variants for name in variant.observed["name"].unique()))
+    summary = summary_data(comparison)
     summary["metrics"] |= _described([*groups["metrics"], *clients["metrics"], *logged])
     return {
         **summary,
-        "task": about.task,
-        "quality": about.quality,
-        "disparity": about.disparity,
-        "tests": _tests(about),
-        "pareto": {name: dominated(about, name) for name in names if describe(name).disparity},
-        "rounds": _curves(found, names, logged),
+        "task": comparison.task,
+        "quality": comparison.quality,
+        "disparity": comparison.disparity,
+        "tests": _tests(comparison),
+        "pareto": {name: dominated(comparison, name) for name in names if describe(name).disparity},
+        "rounds": _curves(variants, names, logged),
         "groups": groups,
         "marginals": marginals,
-        "clients": _clients(clients, len(found)),
-        "partitions": _partitions(about.results),
+        "clients": _clients(clients, len(variants)),
+        "partitions": _partitions(comparison.results),
     }
 
 
-def summary_data(about: Comparison) -> dict[str, Any]:
+def summary_data(comparison: Comparison) -> dict[str, Any]:
     """The comparison table alone, and what its columns mean."""
-    names = measured_metrics(about.arms)
+    names = measured_metrics(comparison.variants)
     return {
         "metrics": _described([*names, *COSTS]),
-        "arms": [_arm(arm, names) for arm in about.arms],
-        "table": _table(about),
+        "variants": [_variant(variant, names) for variant in comparison.variants],
+        "table": _table(comparison),
     }
 
 
@@ -83,24 +83,24 @@ def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _arm(arm: Arm, names: list[str]) -> dict[str, Any]:
+def _variant(variant: Variant, names: list[str]) -> dict[str, Any]:
     return {
-        "label": arm.label,
-        "method": arm.method,
-        "result": arm.result,
-        "hyper": {str(name): str(value) for name, value in arm.hyper.items()},
-        "seeds": [str(seed) for seed in arm.final.index],
-        "last": arm.last,
-        "models": arm.models,
-        "degenerate": int(arm.degenerate.sum()),
-        "pooled": arm.pooled,
-        "final": {name: _final(arm, name) for name in names},
+        "label": variant.label,
+        "method": variant.method,
+        "result": variant.result,
+        "hyper": {str(name): str(value) for name, value in variant.hyper.items()},
+        "seeds": [str(seed) for seed in variant.final.index],
+        "last": variant.last,
+        "models": variant.models,
+        "degenerate": int(variant.degenerate.sum()),
+        "pooled": variant.pooled,
+        "final": {name: _final(variant, name) for name in names},
     }
 
 
-def _final(arm: Arm, metric: str) -> dict[str, Any]:
-    values = arm.values(metric)
-    mean, std, n = arm.over_seeds(metric)
+def _final(variant: Variant, metric: str) -> dict[str, Any]:
+    values = variant.values(metric)
+    mean, std, n = variant.over_seeds(metric)
     low, high = mean_interval(values) or (math.nan, math.nan)
     return {
         "mean": _finite(mean),
@@ -115,13 +115,13 @@ def _final(arm: Arm, metric: str) -> dict[str, Any]:
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
-def _table(about: Comparison) -> dict[str, Any]:
-    metrics = about.metrics
-    frame = summary_of(about.arms, about.results, metrics)
+def _table(comparison: Comparison) -> dict[str, Any]:
+    metrics = comparison.metrics
+    frame = summary_of(comparison.variants, comparison.results, metrics)
     columns = [*metrics, *COSTS]
-    marks = {name: _marks(about, name) for name in metrics}
+    marks = {name: _marks(comparison, name) for name in metrics}
     rows = []
-    for i, arm in enumerate(about.arms):
+    for i, variant in enumerate(comparison.variants):
         cells: list[dict[str, Any]] = []
         for name in columns:
             each = {what: frame[name, what].iloc[i] for what in frame[name].columns}
@@ -129,50 +129,53 @@ def _table(about: Comparison) -> dict[str, Any]:
                 {
                     "mean": _finite(each["mean"]),
                     "std": _finite(each.get("std", math.nan)),
-                    "n": int(each.get("n", arm.seeds)),
+                    "n": int(each.get("n", variant.seeds)),
                     "mark": marks[name][i] if name in marks else "",
-                    "absent": arm.absent(name),
+                    "absent": variant.absent(name),
                 }
             )
         rows.append(cells)
     return {"columns": columns, "rows": rows}
 
 
-def _marks(about: Comparison, metric: str) -> list[str]:
-    """For each arm: "best" mean, "near" when the corrected test cannot tell it from the best, or nothing."""
-    found = about.arms
-    order = ranked(found, metric)
+def _marks(comparison: Comparison, metric: str) -> list[str]:
+    """For each variant: "best" mean, "near" when the corrected test cannot tell it from the best, or nothing."""
+    variants = comparison.variants
+    order = ranked(variants, metric)
     if len(order) < 2 or not describe(metric).better:
-        return [""] * len(found)
+        return [""] * len(variants)
     lowest = order[0].cost(metric)
     close = unclear(order, metric)
 
-    def mark(arm: Arm) -> str:
-        if arm not in order:
+    def mark(variant: Variant) -> str:
+        if variant not in order:
             return ""
-        if arm.cost(metric) == lowest:
+        if variant.cost(metric) == lowest:
             return "best"
-        return "near" if arm in close else ""
+        return "near" if variant in close else ""
 
-    marks = [mark(arm) for arm in found]
-    return [""] * len(found) if marks.count("best") == len(found) else marks
+    marks = [mark(variant) for variant in variants]
+    return [""] * len(variants) if marks.count("best") == len(variants) else marks
 
 
-def _tests(about: Comparison) -> dict[str, Any]:
-    """[baseline][arm][metric]: the paired test of arm minus baseline, or None."""
-    found = about.arms
-    wanted = found if len(found) <= MOST_BASELINES else [about.baseline]
+def _tests(comparison: Comparison) -> dict[str, Any]:
+    """[baseline][variant][metric]: the paired test of variant minus baseline, or None."""
+    variants = comparison.variants
+    wanted = variants if len(variants) <= MOST_BASELINES else [comparison.baseline]
     cells = {}
     for other in wanted:
-        by_metric = [against(found, other, metric) for metric in about.metrics]
-        cells[str(found.index(other))] = [
-            [_test(tests[i], arm, other, metric) for metric, tests in zip(about.metrics, by_metric, strict=True)]
-            for i, arm in enumerate(found)
+        by_metric = [against(variants, other, metric) for metric in comparison.metrics]
+        cells[str(variants.index(other))] = [
+            [
+                _test(tests[i], variant, other, metric)
+                for metric, tests in zip(comparison.metrics, by_metric, strict=True)
+            ]
+            for i, variant in enumerate(variants)
         ]
-    return {"baseline": found.index(about.baseline), "columns": about.metrics, "cells": cells}
+    return {"baseline": variants.index(comparison.baseline), "columns": comparison.metrics, "cells": cells}
 
 
-def _test(test: Paired | None, arm: Arm, other: Arm, metric: str) -> dict[str, Any] | None:
+def _test(test: Paired | None, variant: Variant, other: Variant, metric: str) -> dict[str, Any] | None:
     if test is None:
         return None
     return {
@@ -183,32 +186,32 @@ def _test(test: Paired | None, arm: Arm, other: Arm, metric: str) -> dict[str, A
         "holm": test.holm,
         "n": test.n,
         "says": (
-            ("better" if arm.cost(metric) < other.cost(metric) else "worse")
+            ("better" if variant.cost(metric) < other.cost(metric) else "worse")
             if test.clear and describe(metric).better
             else ""
         ),
     }
 
 
-def dominated(about: Comparison, disparity: str) -> list[bool]:
-    """Whether another arm is at least as good in both means and better in one; who is not eligible beats nobody."""
-    costs = [[arm.cost(name) for name in (about.quality, disparity)] for arm in about.arms]
-    return list(M.dominated(costs, by=[arm.eligible for arm in about.arms]).tolist())
+def dominated(comparison: Comparison, disparity: str) -> list[bool]:
+    """Whether another variant is at least as good in both means and better in one; who is not eligible beats nobody."""
+    costs = [[variant.cost(name) for name in (comparison.quality, disparity)] for variant in comparison.variants]
+    return list(M.dominated(costs, by=[variant.eligible for variant in comparison.variants]).tolist())
 
 
 # -- rounds, groups, clients -------------------------------------------------------------------------------------------
 
 
-def _curves(found: list[Arm], names: list[str], logged: list[str]) -> dict[str, Any]:
+def _curves(variants: list[Variant], names: list[str], logged: list[str]) -> dict[str, Any]:
     """Mean and sample std over seeds of every metric in every round (or every k-th, and the last)."""
-    total = sum(arm.rounds["round"].nunique() for arm in found) * (len(names) + len(logged)) * 2
+    total = sum(variant.rounds["round"].nunique() for variant in variants) * (len(names) + len(logged)) * 2
     every = max(1, math.ceil(total / MOST_POINTS))
     series = []
-    for arm in found:
-        numbers = np.sort(arm.rounds["round"].unique())
+    for variant in variants:
+        numbers = np.sort(variant.rounds["round"].unique())
         kept = numbers[np.unique(np.append(np.arange(0, len(numbers), every), len(numbers) - 1))]
-        own = arm.observed.assign(metric=LOG + arm.observed["name"].astype(str)).drop(columns="name")
-        rows = pd.concat([arm.rounds.assign(metric=arm.rounds["metric"].astype(str)), own])
+        own = variant.observed.assign(metric=LOG + variant.observed["name"].astype(str)).drop(columns="name")
+        rows = pd.concat([variant.rounds.assign(metric=variant.rounds["metric"].astype(str)), own])
         rows = rows[rows["round"].isin(kept)]
         moments_by_round = moments_by(rows, ["metric", "round"])
         one: dict[str, Any] = {"round": [int(number) for number in kept], "mean": {}, "std": {}}
@@ -225,12 +228,12 @@ def _curves(found: list[Arm], names: list[str], logged: list[str]) -> dict[str, 
     return {"metrics": measured, "logged": own_names, "series": series, "every": every}
 
 
-def _scopes(found: list[Arm], kind: str) -> dict[str, Any]:
-    """Mean and std over seeds per metric: [arm][name], for groups or clients; None where there is no value.
+def _scopes(variants: list[Variant], kind: str) -> dict[str, Any]:
+    """Mean and std over seeds per metric: [variant][name], for groups or clients; None where there is no value.
 
     For groups also low and high, the intervals of their rates.
     """
-    frames: list[pd.DataFrame] = [getattr(arm, kind) for arm in found]
+    frames: list[pd.DataFrame] = [getattr(variant, kind) for variant in variants]
     names = list(dict.fromkeys(str(name) for frame in frames for name in frame["name"].unique()))
     metrics = list(dict.fromkeys(str(name) for frame in frames for name in frame["metric"].unique()))
     values: dict[str, dict[str, list[list[float | None]]]] = {name: {"mean": [], "std": []} for name in metrics}
@@ -243,7 +246,7 @@ def _scopes(found: list[Arm], kind: str) -> dict[str, Any]:
             for what in ("mean", "std"):
                 values[metric][what].append([_finite(value) for value in rows[what]])
     if kind != "clients":
-        _add_intervals(values, [arm.models for arm in found], len(names))
+        _add_intervals(values, [variant.models for variant in variants], len(names))
     drawn = [name for name in catalogue.ordered(metrics) if describe(name).in_groups not in ("count", "flag")]
     return {"names": names, "metrics": metrics, "drawn": drawn, "values": values}
 
@@ -263,7 +266,7 @@ def _clients(clients: dict[str, Any], count: int) -> dict[str, Any]:
     """Values per client while they are few; boxes (five numbers) always."""
     boxes = {}
     for metric, both in clients["values"].items():
-        boxes[metric] = [_box([value for value in arm if value is not None]) for arm in both["mean"]]
+        boxes[metric] = [_box([value for value in variant if value is not None]) for variant in both["mean"]]
     many = len(clients["names"]) * count * len(clients["metrics"]) > MOST_CLIENT_POINTS
     return {
         "names": [] if many else clients["names"],
@@ -319,7 +322,7 @@ COLUMNS = (
 )
 
 
-def records(about: Comparison) -> pd.DataFrame:
+def records(comparison: Comparison) -> pd.DataFrame:
     """Every number of the last round, one a line: method, scope, metric, mean, std, n, interval, test.
 
     scope is global, group:NAME, marginal:NAME (all groups with this value of one sensitive column) or client:NAME. n
@@ -329,30 +332,30 @@ def records(about: Comparison) -> pd.DataFrame:
     metrics more: their rows, the rounds they missed, replies that were refused, groups that they withhold.
     """
     lines: list[dict[str, Any]] = []
-    metrics = measured_metrics(about.arms)
-    tests = {metric: against(about.arms, about.baseline, metric) for metric in metrics}
-    for i, arm in enumerate(about.arms):
+    metrics = measured_metrics(comparison.variants)
+    tests = {metric: against(comparison.variants, comparison.baseline, metric) for metric in metrics}
+    for i, variant in enumerate(comparison.variants):
         for metric in metrics:
-            final, test = _final(arm, metric), tests[metric][i]
+            final, test = _final(variant, metric), tests[metric][i]
             line: dict[str, Any] = {name: final[name] for name in ("mean", "std", "n", "low", "high")}
-            line |= {"method": arm.label, "scope": "global", "metric": metric}
+            line |= {"method": variant.label, "scope": "global", "metric": metric}
             line["interval"] = "" if final["low"] is None else "t"
             if test is not None:
                 line |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high}
                 line |= {"p": test.p, "p_holm": test.holm}
             lines.append(line)
         for kind in ("group", "marginal", "client"):
-            lines += _scope_lines(arm, kind)
-        for silo in arm.silos.members if arm.silos else ():
+            lines += _scope_lines(variant, kind)
+        for silo in variant.silos.members if variant.silos else ():
             for metric, value in silo.numbers().items():
                 lines.append(
-                    {"method": arm.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
+                    {"method": variant.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
                 )
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
-def _scope_lines(arm: Arm, kind: str) -> list[dict[str, Any]]:
-    frame: pd.DataFrame = getattr(arm, f"{kind}s")
+def _scope_lines(variant: Variant, kind: str) -> list[dict[str, Any]]:
+    frame: pd.DataFrame = getattr(variant, f"{kind}s")
     block = moments_by(frame, ["name", "metric"])
     keys = [(str(name), str(metric)) for name, metric in block.index]
     means: dict[str, dict[str, float]] = {}
@@ -360,8 +363,8 @@ def _scope_lines(arm: Arm, kind: str) -> list[dict[str, Any]]:
         means.setdefault(name, {})[metric] = float(mean)
     lines = []
     for (name, metric), std, n in zip(keys, block["std"], block["n"], strict=True):
-        low, high = (math.nan, math.nan) if kind == "client" else rate_interval(metric, means[name], arm.models)
-        line = {"method": arm.label, "scope": f"{kind}:{name}", "metric": metric, "mean": means[name][metric]}
+        low, high = (math.nan, math.nan) if kind == "client" else rate_interval(metric, means[name], variant.models)
+        line = {"method": variant.label, "scope": f"{kind}:{name}", "metric": metric, "mean": means[name][metric]}
         line |= {"std": std, "n": n, "low": low, "high": high, "interval": "" if math.isnan(low) else "wilson"}
         lines.append(line)
     return lines

@@ -54,14 +54,14 @@
 
   const palette = ["#3b76d6", "#e07b00", "#2a9d5c", "#c8443f", "#8a63c9", "#9a6a4f", "#d763a8", "#7d8a1e", "#1b9aaa", "#6d7788",
     "#1f3f7a", "#f2a65a", "#7ccf9f", "#8c1d18", "#c3a6ec", "#5c3a26", "#f3a6cf", "#b8c24a", "#0e5f6b", "#a9b1bd"];
-  const count = data.arms.length;
+  const count = data.variants.length;
   const shade = (i, total) =>
     total <= palette.length ? palette[i] : `hsl(${Math.round(260 - 260 * i / (total - 1))} 62% 52%)`;
   const colour = (i) => shade(i, count);
   // several sweeps in one report: all settings of a method share its colour
-  const results = [...new Set(data.arms.map((arm) => arm.result))];
+  const results = [...new Set(data.variants.map((variant) => variant.result))];
   const families = results.length > 1 && results.length < count;
-  const own = (i) => families ? shade(results.indexOf(data.arms[i].result), results.length) : colour(i);
+  const own = (i) => families ? shade(results.indexOf(data.variants[i].result), results.length) : colour(i);
   const faded = (value, alpha = "2e") => value.startsWith("#") ? value + alpha : value.replace(")", ` / ${parseInt(alpha, 16) / 255})`);
   const mixed = (value, share) => { // towards white
     const part = (at) => parseInt(value.slice(at, at + 2), 16);
@@ -83,14 +83,14 @@
   const element = (tag, kind, text) => Object.assign(document.createElement(tag), { className: kind, textContent: text });
   const compareWith = (baseline) => {
     for (const row of tests.tBodies[0].rows) {
-      const arm = Number(row.dataset.arm);
-      row.className = arm === baseline ? "base" : "";
-      data.tests.cells[baseline][arm].forEach((test, k) => {
+      const variant = Number(row.dataset.variant);
+      row.className = variant === baseline ? "base" : "";
+      data.tests.cells[baseline][variant].forEach((test, k) => {
         const cell = row.cells[k + 1];
         cell.dataset.v = test ? test.difference : "";
         cell.className = test ? test.says : "";
         if (!test) {
-          cell.replaceChildren(arm === baseline ? "–" : element("span", "undefined", "no test"));
+          cell.replaceChildren(variant === baseline ? "–" : element("span", "undefined", "no test"));
           return;
         }
         cell.replaceChildren(`${signed(test.difference)} `, element("span", "interval", `[${signed(test.low)}, ${signed(test.high)}]`), " ",
@@ -99,9 +99,9 @@
     }
   };
   if (tests) {
-    const choice = byId("baseline-arm");
+    const choice = byId("baseline-variant");
     choice.append(...Object.keys(data.tests.cells).map((i) => {
-      const option = new Option(data.arms[i].label.slice(0, 80), i, false, Number(i) === data.tests.baseline);
+      const option = new Option(data.variants[i].label.slice(0, 80), i, false, Number(i) === data.tests.baseline);
       option.dir = "auto";
       return option;
     }));
@@ -131,7 +131,7 @@
     const perRow = Math.max(1, Math.floor(width / (44 + 7 * Math.max(...labels.map((label) => Math.min(label.length, 40))))));
     return Math.min(200, 20 * Math.ceil(labels.length / perRow));
   };
-  const labels = data.arms.map((arm) => arm.label);
+  const labels = data.variants.map((variant) => variant.label);
 
   const line = (points, more) => {
     const sorted = [...points].sort((a, b) => a[0] - b[0]);
@@ -142,36 +142,36 @@
   };
 
   const pareto = (metric, look) => {
-    const at = (arm) => [arm.final[metric], arm.final[data.quality]];
-    const drawn = data.arms.filter((arm) => at(arm).every((value) => value.mean !== null));
-    const place = (arm) => at(arm).map((value) => value.mean);
-    const points = data.arms.map((arm, i) => {
-      const [x, y] = at(arm);
+    const at = (variant) => [variant.final[metric], variant.final[data.quality]];
+    const drawn = data.variants.filter((variant) => at(variant).every((value) => value.mean !== null));
+    const place = (variant) => at(variant).map((value) => value.mean);
+    const points = data.variants.map((variant, i) => {
+      const [x, y] = at(variant);
       const beaten = data.pareto[metric][i];
       const fill = beaten ? look.grey : own(i);
-      const hyper = Object.entries(arm.hyper).map(([key, value]) => `${name(key)} = ${name(value)}`);
-      const text = [`<b>${name(arm.label, 60)}</b>`,
+      const hyper = Object.entries(variant.hyper).map(([key, value]) => `${name(key)} = ${name(value)}`);
+      const text = [`<b>${name(variant.label, 60)}</b>`,
         `${title(data.quality)} ${spread(y.mean, y.std)}${within(y.low, y.high)}`,
         `${title(metric)} ${spread(x.mean, x.std)}${within(x.low, x.high)}`,
-        `${arm.seeds.length} seed${arm.seeds.length > 1 ? "s" : ""}`, ...hyper,
-        ...(arm.degenerate ? [`degenerate in ${arm.degenerate} of ${arm.seeds.length} seeds`] : []), ...(beaten ? ["dominated"] : [])];
+        `${variant.seeds.length} seed${variant.seeds.length > 1 ? "s" : ""}`, ...hyper,
+        ...(variant.degenerate ? [`degenerate in ${variant.degenerate} of ${variant.seeds.length} seeds`] : []), ...(beaten ? ["dominated"] : [])];
       const bars = (value) => ({
         type: "data", symmetric: false, array: [value.high - value.mean], arrayminus: [value.mean - value.low],
         visible: value.low !== null, color: fill, thickness: 1, width: 3,
       });
       return {
-        type: "scatter", mode: "markers", name: name(families ? arm.method : arm.label), x: [x.mean], y: [y.mean],
+        type: "scatter", mode: "markers", name: name(families ? variant.method : variant.label), x: [x.mean], y: [y.mean],
         error_x: bars(x), error_y: bars(y), hoverinfo: "text", hovertext: [text.join("<br>")],
-        ...(families ? { legendgroup: String(arm.result), showlegend: false } : {}),
-        marker: { color: fill, size: 11, symbol: arm.pooled ? "square-open" : arm.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
+        ...(families ? { legendgroup: String(variant.result), showlegend: false } : {}),
+        marker: { color: fill, size: 11, symbol: variant.pooled ? "square-open" : variant.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
       };
     });
-    const best = drawn.filter((arm) => !arm.degenerate && !arm.pooled && !data.pareto[metric][data.arms.indexOf(arm)]);
-    const paths = results.map((result) => drawn.filter((arm) => arm.result === result)).filter((arms) => arms.length > 1)
-      .map((arms) => line(arms.map(place), { line: { color: faded(own(data.arms.indexOf(arms[0])), "80"), width: 1.5 } }));
+    const best = drawn.filter((variant) => !variant.degenerate && !variant.pooled && !data.pareto[metric][data.variants.indexOf(variant)]);
+    const paths = results.map((result) => drawn.filter((variant) => variant.result === result)).filter((variants) => variants.length > 1)
+      .map((variants) => line(variants.map(place), { line: { color: faded(own(data.variants.indexOf(variants[0])), "80"), width: 1.5 } }));
     const keys = !families ? [] : results.map((result) => { // a method's own colour, whatever its settings are
-      const i = data.arms.findIndex((arm) => arm.result === result);
-      return { type: "scatter", mode: "markers", name: name(data.arms[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: own(i), size: 11 } };
+      const i = data.variants.findIndex((variant) => variant.result === result);
+      return { type: "scatter", mode: "markers", name: name(data.variants[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: own(i), size: 11 } };
     });
     const front = line(best.map(place), { line: { color: look.soft, width: 1, dash: "dot" } });
     const entries = families ? keys.map((key) => key.name) : labels;
@@ -216,7 +216,7 @@
     const step = Math.min(.16, .6 / these.names.length);
     const lift = (g) => (g - (these.names.length - 1) / 2) * step; // intervals beside each other
     const legend = these.names.map((group, g) => {
-      const known = rows ? rows.map((each, i) => each[g] === null ? null : each[g] / data.arms[i].models).filter((n) => n !== null) : [];
+      const known = rows ? rows.map((each, i) => each[g] === null ? null : each[g] / data.variants[i].models).filter((n) => n !== null) : [];
       return name(group, narrow() ? 18 : 40) + (known.length ? ` (n = ${Math.round(Math.min(...known)).toLocaleString("en")})` : "");
     });
     const traces = these.names.map((group, g) => {
@@ -228,7 +228,7 @@
         marker: { color: shade(g, these.names.length), size: 9, symbol: ["circle", "diamond", "square", "triangle-up"][g % 4] },
         error_x: { type: "data", symmetric: false, array: drawn[0], arrayminus: drawn[1], color: shade(g, these.names.length), thickness: 1.2, width: 3 },
         hovertext: labels.map((label, i) => [`<b>${name(label)}</b>`, `${name(group)}: ${spread(mean[i], std[i])}${within(low[i], high[i])}`,
-          ...(rows && rows[i][g] !== null ? [`${Math.round(rows[i][g] / data.arms[i].models).toLocaleString("en")} test rows`] : [])].join("<br>")),
+          ...(rows && rows[i][g] !== null ? [`${Math.round(rows[i][g] / data.variants[i].models).toLocaleString("en")} test rows`] : [])].join("<br>")),
       };
     });
     const room = legendRoom(legend);
@@ -240,7 +240,7 @@
   };
 
   const clients = (metric, look) => {
-    const places = data.arms.map((_, i) => i);
+    const places = data.variants.map((_, i) => i);
     const drawn = data.clients.names.length > 0;
     const traces = places.map((i) => {
       const base = { type: "box", name: name(labels[i]), marker: { color: colour(i), size: 4, opacity: .75 }, line: { width: 1.3 }, fillcolor: faded(colour(i)) };

@@ -24,7 +24,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
-from equifed.report.comparison import Arm, Comparison, is_pooled
+from equifed.report.comparison import Comparison, Variant, is_pooled
 from equifed.report.groups import parts
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import DISCLOSED, Silos
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from equifed.results.result import Result
 
 WORST_CLIENTS = 5
-"""Clients named per arm."""
+"""Clients named per variant."""
 CARDS = 4
 """Numbers of the chosen method that stand beside the verdict."""
 
@@ -55,19 +55,19 @@ def write_report(
     return write_page(Comparison.of(results, disparity, baseline), path, title)
 
 
-def write_page(about: Comparison, path: str | Path, title: str | None = None) -> Path:
+def write_page(comparison: Comparison, path: str | Path, title: str | None = None) -> Path:
     path = Path(path)
-    text = render(about, title)
+    text = render(comparison, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text.encode("utf-8", "replace"))
     return path
 
 
-def render(about: Comparison, title: str | None = None) -> str:
+def render(comparison: Comparison, title: str | None = None) -> str:
     """The page's text."""
-    found, results = about.arms, about.results
-    data = page_data(about)
-    verdict = verdict_of(about)
+    variants, results = comparison.variants, comparison.results
+    data = page_data(comparison)
+    verdict = verdict_of(comparison)
     return (
         _templates()
         .get_template("page.html.j2")
@@ -75,17 +75,17 @@ def render(about: Comparison, title: str | None = None) -> str:
             title=title or _title(results),
             heading=lambda name: describe(name).heading,
             verdict=verdict,
-            cards=_cards(data, verdict, found),
+            cards=_cards(data, verdict, variants),
             data=data,
-            seeds=found[0].seeds if len({arm.seeds for arm in found}) == 1 else None,
+            seeds=variants[0].seeds if len({variant.seeds for variant in variants}) == 1 else None,
             number=wording.number,
             size=wording.size,
             signed=wording.signed,
             p_value=wording.p_value,
-            group_tables=_group_tables(data, found),
+            group_tables=_group_tables(data, variants),
             counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],
             silos=_silos(results),
-            worst_clients=_worst_clients(about),
+            worst_clients=_worst_clients(comparison),
             messages=[_messages(result) for result in results],
             settings=_settings(results),
             configs=_configs(results),
@@ -104,12 +104,12 @@ def render(about: Comparison, title: str | None = None) -> str:
 
 def summary_html(result: Result) -> str:
     """A result where a notebook shows it: the verdict and the table, without script or style sheet."""
-    about = Comparison.of([result])
+    comparison = Comparison.of([result])
     template = _templates().get_template("summary.html.j2")
     return template.render(
         title=_title([result]),
-        verdict=verdict_of(about),
-        data=summary_data(about),
+        verdict=verdict_of(comparison),
+        data=summary_data(comparison),
         number=wording.number,
         size=wording.size,
         rounds=result.settings.rounds,
@@ -157,49 +157,49 @@ def _title(results: Sequence[Result]) -> str:
 # -- tables that are written as text -----------------------------------------------------------------------------------
 
 
-def _cards(data: dict[str, Any], verdict: Verdict, found: list[Arm]) -> list[dict[str, Any]]:
+def _cards(data: dict[str, Any], verdict: Verdict, variants: list[Variant]) -> list[dict[str, Any]]:
     """The chosen method's main numbers, each with its interval."""
-    arm = next((arm for arm in found if arm.label == verdict.chosen), None)
-    if arm is None:
+    variant = next((variant for variant in variants if variant.label == verdict.chosen), None)
+    if variant is None:
         return []
-    final = data["arms"][found.index(arm)]["final"]
+    final = data["variants"][variants.index(variant)]["final"]
     worst = [name for name in data["table"]["columns"] if name in final and not describe(name).disparity]
     names = dict.fromkeys(filter(None, (data["quality"], data["disparity"], *worst)))
-    return [{"metric": name, **final[name], "absent": arm.absent(name)} for name in list(names)[:CARDS]]
+    return [{"metric": name, **final[name], "absent": variant.absent(name)} for name in list(names)[:CARDS]]
 
 
-def _group_tables(data: dict[str, Any], found: list[Arm]) -> list[dict[str, Any]]:
+def _group_tables(data: dict[str, Any], variants: list[Variant]) -> list[dict[str, Any]]:
     """The groups, and where they are intersections, their marginals."""
     tables = [
         ("Groups", data["groups"], lambda names: {name: [name] for name in names}),
         ("One sensitive column at a time", data["marginals"], parts),
     ]
-    return [{"title": title, **_group_table(found, groups, of)} for title, groups, of in tables if groups["names"]]
+    return [{"title": title, **_group_table(variants, groups, of)} for title, groups, of in tables if groups["names"]]
 
 
 def _group_table(
-    found: list[Arm], groups: dict[str, Any], pooled: Callable[[list[str]], dict[str, list[str]]]
+    variants: list[Variant], groups: dict[str, Any], pooled: Callable[[list[str]], dict[str, list[str]]]
 ) -> dict[str, Any]:
-    """pooled: from an arm's groups, which of them each line of the table is about."""
+    """pooled: from a variant's groups, which of them each line of the table is about."""
     columns = [name for name in catalogue.ordered(groups["metrics"]) if describe(name).in_groups in ("count", "rate")]
     values = groups["values"]
     rows = []
-    for i, arm in enumerate(found):
-        members = pooled(list(dict.fromkeys(arm.groups["name"])))
+    for i, variant in enumerate(variants):
+        members = pooled(list(dict.fromkeys(variant.groups["name"])))
         for g, name in enumerate(groups["names"]):
             if name not in members:
                 continue  # a group of other data
             cells = [
                 {what: values[column][what][i][g] for what in values[column]}
-                | {"absent": arm.absent(column, groups=members[name])}
+                | {"absent": variant.absent(column, groups=members[name])}
                 for column in columns
             ]
             known = [values[column]["mean"][i][g] for column in ("count", DISCLOSED) if column in columns]
-            fewest = min((count / arm.models for count in known if count), default=math.inf)
+            fewest = min((count / variant.models for count in known if count), default=math.inf)
             rows.append(
                 {
-                    "arm": arm.label,
-                    "models": arm.models,
+                    "variant": variant.label,
+                    "models": variant.models,
                     "group": name,
                     "cells": cells,
                     "small": fewest < SMALL_GROUP,
@@ -209,32 +209,32 @@ def _group_table(
     return {"columns": columns, "rows": rows}
 
 
-def _worst_clients(about: Comparison) -> list[dict[str, Any]]:
+def _worst_clients(comparison: Comparison) -> list[dict[str, Any]]:
     """The clients served worst, by their mean over seeds, with how many test rows that rests on."""
     named = []
-    for arm in about.arms:
-        frame = arm.clients
+    for variant in comparison.variants:
+        frame = variant.clients
         values, rows = (
             moments_by(frame[frame["metric"] == metric], ["name"])["mean"].dropna()
-            for metric in (about.quality, "rows")
+            for metric in (comparison.quality, "rows")
         )
-        worst = values.sort_values(ascending=describe(about.quality).better == "higher").head(WORST_CLIENTS)
+        worst = values.sort_values(ascending=describe(comparison.quality).better == "higher").head(WORST_CLIENTS)
         clients = [
             {"name": str(name), "value": float(value), "rows": float(rows.get(name, math.nan))}
             for name, value in worst.items()
         ]
-        withheld = [silo.name for silo in arm.silos.members if silo.counts] if arm.silos else []
+        withheld = [silo.name for silo in variant.silos.members if silo.counts] if variant.silos else []
         if clients or withheld:
-            named.append({"arm": arm.label, "clients": clients, "withheld": withheld})
+            named.append({"variant": variant.label, "clients": clients, "withheld": withheld})
     return named
 
 
 def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Of the results that come from a real federation."""
-    found = ((str(result.info["method"]), Silos.of(result)) for result in results)
+    federations = ((str(result.info["method"]), Silos.of(result)) for result in results)
     return [
         {"method": method, "members": silos.members, "sentences": silos.sentences()}
-        for method, silos in found
+        for method, silos in federations
         if silos is not None
     ]
 
@@ -352,10 +352,10 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
         try:
-            found = citations(make(name))
+            papers_of = citations(make(name))
         except ConfigError:  # somebody's own method
             continue
-        for cited in found:
+        for cited in papers_of:
             if cited.plain:
                 entry = {"plain": cited.plain, "bibtex": cited.bibtex, "of": []}
                 papers.setdefault(cited.plain, entry)["of"].append(name)

@@ -11,7 +11,7 @@ import numpy as np
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, Paired, mean_interval
 from equifed.report import wording
-from equifed.report.comparison import Arm, Comparison, against
+from equifed.report.comparison import Comparison, Variant, against
 from equifed.report.silos import Silos, other_notes
 
 if TYPE_CHECKING:
@@ -39,61 +39,63 @@ def verdict(results: Sequence[Result], *, disparity: str | None = None) -> Verdi
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
-    arms, quality, disparity = comparison.arms, comparison.quality, comparison.disparity
-    caveats = _caveats(arms, comparison.results, quality, disparity)
-    if len(arms) == 1:
-        return Verdict(arms[0].label, _single(arms[0], quality, disparity), caveats)
-    chosen, sentences = _compare(arms, quality, disparity)
+    variants, quality, disparity = comparison.variants, comparison.quality, comparison.disparity
+    caveats = _caveats(variants, comparison.results, quality, disparity)
+    if len(variants) == 1:
+        return Verdict(variants[0].label, _single(variants[0], quality, disparity), caveats)
+    chosen, sentences = _compare(variants, quality, disparity)
     return Verdict(chosen.label if chosen else None, sentences, caveats)
 
 
-def ranked(arms: list[Arm], metric: str) -> list[Arm]:
-    """Best mean first; arms that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    scored = [(arm.cost(metric), arm) for arm in arms]
-    usable = [(bad, arm) for bad, arm in scored if np.isfinite(bad) and arm.eligible]
-    return [arm for _, arm in sorted(usable, key=lambda pair: pair[0])]
+def ranked(variants: list[Variant], metric: str) -> list[Variant]:
+    """Best mean first; variants that are degenerate in a seed, pooled references, and undefined ones are left out."""
+    scored = [(variant.cost(metric), variant) for variant in variants]
+    usable = [(bad, variant) for bad, variant in scored if np.isfinite(bad) and variant.eligible]
+    return [variant for _, variant in sorted(usable, key=lambda pair: pair[0])]
 
 
-def tested(order: list[Arm], metric: str) -> dict[str, Paired]:
+def tested(order: list[Variant], metric: str) -> dict[str, Paired]:
     """The first of the order against each of the others that can be paired with it, corrected together; by label."""
     tests = against(order, order[0], metric) if order else []
-    return {arm.label: test for arm, test in zip(order, tests, strict=True) if test is not None}
+    return {variant.label: test for variant, test in zip(order, tests, strict=True) if test is not None}
 
 
-def unclear(order: list[Arm], metric: str) -> list[Arm]:
+def unclear(order: list[Variant], metric: str) -> list[Variant]:
     """Who cannot be told apart from the first of the order; without a test, nobody is claimed to be as good."""
     tests = tested(order, metric)
-    return [arm for arm in order[1:] if arm.label in tests and not tests[arm.label].clear]
+    return [variant for variant in order[1:] if variant.label in tests and not tests[variant.label].clear]
 
 
-def _value(arm: Arm, metric: str) -> str:
+def _value(variant: Variant, metric: str) -> str:
     """`mean ± std [low, high]`."""
-    text = wording.spread(*arm.over_seeds(metric), arm.seeds)
-    bounds = mean_interval(arm.values(metric))
+    text = wording.spread(*variant.over_seeds(metric), variant.seeds)
+    bounds = mean_interval(variant.values(metric))
     return text if bounds is None else f"{text} [{wording.number(bounds[0])}, {wording.number(bounds[1])}]"
 
 
-def _over(arms: list[Arm]) -> str:
+def _over(variants: list[Variant]) -> str:
     """What the numbers of a sentence are."""
-    counts = sorted({arm.seeds for arm in arms})
+    counts = sorted({variant.seeds for variant in variants})
     if counts == [1]:
         return "one seed"
     brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= MIN_SEEDS else ""
     return f"mean ± sample std over {' or '.join(map(str, counts))} seeds{brackets}"
 
 
-def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
+def _single(variant: Variant, quality: str, disparity: str | None) -> list[str]:
     metrics = [quality, *([disparity] if disparity else [])]
-    withheld = [metric for metric in metrics if arm.withholds(metric)]
-    reached = "" if quality in withheld else f" reached {describe(quality).title} {_value(arm, quality)}"
+    withheld = [metric for metric in metrics if variant.withholds(metric)]
+    reached = "" if quality in withheld else f" reached {describe(quality).title} {_value(variant, quality)}"
     if disparity and disparity not in withheld:
         reached += (
-            f"{' with' if reached else ' has'} {wording.a(describe(disparity).title)} of {_value(arm, disparity)}"
+            f"{' with' if reached else ' has'} {wording.a(describe(disparity).title)} of {_value(variant, disparity)}"
         )
-    text = f"{wording.plain(arm.label)}{reached} after round {arm.last} ({_over([arm])})." if reached else ""
+    text = (
+        f"{wording.plain(variant.label)}{reached} after round {variant.last} ({_over([variant])})." if reached else ""
+    )
     if withheld:
         what = wording.listing([describe(metric).title for metric in withheld])
-        whose = "Its" if text else f"Of {wording.plain(arm.label)},"
+        whose = "Its" if text else f"Of {wording.plain(variant.label)},"
         text += (
             f"{' ' * bool(text)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
             "counts that are too small to be disclosed."
@@ -101,20 +103,20 @@ def _single(arm: Arm, quality: str, disparity: str | None) -> list[str]:
     return [f"{text} There is nothing else in this report to compare it with."]
 
 
-def _compare(arms: list[Arm], quality: str, disparity: str | None) -> tuple[Arm | None, list[str]]:
-    by_quality = ranked(arms, quality)
+def _compare(variants: list[Variant], quality: str, disparity: str | None) -> tuple[Variant | None, list[str]]:
+    by_quality = ranked(variants, quality)
     if not by_quality:
+        withheld = "withheld by the silos, " if any(variant.withholds(quality) for variant in variants) else ""
         return None, [
-            f"None of these predictors is usable: in each, {describe(quality).title} is "
-            f"{'withheld by the silos, ' if any(arm.withholds(quality) for arm in arms) else ''}undefined or some "
+            f"None of these predictors is usable: in each, {describe(quality).title} is {withheld}undefined or some "
             "group gets (almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
     quality_word = f"{'lowest' if describe(quality).better == 'lower' else 'highest'} mean {describe(quality).title}"
-    over = _over(arms)
+    over = _over(variants)
     by_gap = ranked([best, *unclear(by_quality, quality)], disparity) if disparity else []
     pick = by_gap[0] if by_gap else best
-    fairest = ranked(arms, disparity)[:1] if disparity else []
+    fairest = ranked(variants, disparity)[:1] if disparity else []
     name, gap = wording.plain(pick.label), describe(disparity).title if disparity else ""
     if pick is best and disparity and fairest and fairest[0] is pick:
         first = (
@@ -143,66 +145,66 @@ def _compare(arms: list[Arm], quality: str, disparity: str | None) -> tuple[Arm 
 # -- caveats -----------------------------------------------------------------------------------------------------------
 
 
-def _caveats(arms: list[Arm], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
+def _caveats(variants: list[Variant], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
     return [
-        *_degenerate(arms),
-        *_references(arms),
-        *_certainty(arms, quality, disparity),
-        *_undefined(arms, quality, disparity),
-        *_withheld(arms),
-        *_small_groups(arms),
-        *_unlike(results, arms),
+        *_degenerate(variants),
+        *_references(variants),
+        *_certainty(variants, quality, disparity),
+        *_undefined(variants, quality, disparity),
+        *_withheld(variants),
+        *_small_groups(variants),
+        *_unlike(results, variants),
         *_incidents(results),
     ]
 
 
-def _degenerate(arms: list[Arm]) -> list[str]:
+def _degenerate(variants: list[Variant]) -> list[str]:
     flat = []
-    for arm in arms:
-        bad = arm.degenerate
+    for variant in variants:
+        bad = variant.degenerate
         if not bad.any():
             continue
-        flagged = arm.groups[(arm.groups["metric"] == "degenerate") & (arm.groups["value"] > 0)]
+        flagged = variant.groups[(variant.groups["metric"] == "degenerate") & (variant.groups["value"] > 0)]
         groups = list(dict.fromkeys(flagged["name"]))
         where = f"group {wording.listing(groups)}, " if groups else ""
-        flat.append(f"{wording.plain(arm.label)} ({where}{int(bad.sum())} of {arm.seeds} seeds)")
+        flat.append(f"{wording.plain(variant.label)} ({where}{int(bad.sum())} of {variant.seeds} seeds)")
     if not flat:
         return []
-    left_out = "" if len(arms) == 1 else " Left out of the verdict."
+    left_out = "" if len(variants) == 1 else " Left out of the verdict."
     return [
         f"Degenerate: {wording.listing(flat, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
         f"the same prediction; such a predictor can look fair and be useless.{left_out}"
     ]
 
 
-def _references(arms: list[Arm]) -> list[str]:
-    pooled = [arm.label for arm in arms if arm.pooled]
+def _references(variants: list[Variant]) -> list[str]:
+    pooled = [variant.label for variant in variants if variant.pooled]
     if not pooled:
         return []
-    left_out = "" if len(arms) == 1 else ", and is left out of the verdict"
+    left_out = "" if len(variants) == 1 else ", and is left out of the verdict"
     return [
         f"Reference: {wording.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the "
         f"data would give{left_out}."
     ]
 
 
-def _certainty(arms: list[Arm], quality: str, disparity: str | None) -> list[str]:
+def _certainty(variants: list[Variant], quality: str, disparity: str | None) -> list[str]:
     caveats = []
-    fewest = min(arm.seeds for arm in arms)
+    fewest = min(variant.seeds for variant in variants)
     if fewest == 1:
-        more = "" if all(arm.silos for arm in arms) else " Run at least 3, better 10."
+        more = "" if all(variant.silos for variant in variants) else " Run at least 3, better 10."
         caveats.append(f"One seed only: nothing here says how much another seed would change.{more}")
     elif fewest < MIN_SEEDS:
         caveats.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
-    if len(arms) == 1:
+    if len(variants) == 1:
         return caveats
     for metric in (quality, disparity):
-        order = ranked(arms, metric) if metric else []
+        order = ranked(variants, metric) if metric else []
         close = unclear(order, metric) if metric else []
         if close and metric:
             caveats.append(
                 f"{describe(metric).heading}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
-                f"apart from {wording.listing([arm.label for arm in close])} "
+                f"apart from {wording.listing([variant.label for variant in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= MIN_SEEDS:
@@ -212,11 +214,13 @@ def _certainty(arms: list[Arm], quality: str, disparity: str | None) -> list[str
     return caveats
 
 
-def _undefined(arms: list[Arm], quality: str, disparity: str | None) -> list[str]:
+def _undefined(variants: list[Variant], quality: str, disparity: str | None) -> list[str]:
     caveats = []
     for metric in (quality, disparity):
         missing = [
-            arm.label for arm in arms if metric and arm.over_seeds(metric).n < arm.seeds and not arm.withholds(metric)
+            variant.label
+            for variant in variants
+            if metric and variant.over_seeds(metric).n < variant.seeds and not variant.withholds(metric)
         ]
         if missing and metric:
             caveats.append(
@@ -226,20 +230,20 @@ def _undefined(arms: list[Arm], quality: str, disparity: str | None) -> list[str
     return caveats
 
 
-def _withheld(arms: list[Arm]) -> list[str]:
+def _withheld(variants: list[Variant]) -> list[str]:
     return [
-        f"{wording.plain(arm.label)}: {wording.listing(arm.silos.withholding)} "
-        f"withhold{'s' * (len(arm.silos.withholding) == 1)} counts of test rows that are too small to be disclosed. "
-        f"{arm.silos.basis()}"
-        for arm in arms
-        if arm.silos is not None and arm.silos.withholding
+        f"{wording.plain(variant.label)}: {wording.listing(variant.silos.withholding)} "
+        f"withhold{'s' * (len(variant.silos.withholding) == 1)} counts of test rows that are too small to be "
+        f"disclosed. {variant.silos.basis()}"
+        for variant in variants
+        if variant.silos is not None and variant.silos.withholding
     ]
 
 
-def _small_groups(arms: list[Arm]) -> list[str]:
+def _small_groups(variants: list[Variant]) -> list[str]:
     smallest: dict[str, float] = {}
-    for arm in arms:
-        counts = arm.groups[arm.groups["metric"] == "count"].dropna()
+    for variant in variants:
+        counts = variant.groups[variant.groups["metric"] == "count"].dropna()
         for name, value in counts.groupby("name", sort=False)["value"].min().items():
             smallest[str(name)] = min(value, smallest.get(str(name), np.inf))
     few = [f"{wording.plain(name)} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]
@@ -254,21 +258,21 @@ def _small_groups(arms: list[Arm]) -> list[str]:
 _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "local", "model", "seeds")
 
 
-def _unlike(results: Sequence[Result], arms: list[Arm]) -> list[str]:
+def _unlike(results: Sequence[Result], variants: list[Variant]) -> list[str]:
     caveats = []
     # a reference on pooled rows has one client, which another caveat mentions
-    arms = [arm for arm in arms if not arm.pooled] or arms
-    results = [results[i] for i in dict.fromkeys(arm.result for arm in arms)]
+    variants = [variant for variant in variants if not variant.pooled] or variants
+    results = [results[i] for i in dict.fromkeys(variant.result for variant in variants)]
     known = [{**result.info, **result.settings.to_dict()} for result in results]
     differing = [name for name in _ALIKE if len({repr(facts.get(name)) for facts in known}) > 1]
-    if "data" not in differing and len({arm.data for arm in arms}) > 1:
+    if "data" not in differing and len({variant.data for variant in variants}) > 1:
         differing.insert(0, "partition")
     if differing:
         caveats.append(
             f"The results differ in more than the method: {', '.join(differing).replace('_', ' ')}. "
             "Part of what is seen may come from that."
         )
-    if any(arm.split != "test" for arm in arms):
+    if any(variant.split != "test" for variant in variants):
         caveats.append("No test set: the numbers are from the server's validation rows, which training may have used.")
     return caveats
 
