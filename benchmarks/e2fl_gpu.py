@@ -27,7 +27,8 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg
 from equifed.methods.e2fl import BY_CLIENT, rank_clusters
 from equifed.metrics.clients import client_equality, group_equity
-from equifed.simulator import Evaluator, Simulation, Step, make_tables
+from equifed.simulation import Simulation
+from equifed.simulator import Evaluator, Step, make_tables
 
 
 def pack(path: Path) -> None:

@@ -16,7 +16,8 @@ from equifed.federation import Federation
 from equifed.methods import FedAvg, FedProx, LocalTraining
 from equifed.models import MLP
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 
 def federation(sizes: list[int], features: int) -> Federation:

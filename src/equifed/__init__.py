@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equifed.methods import postprocess
     from equifed.results.result import Result
     from equifed.settings import Local, RunSettings
-    from equifed.simulator import simulate, sweep
+    from equifed.simulation import simulate, sweep
     from equifed.store import load_result, save_result
 
 _HOMES = {
@@ -35,8 +35,8 @@ _HOMES = {
     "save_result": "equifed.store",
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
-    "simulate": "equifed.simulator",
-    "sweep": "equifed.simulator",
+    "simulate": "equifed.simulation",
+    "sweep": "equifed.simulation",
 }
 _MODULES = ("data", "methods", "metrics", "models", "partition", "report")
 

@@ -20,7 +20,7 @@ from equifed.errors import ConfigError
 from equifed.methods import REGISTRY, FedAvg
 from equifed.options import options_of
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Simulation
+from equifed.simulation import Simulation
 from equifed.store import Store
 
 SMALL = ["--rounds", "2", "--seeds", "2"]

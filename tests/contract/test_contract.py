@@ -15,7 +15,8 @@ import equifed as ef
 from equifed import methods, tree
 from equifed.federation import Federation, Rows, RowSets
 from equifed.protocol import Method
-from equifed.simulator import Simulation, make_job, reference, stepper
+from equifed.simulation import Simulation
+from equifed.simulator import make_job, reference, stepper
 
 from .sketches import SKETCHES
 

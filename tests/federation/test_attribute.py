@@ -13,7 +13,8 @@ from torch import nn
 import equifed as ef
 from equifed.data import Schema, Sensitive
 from equifed.protocol import Data, Task
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 
 def table(n: int = 60) -> pd.DataFrame:

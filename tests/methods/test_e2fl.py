@@ -18,7 +18,8 @@ from equifed.methods import E2FL, FRL
 from equifed.methods import _supermask as supermask
 from equifed.methods.e2fl import by_entropy, by_halving, by_loss, entropy_slope, rank_clusters
 from equifed.protocol import Data, Task
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 from .test_ifca import only
 

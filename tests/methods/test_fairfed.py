@@ -225,7 +225,8 @@ def test_fairbatch_draws_cells_in_their_shares() -> None:
 
 def test_fairbatch_persists_over_rounds(uneven: Federation) -> None:
     """Shares go on from the last round: after 3 rounds of 2 epochs a client's share has moved by at most 6 steps."""
-    from equifed.simulator import Simulation, make_job
+    from equifed.simulation import Simulation
+    from equifed.simulator import make_job
 
     settings = ef.RunSettings(rounds=3, eval_every=3, local=Local(epochs=2, batch_size=8, learning_rate=0.1))
     job = make_job(FairFed(beta=0.0, debias="fairbatch", debias_step=0.01), uneven, MODEL, settings)

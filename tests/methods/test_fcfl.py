@@ -13,7 +13,8 @@ from equifed import tree
 from equifed.federation import Federation
 from equifed.methods import FCFL, fcfl
 from equifed.methods.fcfl import first_direction, second_direction
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 from methods.plain import sigmoid
 
 MODEL = ef.models.Logistic()

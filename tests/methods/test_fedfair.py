@@ -14,7 +14,8 @@ from equifed.federation import Federation
 from equifed.methods import LCO, FedFair, SeparateTraining
 from equifed.methods._constrained import DECAY_EVERY
 from equifed.protocol import CONSTRAINT_TOLERANCE
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 from methods.plain import sigmoid
 
 EPSILON, ALPHA, BETA, GAMMA = 0.02, 0.3, 0.7, 0.01

@@ -14,7 +14,8 @@ import equifed as ef
 from equifed.federation import Federation
 from equifed.methods._rules import equal_cost, equal_odds
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 
 def counts_of(y: np.ndarray, s: np.ndarray, decision: np.ndarray, groups: int = 2) -> np.ndarray:

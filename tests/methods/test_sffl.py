@@ -21,7 +21,8 @@ from equifed.methods._cells import DIFFERENCES, gap
 from equifed.methods.sffl import self_aware
 from equifed.protocol import Data, Task
 from equifed.settings import Local
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 from methods.plain import client, sigmoid
 
 STEP = Local(epochs=1, batch_size=None, learning_rate=0.4)

@@ -182,6 +182,6 @@ def test_local_training_is_one_model_per_client(uneven: Federation) -> None:
 
 
 def test_engines_are_what_their_names_say() -> None:
-    from equifed.simulator import ENGINES as known
+    from equifed.simulation import ENGINES as known
 
     assert known == {"lanes": LanesEngine, "reference": Reference}

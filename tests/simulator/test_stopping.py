@@ -16,7 +16,8 @@ from equifed.federation import Federation
 from equifed.methods.fedavg import weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 from equifed.tree import Tree
 
 

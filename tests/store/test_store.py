@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from equifed.config import load_config
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
-from equifed.simulator import Result
+from equifed.results import Result
 from equifed.store import RunFolder, Store, load_result
 from store.silos import write_config, write_silos
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.seeds import moments
 from equifed.protocol import CONSTRAINT_TOLERANCE
-from equifed.simulator import Job, Result
+from equifed.results import Result
+from equifed.simulator import Job
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

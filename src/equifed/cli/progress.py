@@ -17,7 +17,8 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.frame import overall
 from equifed.metrics.seeds import Moments, moments
-from equifed.simulator import Step, Training
+from equifed.simulation import Training
+from equifed.simulator import Step
 
 LINES = 20
 """Plain lines per run."""

@@ -14,7 +14,7 @@ from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import Output, split_names
 from equifed.errors import ConfigError
 from equifed.files import writable_folder
-from equifed.simulator import Result
+from equifed.results import Result
 from equifed.store import RunFolder, Store
 
 

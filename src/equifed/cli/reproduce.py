@@ -22,7 +22,8 @@ from equifed.experiments import EXPERIMENTS, Request
 from equifed.experiments.base import Part, Table, find
 from equifed.files import writable_folder
 from equifed.report import write_report
-from equifed.simulator import Simulation, Step
+from equifed.simulation import Simulation
+from equifed.simulator import Step
 from equifed.store import Store
 
 

@@ -34,7 +34,9 @@ from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
 from equifed.metrics import catalogue
 from equifed.report.silos import other_notes
-from equifed.simulator import Job, Result, Simulation
+from equifed.results import Result
+from equifed.simulation import Simulation
+from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store
 
 PERSONAL_TESTS = 20_000_000

@@ -14,7 +14,7 @@ from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import moments
 
 if TYPE_CHECKING:
-    from equifed.simulator import Result
+    from equifed.results import Result
     from equifed.store import Entry, RunFolder
 
 NARROW = 110

@@ -12,7 +12,8 @@ import numpy as np
 from equifed.config.sections import Config, kebab
 from equifed.errors import EquifedError, blaming
 from equifed.federation import Federation, load
-from equifed.simulator import Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 if TYPE_CHECKING:
     from equifed.simulator import Job

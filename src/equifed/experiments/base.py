@@ -16,7 +16,8 @@ from equifed.experiments import EXPERIMENTS, Request
 from equifed.metrics.seeds import moments
 from equifed.protocol import Method
 from equifed.results import Result
-from equifed.simulator import Simulation, Step
+from equifed.simulation import Simulation
+from equifed.simulator import Step
 
 NAN = float("nan")
 

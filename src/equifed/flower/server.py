@@ -22,7 +22,9 @@ from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
 from equifed.flower.records import BadMessage, check_run
-from equifed.simulator import Job, Message, Result, State, Step, Training, make_tables
+from equifed.results import Result
+from equifed.simulation import Training
+from equifed.simulator import Job, Message, State, Step, make_tables
 from equifed.store import Store
 from equifed.store.folder import FEDERATION
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from equifed.config import Config, build
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
 from equifed.files import writable_folder
-from equifed.simulator import Training
+from equifed.simulation import Training
 from equifed.store.environment import environment, fingerprint
 from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder
 from equifed.store.index import Index

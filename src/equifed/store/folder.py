@@ -35,7 +35,9 @@ from equifed.errors import RunError
 from equifed.files import plain, sync, write_atomic, write_json
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
-from equifed.simulator import Message, Rejection, Result, RoundLog, State, Step, Training
+from equifed.results import Result
+from equifed.simulation import Training
+from equifed.simulator import Message, Rejection, RoundLog, State, Step
 from equifed.store.environment import data_record, environment
 from equifed.store.locks import is_held, lock_at, take
 from equifed.store.results import CHECKPOINT, load_result, write_result

@@ -32,8 +32,10 @@ from equifed.metrics.frame import metrics_frame
 from equifed.metrics.seeds import moments
 from equifed.models import LeNet
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.results import Result
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Evaluator, Job, Result, Simulation, Step, make_job, make_tables
+from equifed.simulation import Simulation
+from equifed.simulator import Evaluator, Job, Step, make_job, make_tables
 from equifed.tree import Tree
 
 ROUNDS = 3000

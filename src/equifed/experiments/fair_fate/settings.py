@@ -22,8 +22,10 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
 from equifed.protocol import Method
+from equifed.results import Result
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Job, Result, Simulation, Step, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import Job, Step, make_job
 
 NAMES = {"SP": "demographic_parity_ratio", "EO": "equal_opportunity_ratio", "EQO": "average_odds_ratio"}
 """The paper's names of the metrics."""

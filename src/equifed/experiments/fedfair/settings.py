@@ -24,8 +24,10 @@ from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.metrics.seeds import moments
 from equifed.models import Logistic
+from equifed.results import Result
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Result, Simulation, Step, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import Step, make_job
 
 DATASETS = ("drug", "compas", "adult")
 MEASURES = ("AC", "FR", "HM")

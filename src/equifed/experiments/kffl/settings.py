@@ -24,8 +24,10 @@ from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
 from equifed.protocol import Method
+from equifed.results import Result
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Result, Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 LOCAL = Local(epochs=5, batch_size=64, learning_rate=0.01, optimizer="adam")
 CLIENTS, ROUNDS, REGRESSION_ROUNDS = 4, 20, 50

@@ -24,8 +24,10 @@ from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.metrics.seeds import moments
 from equifed.models import Logistic
 from equifed.protocol import Method
+from equifed.results import Result
 from equifed.settings import Local, RunSettings
-from equifed.simulator import Result, Simulation, make_job
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 LOCAL = Local(epochs=2, batch_size=128, learning_rate=0.01)
 CLIENTS, ROUNDS, SEEDS = 20, 150, 5

@@ -1,0 +1,114 @@
+"""Training a job: `simulate` and `sweep`, and a training whose rounds can be followed one by one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Unpack
+
+from equifed.federation import Federation
+from equifed.protocol import Method
+from equifed.results import Collector, Result
+from equifed.settings import RunOptions, RunSettings
+from equifed.simulator import Evaluator, Job, LanesEngine, Reference, State, Step, make_job, make_tables, rounds
+from equifed.simulator.engine import Engine
+from equifed.simulator.evaluate import Measure
+
+ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
+DEFAULTS = RunSettings()
+
+
+class Training:
+    """A job with an engine and an evaluator, wherever its clients are: iterate over its rounds, then take the
+    result."""
+
+    def __init__(self, job: Job, engine: Engine, evaluator: Measure) -> None:
+        self.job, self.engine, self._evaluator = job, engine, evaluator
+        self.collector = Collector(job)
+        self._state: State | None = None
+
+    def rounds(self, resume: tuple[int, State] | None = None) -> Iterator[Step]:
+        if resume is not None:
+            self._state = resume[1]
+        for step in rounds(self.job, self.engine, self._evaluator, resume):
+            self.collector.add(step)
+            self._state = step.state
+            yield step
+
+    def result(self) -> Result:
+        assert self._state is not None, "no round has finished"
+        return self.collector.result(self._state, self.engine.messages.values(), self.engine.notes)
+
+
+class Simulation(Training):
+    """A job whose clients are all here. `simulate` carries one out."""
+
+    def __init__(self, job: Job) -> None:
+        tables = make_tables(job)
+        super().__init__(job, ENGINES[job.settings.engine](job, tables), Evaluator(job, tables))
+
+
+def simulate(
+    method: Method,
+    federations: Federation | Sequence[Federation],
+    *,
+    model: Any,
+    over: Mapping[str, Sequence[float]] | None = None,
+    initial_parameters: Any = None,
+    settings: RunSettings = DEFAULTS,
+    **options: Unpack[RunOptions],
+) -> Result:
+    """Train `method` on a federation (or one federation per seed) and measure it.
+
+    model: one of `equifed.models`, any `nn.Module` without buffers, or a function that makes one.
+    over: {hyper-parameter: values}: every combination, in the same computation.
+    initial_parameters: {name: array}, or {seed: {name: array}}.
+    settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
+    """
+    job = make_job(
+        method, federations, model, settings.changed(options), over=over, initial_parameters=initial_parameters
+    )
+    simulation = Simulation(job)
+    for _ in simulation.rounds():
+        pass
+    return simulation.result()
+
+
+def sweep(
+    method: Method,
+    federations: Federation | Sequence[Federation],
+    *,
+    model: Any,
+    over: Mapping[str, Sequence[float]],
+    initial_parameters: Any = None,
+    settings: RunSettings = DEFAULTS,
+    **options: Unpack[RunOptions],
+) -> Result:
+    """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation."""
+    return simulate(
+        method,
+        federations,
+        model=model,
+        over=over,
+        initial_parameters=initial_parameters,
+        settings=settings,
+        **options,
+    )
+
+
+def _with_fields(function: Callable[..., Result]) -> None:
+    """Show the fields of `RunSettings` as keyword arguments in help and notebooks."""
+    signature = inspect.signature(function)
+    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    named += [
+        inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(DEFAULTS, each.name), annotation=each.type
+        )
+        for each in fields(RunSettings)
+    ]
+    function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+
+
+_with_fields(simulate)
+_with_fields(sweep)
