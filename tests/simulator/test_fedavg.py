@@ -169,7 +169,7 @@ def test_fedprox_first_round_against_numpy(uneven: Federation) -> None:
 def test_local_training_is_one_model_per_client(uneven: Federation) -> None:
     result = ef.simulate(
         ef.methods.LocalOnly(), uneven, model=ef.models.Logistic(), rounds=3, seeds=[0],
-        local=ef.Local(batch_size=None, learning_rate=0.5),
+        local=ef.Local(epochs=1, batch_size=None, learning_rate=0.5),
     )  # fmt: skip
     for k in range(uneven.num_clients):
         x, y = held(uneven, k)
