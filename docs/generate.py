@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def rows(name: str) -> Iterator[list[str]]:
     for _, same in groupby(found, key=lambda each: (each[0], each[1].down, each[1].up, each[1].gather)):
         alike = list(same)
         stage, phase = alike[0]
-        yield [own, WHEN[stage], messages(alike), fields(phase.down), fields(phase.up), needs(phase)]
+        yield [own, WHEN[stage], messages(alike), fields(phase.down), fields(phase.up, phase.updates), needs(phase)]
 
 
 def messages(alike: list[tuple[Stage, Phase]]) -> str:
@@ -39,8 +39,9 @@ def messages(alike: list[tuple[Stage, Phase]]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def fields(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "nothing"
+def fields(names: tuple[str, ...], updates: Collection[str] = ()) -> str:
+    """Model updates, which `clip` bounds, have an asterisk."""
+    return ", ".join(f"`{name}`" + r"\*" * (name in updates) for name in names) or "nothing"
 
 
 def needs(phase: Phase) -> str:
