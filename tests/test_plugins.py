@@ -1,4 +1,4 @@
-"""A method, model, partitioner and data set from outside the package: those of the page on them."""
+"""A method, model, partitioner, data set and metric from outside the package: those of the page on them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def place(tmp_path, monkeypatch):
     for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_imported", {})
     yield tmp_path
-    sys.modules.pop("mine", None)
+    for name in ("mine", "ours.deep.mine", "ours.deep", "ours"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def installed(place):
     (info / "entry_points.txt").write_text(
         "[equifed.methods]\ncautious = mine:Cautious\n[equifed.models]\nnarrow = mine:Narrow\n"
         "[equifed.partitioners]\nby-town = mine:ByTown\n[equifed.datasets]\nloans = mine:LOANS\n"
+        "[equifed.metrics]\napproval = mine:APPROVED\n"
     )
     sys.path.append(str(site))
 
@@ -66,11 +68,23 @@ def invoke(*args: str) -> str:
     return outcome.stdout
 
 
-def compare(data: str, method: str, division: str, model: str) -> None:
+def compare(data: str, method: str, division: str, model: str, metric: str) -> None:
     """With eta = 1 the method from outside is FedAvg; it is in the table and in the report."""
     printed = invoke(
         *("compare", data, "--methods", f"fedavg,{method},{method}+eo", "--partition", division, "--model", model),
-        *("--set", f"{method}.eta=1", "--rounds", "2", "--seeds", "1", "--json", "--report", "page.html"),
+        *(
+            "--metrics",
+            metric,
+            "--set",
+            f"{method}.eta=1",
+            "--rounds",
+            "2",
+            "--seeds",
+            "1",
+            "--json",
+            "--report",
+            "page.html",
+        ),
     )
     whole = json.loads(printed)
     records = {record["method"]: record for record in whole["methods"]}
@@ -79,7 +93,9 @@ def compare(data: str, method: str, division: str, model: str) -> None:
     assert whole["settings"]["partition"] == {"kind": division, "column": "town"}
     assert whole["settings"]["model"] == {"kind": model, "width": 2}
     page = Path("page.html").read_text(encoding="utf-8")
-    for name in (method, f"{method}+eo", data):
+    approved = records["fedavg"]["metrics"]
+    assert approved["approved"] == approved["selection_rate"]
+    for name in (method, f"{method}+eo", data, "approved", "Share of test rows that are predicted positive"):
         assert name in page
 
 
@@ -88,7 +104,16 @@ def test_things_from_a_neighbouring_file_on_the_command_line(neighbour):
     assert "FedAvg that goes a part of the way" in shown
     assert "The part of the mean update that is applied" in shown
     assert "Made up." in invoke("data", "describe", "mine:LOANS")
-    compare("mine:LOANS", "mine:Cautious", "mine:ByTown", "mine:Narrow")
+    compare("mine:LOANS", "mine:Cautious", "mine:ByTown", "mine:Narrow", "mine:APPROVED")
+
+
+def test_a_module_in_a_package_on_the_command_line(place):
+    (place / "ours" / "deep").mkdir(parents=True)
+    (place / "ours" / "deep" / "mine.py").write_text(MODULE)
+    name = "ours.deep.mine:Cautious"
+    settings = ("--set", f"{name}.eta=0.25", "--rounds", "1", "--seeds", "1", "--json")
+    record = json.loads(invoke("compare", "ours.deep.mine:LOANS", "--methods", name, *settings))["methods"][0]
+    assert (record["method"], record["hyper_parameters"]["eta"]) == (name, 0.25)
 
 
 def test_things_of_an_installed_package_on_the_command_line(installed):
@@ -96,7 +121,7 @@ def test_things_of_an_installed_package_on_the_command_line(installed):
     assert [*listed][-1] == "cautious"
     assert listed["cautious"]["hyper_parameters"][0]["range"] == "0 to 1"
     assert "loans" in invoke("data", "list")
-    compare("loans", "cautious", "by-town", "narrow")
+    compare("loans", "cautious", "by-town", "narrow", "approval")
     misspelt = CliRunner().invoke(app, ["compare", "loans", "--methods", "cautios"])
     assert misspelt.exit_code == 2
     assert "Did you mean 'cautious'?" in misspelt.stderr
@@ -108,13 +133,17 @@ def test_things_from_outside_in_a_configuration(place, neighbour):
     assert {key: made.resolved()[key] for key in ("method", "model", "partition")} == {
         key: CONFIG[key] for key in ("method", "model", "partition")
     }
-    (place / "mine.toml").write_text(tomli_w.dumps(CONFIG | {"run": {"rounds": 2, "seeds": 1}}))
+    (place / "mine.toml").write_text(tomli_w.dumps(CONFIG | {"run": CONFIG["run"] | {"rounds": 2, "seeds": 1}}))
     found = json.loads(invoke("run", "mine.toml", "--json"))
     assert (found["status"], found["method"]) == ("finished", "mine:Cautious")
     (folder,) = (place / "runs").glob("*/")
     again = load_config(folder / "config.toml")
     assert (again.method, again.model, again.partition) == (made.method, made.model, made.partition)
-    assert "mine:Cautious" in invoke("show", "latest")
+    assert again.run.metrics == ("mine:APPROVED",)
+    assert found["metrics"]["approved"] == found["metrics"]["selection_rate"]
+    shown = invoke("show", "latest")
+    assert "mine:Cautious" in shown
+    assert "approved" in shown
     invoke("report", "latest", "-o", "page.html")
     assert "mine:Cautious" in Path("page.html").read_text(encoding="utf-8")
     rows = ef.load("mine:LOANS").rows.x
@@ -125,10 +154,13 @@ def test_a_method_from_outside_on_flower(place, neighbour):
     write_files(place)
     usual = setting(place, run={"rounds": 2})
     names = {"method": {"name": "mine:Cautious", "eta": 0.3}, "model": {"kind": "mine:Narrow"}}
-    made = Setting(parse_config(usual.config.resolved() | names, folder=place), usual.schema)
+    sections = usual.config.resolved()
+    sections["run"]["metrics"] = ["mine:APPROVED"]
+    made = Setting(parse_config(sections | names, folder=place), usual.schema)
     found, expected = federate(made, nodes(made), place / "runs"), simulate(made)
     assert not len(found.rejections)
     assert found.info["method"] == "mine:Cautious"
+    assert found.final()["approved"].tolist() == pytest.approx(expected.final()["approved"].tolist())
     for name, value in expected.parameters[3].items():
         np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,16 @@ import sys
 
 import pytest
 
-from equifed.errors import ConfigError, DataError, RowError, RunError, UnknownName, check_number, unknown_name
+from equifed.errors import (
+    ConfigError,
+    DataError,
+    EquifedWarning,
+    RowError,
+    RunError,
+    UnknownName,
+    check_number,
+    unknown_name,
+)
 from equifed.registry import Registry
 
 
@@ -45,6 +54,12 @@ def test_names_of_every_kind_are_found(numbers):
     assert "six" in numbers
     assert "seven" not in numbers
     assert numbers.get("seven", 0) == 0
+
+
+def test_what_another_package_breaks_is_left_out_with_a_warning(numbers):
+    with pytest.warns(EquifedWarning) as warned:
+        assert numbers.usable() == {"one": 1, "two": 2, "six": 6}
+    assert ["'broken'" in str(warned[0].message), "'twice'" in str(warned[1].message)] == [True, True]
 
 
 def test_what_was_found_leads_back_by_its_name(numbers):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import cache
 from importlib import import_module, metadata
 from typing import Any, Generic, TypeVar
 
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, EquifedWarning, unknown_name
 
 T = TypeVar("T")
 
@@ -60,6 +61,16 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def usable(self) -> dict[str, T]:
+        """All that can be imported, by name; a warning says why something of another package cannot."""
+        things = {}
+        for name in self:
+            try:
+                things[name] = self[name]
+            except ConfigError as error:
+                warnings.warn(str(error), EquifedWarning, stacklevel=2)
+        return things
 
     def name_of(self, thing: object) -> str:
         """The name that leads to this thing again; of one that no name leads to, the name that it was defined by."""

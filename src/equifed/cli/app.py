@@ -292,19 +292,20 @@ def methods(
     from equifed.cli.describe import describe_method, hyper_table, methods_table, phases_table
     from equifed.methods import REGISTRY
 
-    found = [describe_method(each) for each in ([name] if name else REGISTRY)]
+    if not name:
+        described = [describe_method(known) for known in REGISTRY.usable()]
+        print_json(described) if json else show(methods_table(described))
+        return
+    method = describe_method(name)
     if json:
-        print_json(found[0] if name else found)
-    elif not name:
-        show(methods_table(found))
-    else:
-        about = found[0]
-        needs = ", ".join(about["needs"]) or "nothing besides the clients' rows"
-        parent = f"; with its fairness weight 0 it is {about['parent']}" if about["parent"] else ""
-        show(f"{about['name']}: {about['summary']}\n", about["equations"], f"\nNeeds: {needs}{parent}\n")
-        show(phases_table(about), "", hyper_table(about) if about["hyper_parameters"] else "No hyper-parameters.")
-        if about["bibtex"]:
-            show(f"\n{about['bibtex']}")
+        print_json(method)
+        return
+    needs = ", ".join(method["needs"]) or "nothing besides the clients' rows"
+    parent = f"; with its fairness weight 0 it is {method['parent']}" if method["parent"] else ""
+    show(f"{method['name']}: {method['summary']}\n", method["equations"], f"\nNeeds: {needs}{parent}\n")
+    show(phases_table(method), "", hyper_table(method) if method["hyper_parameters"] else "No hyper-parameters.")
+    if method["bibtex"]:
+        show(f"\n{method['bibtex']}")
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
@@ -317,7 +318,7 @@ def data_list(json: Json = False) -> None:
     from equifed.cli.tables import plain_table
     from equifed.data import DATASETS
 
-    datasets = {name: dataset.describe() for name, dataset in DATASETS.items()}
+    datasets = {name: dataset.describe() | {"name": name} for name, dataset in DATASETS.usable().items()}
     if json:
         print_json(list(datasets.values()))
         return

@@ -1,8 +1,7 @@
-"""What is known about methods and data sets, for `equifed methods` and `equifed data`."""
+"""Descriptions of methods and data sets, for `equifed methods` and `equifed data`."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import sys
@@ -18,51 +17,44 @@ from equifed.protocol import Method
 def describe_method(name: str) -> dict[str, Any]:
     """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
     method = methods.make(name)
-    cited = methods.citation(method)
+    kind, citation = type(method), methods.citation(method)
     phases = [
         {"stage": stage, "phase": phase.name, "down": phase.down, "up": phase.up, "gather": phase.gather}
         for stage in ("setup", "round", "final")
         for phase in getattr(method, stage)
     ]
-    needs = [
-        label
-        for label, wanted in (
-            (f"{' or '.join(method.label_kinds)} labels", method.label_kinds != Method.label_kinds),
-            ("validation set", method.needs_validation),
-            ("client memory", type(method).init_client is not Method.init_client),
-            ("client groups", method.needs_client_groups),
-        )
-        if wanted
-    ]
+    needs = {
+        f"{' or '.join(method.label_kinds)} labels": method.label_kinds != Method.label_kinds,
+        "validation set": method.needs_validation,
+        "client memory": kind.init_client is not Method.init_client,
+        "client groups": method.needs_client_groups,
+    }
     return {
         "name": name,
-        "summary": inspect.getdoc(type(method)) or "",
-        "equations": inspect.cleandoc(sys.modules[type(method).__module__].__doc__ or ""),
-        "citation": cited.plain or None,
-        "bibtex": cited.bibtex or None,
+        "summary": inspect.getdoc(kind) or "",
+        "equations": inspect.cleandoc(sys.modules[kind.__module__].__doc__ or ""),
+        "citation": citation.plain or None,
+        "bibtex": citation.bibtex or None,
         "parent": method.parent or None,
-        "needs": needs,
+        "needs": [need for need, needed in needs.items() if needed],
         "personal": method.personal,
         "sweepable": method.sweepable,
         "gather": "stack" if any(phase["gather"] == "stack" for phase in phases) else "sum",
         "exchanges_per_round": len(method.round),
         "phases": phases,
         "leaves_a_client": list(dict.fromkeys(field for phase in phases for field in phase["up"])),
-        "hyper_parameters": _hyper_parameters(method),
+        "hyper_parameters": [_hyper_parameter(option) for option in methods.options(method).values()],
     }
 
 
-def _hyper_parameters(method: Method) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": option.name.replace("_", "-"),
-            "type": option.type_name,
-            "default": None if option.default is dataclasses.MISSING else option.default,
-            "range": _range(option),
-            "description": " ".join(option.description.split()),
-        }
-        for option in methods.options(method).values()
-    ]
+def _hyper_parameter(option: methods.Option) -> dict[str, Any]:
+    return {
+        "name": option.name.replace("_", "-"),
+        "type": option.type_name,
+        "default": None if option.required else option.default,
+        "range": _range(option),
+        "description": " ".join(option.description.split()),
+    }
 
 
 def _range(option: methods.Option) -> str:
@@ -78,44 +70,44 @@ def methods_table(described: list[dict[str, Any]]) -> Table:
     table = plain_table(
         "method", "what it does", "needs", "server sees", "exchanges", "leaves a client", "parent", numbers=[4]
     )
-    for each in described:
+    for method in described:
         table.add_row(
-            each["name"],
-            each["summary"].split("\n\n")[0].replace("\n", " "),
-            ", ".join(each["needs"]) or "-",
-            "only sums" if each["gather"] == "sum" else "each reply",
-            str(each["exchanges_per_round"]),
-            ", ".join(each["leaves_a_client"]) or "nothing",
-            each["parent"] or "-",
+            method["name"],
+            method["summary"].split("\n\n")[0].replace("\n", " "),
+            ", ".join(method["needs"]) or "-",
+            "only sums" if method["gather"] == "sum" else "each reply",
+            str(method["exchanges_per_round"]),
+            ", ".join(method["leaves_a_client"]) or "nothing",
+            method["parent"] or "-",
         )
     return table
 
 
-def hyper_table(described: dict[str, Any]) -> Table:
+def hyper_table(method: dict[str, Any]) -> Table:
     table = plain_table("hyper-parameter", "type", "default", "allowed", "meaning")
-    for each in described["hyper_parameters"]:
-        default = "-" if each["default"] is None else json.dumps(each["default"])  # as one writes it in TOML
-        table.add_row(each["name"], each["type"], default, each["range"] or "-", each["description"])
+    for hyper in method["hyper_parameters"]:
+        default = "-" if hyper["default"] is None else json.dumps(hyper["default"])  # as one writes it in TOML
+        table.add_row(hyper["name"], hyper["type"], default, hyper["range"] or "-", hyper["description"])
     return table
 
 
-def phases_table(described: dict[str, Any]) -> Table:
+def phases_table(method: dict[str, Any]) -> Table:
     table = plain_table("when", "exchange", "to the client", "from the client", "server sees")
     when = {"setup": "once before", "round": "every round", "final": "once after"}
-    for each in described["phases"]:
+    for phase in method["phases"]:
         table.add_row(
-            when[each["stage"]],
-            each["phase"],
-            ", ".join(each["down"]) or "nothing",
-            ", ".join(each["up"]) or "nothing",
-            "only the sum" if each["gather"] == "sum" else "each reply",
+            when[phase["stage"]],
+            phase["phase"],
+            ", ".join(phase["down"]) or "nothing",
+            ", ".join(phase["up"]) or "nothing",
+            "only the sum" if phase["gather"] == "sum" else "each reply",
         )
     return table
 
 
-def presets_table(described: dict[str, Any]) -> Table:
+def presets_table(dataset: dict[str, Any]) -> Table:
     table = plain_table("preset", "rows", "inputs", "groups", "clients", "per round", "what", numbers=[1, 2, 4, 5])
-    for name, preset in described["presets"].items():
+    for name, preset in dataset["presets"].items():
         table.add_row(
             name,
             f"{preset['rows']:,}",

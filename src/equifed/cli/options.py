@@ -86,7 +86,8 @@ class Settings:
         kept = [f"{generated[name][0]}={value}" for name, value in self.given.items() if value is not None]
         for text in self.set or ():
             path, _, value = text.partition("=")
-            head, _, rest = path.strip().partition(".")
+            # a module's name may have dots, a key has none
+            head, _, rest = path.strip().rpartition(".") if ":" in path else path.strip().partition(".")
             if head in SECTIONS or not rest:  # a section wins over a method of the same name, which is only "local"
                 if head == "method" and others:
                     raise ConfigError(f"--set {text}: say which method, e.g. --set fedprox.mu=0.1.")

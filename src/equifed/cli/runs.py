@@ -96,7 +96,7 @@ def compare(
 ) -> None:
     """Every method on the same federations, a run each; then the table and the report."""
     store = Store(output.runs)
-    methods = list(REGISTRY) if names is None else _names(names)
+    methods = list(REGISTRY.usable()) if names is None else _names(names)
     configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
     page = _page(report, store, data)
@@ -195,7 +195,7 @@ def _page(path: Path | None, store: Store, data: str) -> Path:
     """Where the report will be; refused when it could not be written there."""
     if path is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return store.root / f"compare-{data}-{stamp}.html"
+        return store.root / f"compare-{data.replace(':', '-')}-{stamp}.html"
     return check_page(path, "--report")
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import unknown_name
 from equifed.metrics import _inputs
 from equifed.metrics.rates import check_counts, confusion, counts, divide, group_means, hits, rates
 
@@ -133,7 +133,7 @@ _round2 = np.vectorize(lambda value: round(float(value), 2), otypes=[np.float64]
 
 def _check_compat(paper_compat: str | None) -> None:
     if paper_compat not in (None, "fair-fate"):
-        raise ConfigError(unknown_name("paper_compat", paper_compat, ["fair-fate"]))
+        raise unknown_name("paper_compat", paper_compat, ["fair-fate"])
 
 
 class Difference(Protocol):

@@ -37,7 +37,7 @@ def _named(name: str) -> Callable[[np.ndarray], np.ndarray]:
     def compute(counts: np.ndarray) -> np.ndarray:
         known = rates(counts) | disparities(counts)
         if name not in known:
-            raise ConfigError(unknown_name("statistic", name, known))
+            raise unknown_name("statistic", name, known)
         return known[name]
 
     return compute

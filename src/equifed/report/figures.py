@@ -61,7 +61,7 @@ def check_formats(formats: Sequence[str]) -> None:
     """Refuse unknown formats, and a missing matplotlib, before anything is written."""
     for name in formats:
         if name not in FORMATS:
-            raise ConfigError(unknown_name("figure format", name, FORMATS))
+            raise unknown_name("figure format", name, FORMATS)
     try:
         import matplotlib  # noqa: F401
     except ImportError:

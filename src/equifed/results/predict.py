@@ -67,7 +67,7 @@ class FinalState:
         if client is None and method.personal:
             raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
         if client is not None and client not in self.ids:
-            raise ConfigError(unknown_name("client", client, self.ids))
+            raise unknown_name("client", client, self.ids)
         if self.clients is None:
             state = blank_states(method, task)[1]  # the same for all: no prediction depends on it
         else:
@@ -133,5 +133,5 @@ def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:
     code = {name: i for i, name in enumerate(groups)}
     for name in dict.fromkeys(map(str, given)):
         if name not in code:
-            raise ConfigError(unknown_name("group", name, groups))
+            raise unknown_name("group", name, groups)
     return np.array([code[str(name)] for name in given], dtype=np.int64)

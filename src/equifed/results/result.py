@@ -106,7 +106,7 @@ class Result:
         frame = self.metrics
         known = [str(name) for name in frame["split"].unique()]
         if known and split not in known:
-            raise ConfigError(unknown_name("split", split, known))
+            raise unknown_name("split", split, known)
         frame = frame[(frame["scope"] == "global") & (frame["split"] == split)]
         frame = frame[frame["round"] == frame["round"].max()]
         wide = frame.pivot_table(

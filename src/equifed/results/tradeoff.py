@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from equifed import metrics as M
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import unknown_name
 from equifed.metrics import seeds
 from equifed.metrics.catalogue import costs
 
@@ -75,7 +75,7 @@ def _by_setting(
     """Every setting, and both metrics of its seeds [settings, seeds, 2]."""
     for name in (quality, disparity):
         if name not in final:
-            raise ConfigError(unknown_name("metric", name, final.columns))
+            raise unknown_name("metric", name, final.columns)
     groups = [
         (key, part.sort_values("seed")[[quality, disparity]].to_numpy())
         for key, part in final.groupby(list(setting), observed=True, sort=False)
