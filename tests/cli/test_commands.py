@@ -137,7 +137,7 @@ def test_post_processed_methods(place, invoke):
 def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
     """A method that nobody asked for by name does not cost the others their results."""
     kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
-    monkeypatch.setattr("equifed.cli.runs.REGISTRY", kinds)
+    monkeypatch.setattr(REGISTRY, "usable", lambda: kinds)
 
     def refuse(self, task):
         raise ConfigError("three groups are too many")
@@ -315,7 +315,7 @@ def test_a_methods_own_hyper_parameters(place, invoke, tiny):
 def test_compare_leaves_out_endless_tests_of_personal_models(place, invoke, tiny, monkeypatch):
     monkeypatch.setattr("equifed.cli.runs.PERSONAL_TESTS", 100)
     some = {name: REGISTRY[name] for name in ("fedavg", "local")}
-    monkeypatch.setattr("equifed.cli.runs.REGISTRY", some)
+    monkeypatch.setattr(REGISTRY, "usable", lambda: some)
     outcome = invoke("compare", tiny, *SMALL, "--json")
     assert data(outcome)["left_out"] == ["local"]
     assert "local is left out: every evaluation would test 4 models on 60 rows each" in outcome.stderr
