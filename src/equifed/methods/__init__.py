@@ -26,7 +26,6 @@ from equifed.methods.frl import FRL as FRL
 from equifed.methods.hyper import Option as Option
 from equifed.methods.hyper import check as check
 from equifed.methods.hyper import check_value as check_value
-from equifed.methods.hyper import hyper as hyper
 from equifed.methods.hyper import options as options
 from equifed.methods.ifca import IFCA as IFCA
 from equifed.methods.kffl import KFFL as KFFL
