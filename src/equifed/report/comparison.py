@@ -166,7 +166,7 @@ def chosen_disparity(variants: list[Variant], name: str | None = None) -> str | 
     """The disparity that the verdict is about: the one named, or the main one of those measured."""
     measured = measured_metrics(variants)
     if name is not None and name not in measured:
-        raise ConfigError(unknown_name("metric", name, measured))
+        raise unknown_name("metric", name, measured)
     return name or next((metric for metric in _main(variants) if describe(metric).disparity), None)
 
 
@@ -176,7 +176,7 @@ def chosen_baseline(variants: list[Variant], name: str | None = None) -> Variant
         if name in (variant.label, variant.method):
             return variant
     if name is not None:
-        raise ConfigError(unknown_name("baseline", name, [variant.label for variant in variants]))
+        raise unknown_name("baseline", name, [variant.label for variant in variants])
     return next((variant for variant in variants if variant.method == "fedavg"), variants[0])
 
 
