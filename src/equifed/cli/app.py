@@ -31,19 +31,19 @@ app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its own name, or "latest".')
+    str,
+    typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its name, its folder, or "latest".'),
 ]
-Closely = Annotated[
+Watch = Annotated[
     bool,
-    typer.Option(
-        "--watch", help="Follow it closely: a table that is refreshed, or without a terminal a line per evaluation."
-    ),
+    typer.Option("--watch", help="Show more: a table that is refreshed, or without a terminal a line per evaluation."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked: bool) -> None:
+    if asked:
         from importlib.metadata import version
 
         typer.echo(f"equifed {version('equifed')}")
@@ -71,14 +71,14 @@ def run(
         ),
     ] = None,
     fail_if: FailIf = None,
-    watch: Closely = False,
+    watch: Watch = False,
     *,
     output: Output,
 ) -> None:
-    """Carry out the run that a configuration file describes.
+    """Train what a configuration file describes: a run, or a sweep if the file has a [sweep] section.
 
-    A sweep when the file has a [sweep] section. The run is saved in a folder of its own, with a checkpoint after every
-    round; `equifed resume` takes it up where it stopped.
+    It is saved in a folder of its own, with a checkpoint after every round; `equifed resume` continues it where it
+    stopped.
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import new_run
@@ -169,10 +169,10 @@ def _swept(text: str) -> tuple[str, list[float]]:
 @app.command()
 @command
 @expand
-def resume(reference: RunName, fail_if: FailIf = None, watch: Closely = False, *, output: Output) -> None:
-    """Take up a run that was interrupted or killed.
+def resume(reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, output: Output) -> None:
+    """Continue a run that was interrupted or killed.
 
-    The result is bit by bit that of a run which was never stopped. Checks are not part of a run: give them again.
+    The result has the same bits as that of a run that was never stopped. Checks are not part of a run: give them again.
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import resume_run
@@ -184,7 +184,7 @@ def resume(reference: RunName, fail_if: FailIf = None, watch: Closely = False, *
 @command
 @expand
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show so many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show.")] = 20,
     *,
     output: Output,
 ) -> None:
@@ -231,17 +231,17 @@ def report(
     title: Annotated[str | None, typer.Option(help="The page's title. (default: methods and data)")] = None,
     disparity: Annotated[
         str | None,
-        typer.Option(metavar="METRIC", help="What the verdict is about, e.g. equal_opportunity_difference."),
+        typer.Option(metavar="METRIC", help="What the verdict judges fairness by, e.g. equal_opportunity_difference."),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="METHOD", help="What the others are tested against. (default: fedavg, else the first)"),
+        typer.Option(metavar="METHOD", help="What the others are compared with. (default: fedavg, else the first)"),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the charts as files for a paper too (needs the extra `figures`)."),
+        typer.Option(metavar="DIR", help="Also write the charts as files for a paper (needs the extra `figures`)."),
     ] = None,
-    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Of the figures: svg, png, pdf.")] = "svg,png",
+    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Formats of the figures: svg, png, pdf.")] = "svg,png",
     csv: Annotated[
         bool, typer.Option("--csv", help="Print all numbers as CSV on stdout, and nothing else there.")
     ] = False,
@@ -276,7 +276,7 @@ def reproduce(
     request: Request,
     output: Output,
 ) -> None:
-    """Carry out a paper's experiment and show our figures beside the published ones."""
+    """Repeat a paper's experiment and show our figures beside the published ones."""
     from equifed.cli.reproduce import reproduce
 
     reproduce(name, request, pages, output)
@@ -286,7 +286,7 @@ def reproduce(
 @command
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One method, in full.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+    json: Json = False,
 ) -> None:
     """List the methods: what each needs and what it reveals. With a NAME: its equations and hyper-parameters."""
     from equifed.cli.describe import describe_method, hyper_table, methods_table, phases_table
@@ -306,9 +306,6 @@ def methods(
     show(phases_table(method), "", hyper_table(method) if method["hyper_parameters"] else "No hyper-parameters.")
     if method["bibtex"]:
         show(f"\n{method['bibtex']}")
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
 @data_app.command("list")
@@ -348,7 +345,7 @@ def data_describe(name: DatasetName, json: Json = False) -> None:
 @data_app.command("fetch")
 @command
 def data_fetch(name: DatasetName, json: Json = False) -> None:
-    """Bring a data set's files into the data home ($EQUIFED_DATA) and check them."""
+    """Fetch a data set's files into the data home ($EQUIFED_DATA) and check them."""
     from equifed.data import data_home, get_dataset
 
     dataset = get_dataset(name)

@@ -21,7 +21,7 @@ from equifed.settings import Local, RunSettings
 
 @dataclass(frozen=True)
 class Output:
-    """Where runs lie and how to print."""
+    """Where runs are kept and how to print."""
 
     runs: Annotated[
         Path | None,
@@ -119,8 +119,8 @@ FailIf = Annotated[
     typer.Option(
         "--fail-if",
         metavar="'METRIC OP NUMBER'",
-        help="Exit with 1 if it holds for the mean over seeds of the final test metric, or if the metric is undefined "
-        "for a seed; e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
+        help="Exit with 1 if this holds for the mean over seeds of the final test metric, or if that is undefined for "
+        "a seed, e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
     ),
 ]
 
