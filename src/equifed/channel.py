@@ -93,12 +93,12 @@ class Channel:
     def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:
         """The server's view of `replies` [..., K, ...], all zeros where `present` [..., K] is 0."""
         axis = present.dim() - 1
-        own = {field: value for field, value in replies.items() if field != CLIPPED}
+        sent = {field: value for field, value in replies.items() if field != CLIPPED}
         clipped = replies[CLIPPED].sum(axis) if CLIPPED in replies else None
         if phase.gather == "sum":
-            summed: Record = tree.map(lambda leaf: leaf.sum(axis), own)
+            summed: Record = tree.map(lambda leaf: leaf.sum(axis), sent)
             return Gathered({**summed, "present": present.sum(axis)}, clipped)
-        return Gathered({**own, "present": present, "client": clients}, clipped)
+        return Gathered({**sent, "present": present, "client": clients}, clipped)
 
     def too_long(self, phase: Phase, down: Record, reply: Record) -> str:
         """The first field of a reply that arrived whose update is longer than it may be; empty if none is."""

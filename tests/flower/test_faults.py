@@ -495,7 +495,7 @@ def test_one_silo_is_no_federation(silos: Path, tmp_path: Path) -> None:
     grid.gone = set("abdef")
     assert "Only 1 of 6 silos joined and at least 2 are needed" in refused_to_join(made, grid, tmp_path)
     made = setting(silos, flower=QUICK | {"min-count": 50})
-    assert "but 1 told theirs" in refused_to_join(made, nodes(made), tmp_path)
+    assert "but 1 disclosed theirs" in refused_to_join(made, nodes(made), tmp_path)
     made = setting(silos, flower=QUICK | {"min-count": 20})
     shy = federate(made, nodes(made), tmp_path, "shy")
     roster = json.loads((tmp_path / "shy" / "federation.json").read_text())

@@ -415,4 +415,4 @@ def test_resuming_where_there_is_nothing_to_resume(trial):
     elsewhere = (trial.runs / run).rename(trial.path / "elsewhere" / run)
     done = invoke("resume", trial.path, elsewhere)
     assert done.exit_code == 2
-    assert "is not a run of this federation" in done.stderr
+    assert "is no run of this federation" in done.stderr

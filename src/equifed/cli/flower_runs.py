@@ -118,16 +118,16 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
         if reference is None:
             say(f"All runs in {near(folder.runs)} have finished.")
             return None
-    found = store.find(reference)
-    if found.path.resolve().parent != folder.runs:
-        raise ConfigError(f"{near(found.path)} is not a run of this federation, whose runs are in {near(folder.runs)}.")
-    status = found.status()["status"]
+    chosen = store.find(reference)
+    if chosen.path.resolve().parent != folder.runs:
+        raise ConfigError(f"{near(chosen.path)} is no run of this federation, whose runs are in {near(folder.runs)}.")
+    status = chosen.status()["status"]
     if status == "running":
-        raise RunError(f"Run {found.id} is still going on. See it with: equifed show {_typed(found.path)}")
+        raise RunError(f"Run {chosen.id} is still going on. See it with: equifed show {_typed(chosen.path)}")
     if status == "finished":
-        say(f"Run {found.id} has already finished.")
+        say(f"Run {chosen.id} has already finished.")
         return None
-    return found
+    return chosen
 
 
 def _config(folder: Folder) -> Config:
@@ -260,7 +260,7 @@ def _happened(line: dict[str, Any]) -> str:
     """How long a round took, who replied and who did not."""
     log = line["logs"][0]
     text = f"{line['seconds']:.1f} s, {log['replied']} of {log['sampled']} silos replied"
-    lost = {each.client: each.reason for each in (Rejection(*rest) for _, *rest in line["rejections"])}
+    lost = {missing.client: missing.reason for missing in (Rejection(*rest) for _, *rest in line["rejections"])}
     if lost:
         text += "; without " + ", ".join(f"{client} ({reason})" for client, reason in lost.items())
     return text if log["applied"] else f"{text}; the round was not applied: {Note.from_json(log['obstacle'])}"

@@ -78,32 +78,32 @@ def app_of(setting: Setting) -> ClientApp:
     def join(message: Message, context: Context) -> RecordDict:
         asked = read_about(message.content)
         _same_app(setting, asked)
-        here = silo(context, None)
-        return here.introduce(here.memory(context, asked), _min_count(context))
+        opened = silo(context, None)
+        return opened.introduce(opened.memory(context, asked), _min_count(context))
 
     @app.evaluate("counts")
     @_answering
     def evaluate(message: Message, context: Context) -> RecordDict:
-        here = silo(context, _scaling(message))
+        opened = silo(context, _scaling(message))
         asked = read_about(message.content)
-        down = here.received(message, here.model_fields())
-        state = here.memory(context, asked).recall(int(asked["from"]), here.blank)
-        return RecordDict({ABOUT: here.answer(asked), EVALUATION: here.evaluated(down, state, _min_count(context))})
+        down = opened.received(message, opened.model_fields())
+        state = opened.memory(context, asked).recall(int(asked["from"]), opened.blank)
+        return RecordDict({ABOUT: opened.answer(asked), EVALUATION: opened.evaluated(down, state, _min_count(context))})
 
     def handler(stage: Stage, position: int, phase: Phase) -> Work:
         def work(message: Message, context: Context) -> RecordDict:
-            here = silo(context, _scaling(message))
+            opened = silo(context, _scaling(message))
             asked = read_about(message.content)
-            wanted = here.fields(phase.down) | (here.model_fields() if asked["evaluate"] else {})
-            down = here.received(message, wanted)
-            memory = here.memory(context, asked)
-            state = memory.recall(int(asked["from"]), here.blank)
-            content = RecordDict({ABOUT: here.answer(asked)})
+            expected = opened.fields(phase.down) | (opened.model_fields() if asked["evaluate"] else {})
+            down = opened.received(message, expected)
+            memory = opened.memory(context, asked)
+            state = memory.recall(int(asked["from"]), opened.blank)
+            content = RecordDict({ABOUT: opened.answer(asked)})
             if asked["evaluate"]:
-                content[EVALUATION] = here.evaluated(down, state, _min_count(context))
+                content[EVALUATION] = opened.evaluated(down, state, _min_count(context))
             number = int(asked["round"])
-            through = here.engine.job.phases(stage)[position]  # what leaves the silo has gone through the channel
-            reply, state = here.work(through, {name: down[name] for name in phase.down}, state, number)
+            through = opened.engine.job.phases(stage)[position]  # what leaves the silo has gone through the channel
+            reply, state = opened.work(through, {name: down[name] for name in phase.down}, state, number)
             content[FIELDS] = pack(reply, codecs(setting.config.method))
             memory.keep(exchange_number(number, stage, position), state, {int(asked["from"]), int(asked["keep"])})
             return content
@@ -151,9 +151,9 @@ class OpenSilo:
         """On this silo's own device."""
         return tree.map(lambda leaf: leaf.to(self.engine.job.device), values)
 
-    def received(self, message: Message, wanted: Record) -> Record:
+    def received(self, message: Message, expected: Record) -> Record:
         try:
-            return unpack(message.content, FIELDS, wanted, codecs(self.setting.config.method))
+            return unpack(message.content, FIELDS, expected, codecs(self.setting.config.method))
         except BadMessage as error:
             raise ConfigError(f"the server's message {error}") from error
 
@@ -165,7 +165,7 @@ class OpenSilo:
         return about({"client": self.name, "exchange": str(asked["exchange"])})
 
     def introduce(self, memory: Memory, min_count: int) -> RecordDict:
-        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows to be told."""
+        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows."""
         fed = self.engine.job.runs[0].federation
         assert fed.client_test is not None
         train, test = fed.train[self.place], fed.client_test[self.place]
@@ -235,10 +235,10 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
 
 
 def _min_count(context: Context) -> int:
-    own = context.node_config.get("min-count", 0)
-    if not isinstance(own, int) or isinstance(own, bool):
-        raise ConfigError(f"the node's min-count must be a whole number, got {own!r}.")
-    return own
+    value = context.node_config.get("min-count", 0)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"the node's min-count must be a whole number, got {value!r}.")
+    return value
 
 
 def _same_app(setting: Setting, asked: dict[str, Any]) -> None:

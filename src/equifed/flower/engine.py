@@ -105,8 +105,8 @@ class FlowerEngine:
     ) -> Exchange:
         """The exchange with the server's step taken, or what stood in its way."""
         clients, method = np.array(list(replies)), self.job.method
-        here = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
-        gathered = gather(self.job, phase, here, clients)
+        moved = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
+        gathered = gather(self.job, phase, moved, clients)
         try:
             server = phase.server(tree.take(state.server, 0), gathered.replies, data_of(self._validation, self.job))
         except Exception as error:  # replies that are each possible, and together are not
@@ -116,9 +116,9 @@ class FlowerEngine:
             return replace(exchange, obstacle=Note("model-not-finite", {"phase": phase.name}))
         last = state.last_reply.clone()
         last[0, torch.from_numpy(clients)] = number
-        moved = State(tree.map(lambda leaf: leaf.unsqueeze(0), server), clients=(), last_reply=last)
+        stepped = State(tree.map(lambda leaf: leaf.unsqueeze(0), server), clients=(), last_reply=last)
         clipped = None if gathered.clipped is None else gathered.clipped[None].cpu().numpy()
-        return replace(exchange, state=moved, clipped=clipped)
+        return replace(exchange, state=stepped, clipped=clipped)
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
@@ -140,12 +140,12 @@ class FlowerEngine:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def _late(self, state: State) -> dict[str, str]:
-        """Silos that missed setup, and why: what it tells them, or the server of them, cannot be made good later."""
+        """Silos that missed setup, and why: what it exchanges cannot be made good later."""
         count = len(self.job.phases("setup"))
         ready = exchange_number(0, "setup", count - 1) if count else 0
-        here = self.link.here
+        connected = self.link.here
         late = [silo for silo, last in zip(self._ids, state.last_reply[0], strict=True) if last < ready]
-        return {silo: LATE if silo in here else self.link.why_not(silo) for silo in late}
+        return {silo: LATE if silo in connected else self.link.why_not(silo) for silo in late}
 
     def _evaluates(self, round: int) -> bool:
         return round >= 1 and round % self.job.settings.eval_every == 0

@@ -2,7 +2,7 @@
 
 A group with a (label, prediction) cell below the limit has its whole table withheld: the small cell alone would follow
 from the others, because sums over predictions are the same in every round. How many of the group's rows got which
-prediction is told all the same where those two numbers are not small: with the sums of both sides known, a table
+prediction is disclosed all the same where those two numbers are not small: with the sums of both sides known, a table
 remains open. Where a single group has fewer rows than the limit, the next smallest is withheld with it, because the
 number of all test rows is known.
 """
@@ -30,14 +30,14 @@ def withheld(scored: Scored, min_count: int) -> ArrayRecord:
     in its place in the sums that belong to it."""
     counts, predicted = scored.counts[0].astype(np.int64), scored.predicted[0].astype(np.int64)
     small = (counts < min_count).any((-2, -1))  # [G]
-    untold = (predicted < min_count).any(-1)
+    hidden = (predicted < min_count).any(-1)
     # one group of few rows would follow from the others and the number of all test rows
     rows = predicted.sum(-1)
     few = (rows > 0) & (rows < min_count)
     if few.sum() == 1 and (rows >= max(min_count, 1)).any():
         next_smallest = np.where(rows >= min_count, rows, rows.max() + 1).argmin()
-        small[next_smallest] = untold[next_smallest] = True
-    counts[small], predicted[untold] = WITHHELD, WITHHELD
+        small[next_smallest] = hidden[next_smallest] = True
+    counts[small], predicted[hidden] = WITHHELD, WITHHELD
     loss = np.where(small[:, None], 0.0, scored.loss[0])
     # of a regression
     mean = np.where(small | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
@@ -49,23 +49,23 @@ def withheld(scored: Scored, min_count: int) -> ArrayRecord:
 def read(content: RecordDict, task: Task, rows: int) -> Scored:
     """A client's scores, [1, ...] each with NaN for what is withheld; refused when they cannot be right. rows: how many
     test rows the client has declared."""
-    found = unpack(content, EVALUATION, like(task))
-    counts, loss, ks, mean, predicted = (found[name].numpy() for name in FIELDS)
-    untold, open = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
+    fields = unpack(content, EVALUATION, like(task))
+    counts, loss, ks, mean, predicted = (fields[name].numpy() for name in FIELDS)
+    hidden, hidden_predictions = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
     shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
     if shown > rows:
         raise BadMessage(f"counts {shown} test rows where it has {rows}")
-    if (~untold & (open | (counts.sum(-2) != predicted).any(-1))).any():
+    if (~hidden & (hidden_predictions | (counts.sum(-2) != predicted).any(-1))).any():
         raise BadMessage("contradicts itself in its evaluation")
     if (loss < 0).any():
         raise BadMessage("has a negative loss in its evaluation")
     regression = task.kind == "regression"
     return Scored(
-        np.where(untold[:, None, None], np.nan, counts)[None],
-        np.where(untold[:, None], np.nan, loss)[None],
-        np.where(untold.any() or not regression, np.nan, ks)[None],
-        np.where(untold | (not regression), np.nan, mean)[None],
-        np.where(open[:, None], np.nan, predicted)[None],
+        np.where(hidden[:, None, None], np.nan, counts)[None],
+        np.where(hidden[:, None], np.nan, loss)[None],
+        np.where(hidden.any() or not regression, np.nan, ks)[None],
+        np.where(hidden | (not regression), np.nan, mean)[None],
+        np.where(hidden_predictions[:, None], np.nan, predicted)[None],
     )
 
 
@@ -94,16 +94,16 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
     """The scores of all clients, and the test set that they are together, from the counts that are shown. None: a
     client whose counts are not here."""
     nothing = Scored(*(np.full((1, *like(task)[name].shape), np.nan) for name in FIELDS))
-    each = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
-    counts, loss, predicted = (np.nansum(part, 0) for part in (each.counts, each.loss, each.predicted))
+    every = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
+    counts, loss, predicted = (np.nansum(part, 0) for part in (every.counts, every.loss, every.predicted))
     mean = np.full(task.num_groups, np.nan)
     if task.kind == "regression":
         number = counts[:, 0, 0]
-        total = np.nansum(each.counts[:, :, 0, 0] * each.mean, 0)
+        total = np.nansum(every.counts[:, :, 0, 0] * every.mean, 0)
         mean = np.where(number > 0, total / np.maximum(number, 1), np.nan)
     # a distance between distributions cannot be put together from the clients' own distances
     whole = Scored(counts[None], loss[None], np.full(1, np.nan), mean[None], predicted[None])
-    return {"test": whole, "clients": each}
+    return {"test": whole, "clients": every}
 
 
 class Withheld(NamedTuple):
@@ -111,16 +111,16 @@ class Withheld(NamedTuple):
 
     client: str
     counts: tuple[int, ...]
-    """Groups whose labels and predictions are not told."""
+    """Groups whose labels and predictions are withheld."""
     predicted: tuple[int, ...]
     """Those of which not even the predictions are."""
 
 
 def withheld_by(clients: Sequence[Scored | None], names: Sequence[str]) -> list[Withheld]:
     """Who withholds what; clients that did not answer withhold nothing."""
-    found = []
+    withholding = []
     for name, scored in zip(names, clients, strict=True):
         if scored is not None and np.isnan(scored.counts).any():
             gone = [np.isnan(part[0].reshape(part.shape[1], -1)).any(-1) for part in (scored.counts, scored.predicted)]
-            found.append(Withheld(name, *(tuple(np.flatnonzero(part).tolist()) for part in gone)))
-    return found
+            withholding.append(Withheld(name, *(tuple(np.flatnonzero(part).tolist()) for part in gone)))
+    return withholding

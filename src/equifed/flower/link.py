@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """What a silo said of itself when it joined."""
+    """What a silo declared when it joined."""
 
     rows: int
     """Training rows."""
@@ -86,14 +86,14 @@ class Link:
         return self.refused.get(silo, "not connected")
 
     def welcome(self, patience: float) -> None:
-        """Ask nodes that are new who they are, and hear those that were asked before; nobody is waited for."""
+        """Ask new nodes who they are, and read the answers of those asked before; nobody is waited for."""
         connected = set(self.grid.get_node_ids())
         self._seen &= connected  # who has left is asked again when it comes back
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
         self._joining |= self._send({node: Request("query.join", content) for node in new}, patience)
         self._seen.update(new)
-        for node, answer in self._hear(self._joining):
+        for node, answer in self._collect(self._joining):
             if not isinstance(answer, str):
                 self._admit(node, answer, connected)
             elif node in connected:
@@ -131,7 +131,7 @@ class Link:
         }
         end = time.monotonic() + patience
         while waiting:
-            found |= self._hear(waiting)
+            found |= self._collect(waiting)
             if not waiting or time.monotonic() >= end:
                 break
             time.sleep(POLL)
@@ -145,11 +145,11 @@ class Link:
         sent = self.grid.push_messages(messages) if messages else []
         return {number: node for number, node in zip(sent, requests, strict=False) if number is not None}
 
-    def _hear(self, waiting: dict[str, int]) -> list[tuple[int, RecordDict | str]]:
+    def _collect(self, waiting: dict[str, int]) -> list[tuple[int, RecordDict | str]]:
         """The answers that have come to these messages, which are taken off the list."""
         replies = self.grid.pull_messages(list(waiting)) if waiting else []
-        heard = [(waiting.pop(reply.metadata.reply_to_message_id, None), _content(reply)) for reply in replies]
-        return [(node, answer) for node, answer in heard if node is not None]
+        answers = [(waiting.pop(reply.metadata.reply_to_message_id, None), _content(reply)) for reply in replies]
+        return [(node, answer) for node, answer in answers if node is not None]
 
 
 def _content(reply: Message) -> RecordDict | str:
@@ -159,11 +159,11 @@ def _content(reply: Message) -> RecordDict | str:
 
 
 def _introduced(content: RecordDict, scaled: int) -> Member:
-    said = read_about(content)
-    if "refused" in said:
-        raise BadMessage(str(said["refused"]))
+    about = read_about(content)
+    if "refused" in about:
+        raise BadMessage(str(about["refused"]))
     try:
-        rows, tests = int(said["rows"]), int(said["test-rows"])
+        rows, tests = int(about["rows"]), int(about["test-rows"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"does not introduce itself properly ({error})") from None
     if rows < 0 or tests < 0:
@@ -171,8 +171,8 @@ def _introduced(content: RecordDict, scaled: int) -> Member:
     if FIELDS not in content:
         return Member(rows, tests, None)
     like = {name: torch.zeros(scaled, dtype=torch.float64) for name in ("sum", "squares")}
-    found = unpack(content, FIELDS, like)
-    total, squares = (found[name].numpy() for name in like)
+    sums = unpack(content, FIELDS, like)
+    total, squares = (sums[name].numpy() for name in like)
     # |x| fits 32 bits, and by Cauchy and Schwarz (sum x)^2 <= n sum x^2
     far = (np.abs(total) > rows * MAX_FLOAT32).any() or (squares < 0).any() or (squares > rows * MAX_FLOAT32**2).any()
     if far or (total**2 > rows * squares * (1 + 1e-6)).any():

@@ -40,10 +40,10 @@ def about(values: Mapping[str, str | int]) -> ConfigRecord:
 
 
 def read_about(content: RecordDict) -> dict[str, Any]:
-    found = content.get(ABOUT)
-    if not isinstance(found, ConfigRecord):
+    record = content.get(ABOUT)
+    if not isinstance(record, ConfigRecord):
         raise BadMessage("does not say what it is about")
-    return dict(found)
+    return dict(record)
 
 
 def pack(values: Record, codecs: Mapping[str, str] | None = None) -> ArrayRecord:
@@ -59,41 +59,41 @@ def pack(values: Record, codecs: Mapping[str, str] | None = None) -> ArrayRecord
 
 def unpack(content: RecordDict, record: str, like: Record, codecs: Mapping[str, str] | None = None) -> Record:
     """The inverse of `pack`, refused unless names, shapes and types are those of `like` and every number is finite."""
-    found = content.get(record)
-    if not isinstance(found, ArrayRecord):
+    arrays = content.get(record)
+    if not isinstance(arrays, ArrayRecord):
         raise BadMessage(f"has no record {record!r}")
     values = {}
-    wanted = {field: tree.named({field: value}) for field, value in like.items()}
-    names = {name for leaves in wanted.values() for name in leaves}
-    if set(found) != names:
-        raise BadMessage(f"has the fields {_some(set(found))}; {_some(names)} were asked for")
-    for field, leaves in wanted.items():
+    expected = {field: tree.named({field: value}) for field, value in like.items()}
+    names = {name for leaves in expected.values() for name in leaves}
+    if set(arrays) != names:
+        raise BadMessage(f"has the fields {_shortened(set(arrays))}; {_shortened(names)} were asked for")
+    for field, leaves in expected.items():
         codec = (codecs or {}).get(field)
         for name, leaf in leaves.items():
-            values[name] = _tensor(name, found[name], leaf, codec)
+            values[name] = _tensor(name, arrays[name], leaf, codec)
     unpacked: Record = tree.from_named(like, values)
     return unpacked
 
 
 def _tensor(name: str, array: Array, like: torch.Tensor, codec: str | None) -> torch.Tensor:
     try:
-        found = array.numpy()
+        values = array.numpy()
         if codec:
-            found = CODECS[codec].decode(found.astype(np.uint8, casting="no").tobytes(), like.shape)
+            values = CODECS[codec].decode(values.astype(np.uint8, casting="no").tobytes(), like.shape)
     except Exception as error:  # whatever the bytes make numpy say
         raise BadMessage(f"has a field {name} that cannot be read ({type(error).__name__})") from error
-    if found.shape != tuple(like.shape):
-        raise BadMessage(f"has {name} of shape {list(found.shape)} where {list(like.shape)} belongs")
-    tensor = torch.from_numpy(found)
+    if values.shape != tuple(like.shape):
+        raise BadMessage(f"has {name} of shape {list(values.shape)} where {list(like.shape)} belongs")
+    tensor = torch.from_numpy(values)
     if codec:
         return tensor.to(like.dtype)
     if tensor.dtype != like.dtype:
-        raise BadMessage(f"has {name} of type {found.dtype} where {str(like.dtype).removeprefix('torch.')} belongs")
+        raise BadMessage(f"has {name} of type {values.dtype} where {str(like.dtype).removeprefix('torch.')} belongs")
     if not tensor.isfinite().all():
         raise BadMessage(f"has NaN or Inf in {name}")
     return tensor
 
 
-def _some(names: set[str]) -> str:
+def _shortened(names: set[str]) -> str:
     shown = sorted(names)
     return (", ".join(shown[:6]) or "(none)") + (", ..." if len(shown) > 6 else "")

@@ -129,8 +129,8 @@ class Federated(Training):
         members, groups = self._link.members, result.info["groups"]
         result.info["cells"] = None  # nobody knows them
         result.info["rows"] |= {
-            "train": sum(each.rows for each in members.values()),
-            "test": sum(each.test_rows for each in members.values()),
+            "train": sum(member.rows for member in members.values()),
+            "test": sum(member.test_rows for member in members.values()),
         }
         result.info["federation"] = {
             "silos": _declared(members),
@@ -156,14 +156,14 @@ def standardisation(setting: Setting, members: Mapping[str, Member]) -> Scaling 
     """Mean and deviation of the silos' training rows together, from their sums; None where the schema wants none."""
     if not setting.scaled.any():
         return None
-    told = [(member.rows, member.sums) for member in members.values() if member.sums is not None]
-    if len(told) < min(2, len(setting.silos)):
+    disclosed = [(member.rows, member.sums) for member in members.values() if member.sums is not None]
+    if len(disclosed) < min(2, len(setting.silos)):
         raise RunError(
-            f"Inputs are standardised by sums of at least two silos, but {len(told)} told theirs: silos with fewer "
-            f"training rows than min-count keep them back. Lower min-count, or take scaling = 'none' in the schema."
+            f"Inputs are standardised by sums of at least two silos, but {len(disclosed)} disclosed theirs: silos with "
+            "fewer training rows than min-count keep them back. Lower min-count, or set scaling = 'none' in the schema."
         )
-    rows = sum(number for number, _ in told)
-    total, squares = np.sum([sums for _, sums in told], axis=0)
+    rows = sum(number for number, _ in disclosed)
+    total, squares = np.sum([sums for _, sums in disclosed], axis=0)
     mean = total / max(rows, 1)
     deviation = np.sqrt(np.maximum(squares / max(rows, 1) - mean**2, 0))
     return shift_and_factor(mean, deviation, setting.scaled)
@@ -193,7 +193,7 @@ def _join_message(members: Mapping[str, Member]) -> Message:
 
 
 def _declared(members: Mapping[str, Member]) -> dict[str, dict[str, int]]:
-    return {silo: {"rows": each.rows, "test_rows": each.test_rows} for silo, each in members.items()}
+    return {silo: {"rows": member.rows, "test_rows": member.test_rows} for silo, member in members.items()}
 
 
 def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member], scaling: Scaling | None) -> None:
@@ -209,29 +209,29 @@ def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member],
 
 def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Scaling | None]:
     try:
-        found = json.loads((folder / FEDERATION).read_text())
+        roster = json.loads((folder / FEDERATION).read_text())
     except (OSError, ValueError) as error:
         raise RunError(
             f"{folder / FEDERATION} cannot be read ({error}), so the run cannot go on. Start a new one."
         ) from None
-    if found["app"] != setting.digest:
+    if roster["app"] != setting.digest:
         raise RunError(
             f"Run {folder.name} was started with another configuration, schema or version of equifed than this app's. "
             "Put them back to go on, or start a new run."
         )
-    members = {silo: Member(**each, sums=None) for silo, each in found["silos"].items()}
-    scaling = found["scaling"]
+    members = {silo: Member(**declared, sums=None) for silo, declared in roster["silos"].items()}
+    scaling = roster["scaling"]
     return members, None if scaling is None else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32))
 
 
 def _line(job: Job, step: Step) -> str:
     """A finished round in a line."""
     (log,) = step.logs
-    said = f"Round {step.round} of {job.rounds}: {log.replied} of {log.sampled} replied"
+    line = f"Round {step.round} of {job.rounds}: {log.replied} of {log.sampled} replied"
     if log.obstacle is not None:
-        said += f"; the round was not applied: {log.obstacle}"
-    lost = [f"{each.client} in {each.phase} ({each.reason})" for number, each in step.rejections]
-    return said + (f"; without {'; '.join(lost)}" if lost else "") + f"; {step.seconds:.0f} s"
+        line += f"; the round was not applied: {log.obstacle}"
+    missing = [f"{lost.client} in {lost.phase} ({lost.reason})" for _, lost in step.rejections]
+    return line + (f"; without {'; '.join(missing)}" if missing else "") + f"; {step.seconds:.0f} s"
 
 
 def _say(text: str) -> None:

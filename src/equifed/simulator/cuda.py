@@ -42,14 +42,13 @@ class _Graph:
         batches: list[Tensor],
     ) -> None:
         self._inputs = [torch.empty_like(value).copy_(value) for value in (*carry, *same, *batches)]
-        here = len(carry)
-        mine, fixed = self._inputs[:here], self._inputs[here : here + len(same)]
-        own = self._inputs[here + len(same) :]
+        first, second = len(carry), len(carry) + len(same)
+        begin, fixed, batch = self._inputs[:first], self._inputs[first:second], self._inputs[second:]
 
         def steps() -> list[Tensor]:
-            values = mine
+            values = begin
             for i in range(size):
-                values = step(*values, *fixed, *(each[i] for each in own))
+                values = step(*values, *fixed, *(column[i] for column in batch))
             return values
 
         # libraries allocate their workspaces on first use, which must not happen while capturing

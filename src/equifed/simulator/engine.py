@@ -105,9 +105,9 @@ def validation_data(job: Job, tables: Tables) -> tuple[tuple[Tensor, Tensor, Ten
     longest = max(len(run.federation.validation) for run in job.runs)
     sets = []
     for r, run in enumerate(job.runs):
-        own = run.federation.validation
-        rows = tables.rows_of(np.concatenate([own, np.full(longest - len(own), own[0])]), r)
-        mask = (torch.arange(longest, device=job.device) < len(own)).to(torch.float32)
+        chosen = run.federation.validation
+        rows = tables.rows_of(np.concatenate([chosen, np.full(longest - len(chosen), chosen[0])]), r)
+        mask = (torch.arange(longest, device=job.device) < len(chosen)).to(torch.float32)
         sets.append((tables.features(rows, r), tables.y[rows], tables.s[rows], mask))
     return tuple(sets)
 

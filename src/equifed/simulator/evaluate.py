@@ -21,7 +21,7 @@ from equifed.simulator.tables import Tables
 
 EVAL_BYTES = 256 * 2**20
 """Memory of the rows predicted at once."""
-FEW = 8
+FEW_NUMBERS = 8
 """Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
 
 
@@ -66,8 +66,8 @@ class Evaluator:
                 scores[name] = self._common(server, clients, self.tables.rows_of(positions, run), run)
         if fed.client_test is not None:
             prediction, rows, owner, which = self._own_tests(server, clients, fed.client_test, run)
-            each = self._reduce(prediction, rows, owner, int(which.max()) + 1)
-            scores["clients"] = Scored(*(values[which] for values in each))
+            by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1)
+            scores["clients"] = Scored(*(values[which] for values in by_set))
             if "test" not in scores:
                 scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
         return scores
@@ -93,11 +93,11 @@ class Evaluator:
         at_once = max(1, self._at_once // len(rows))
         one, which = _alike(clients, self.job.task.num_clients)
         parts = []
-        for some in torch.from_numpy(one).split(at_once):
-            models = tree.take(clients, some.to(rows.device))
+        for part in torch.from_numpy(one).split(at_once):
+            models = tree.take(clients, part.to(rows.device))
             prediction = vmap(lambda client: self._predict(server, client, rows, run))(models)
-            owner = torch.arange(len(some), device=rows.device).repeat_interleave(len(rows))
-            parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(len(some)), owner, len(some)))
+            owner = torch.arange(len(part), device=rows.device).repeat_interleave(len(rows))
+            parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(len(part)), owner, len(part)))
         counts, loss, ks, mean, predicted = (np.concatenate(values) for values in zip(*parts, strict=True))
         times = np.bincount(which)
         return Scored(
@@ -124,19 +124,19 @@ class Evaluator:
         if not self.job.method.personal:
             return self._predict(server, clients, rows, run), rows, owner, which
         parts = [
-            self._predict(server, tree.take(clients, int(one[model])), some, run)
-            for model, some in zip(ranges[:, 2], rows.split(sizes.tolist()), strict=True)
+            self._predict(server, tree.take(clients, int(one[model])), part, run)
+            for model, part in zip(ranges[:, 2], rows.split(sizes.tolist()), strict=True)
         ]
         return torch.cat(parts), rows, owner, which
 
     def _predict(self, server: Any, client: Any, rows: Tensor, run: int) -> Tensor:
         method, task = self.job.method_of(run), self.job.task
         parts = []
-        for some in rows.split(self._at_once):
-            prediction = method.predict(task, server, client, self.tables.features(some, run))
+        for part in rows.split(self._at_once):
+            prediction = method.predict(task, server, client, self.tables.features(part, run))
             if self._adjusts:
-                u = self._random(run)[some - int(self.tables.offset[run])]
-                prediction = method.adjust(task, server, client, prediction, self.tables.s[some], u)
+                u = self._random(run)[part - int(self.tables.offset[run])]
+                prediction = method.adjust(task, server, client, prediction, self.tables.s[part], u)
             parts.append(prediction)
         return torch.cat(parts)
 
@@ -149,8 +149,8 @@ class Evaluator:
             made[fed.validation] = randomness.generator(seed, "adjust-validation").random(len(fed.validation))
             if fed.client_test is not None:
                 for k in self.job.everyone()[run]:
-                    own = fed.client_test[k]
-                    made[own] = randomness.generator(seed, "adjust", self.job.client_keys[k]).random(len(own))
+                    tests = fed.client_test[k]
+                    made[tests] = randomness.generator(seed, "adjust", self.job.client_keys[k]).random(len(tests))
             self._draws[run] = torch.from_numpy(made).to(self.job.device)
         return self._draws[run]
 
@@ -189,7 +189,7 @@ def _alike(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     """(one client of each kind, the kind of each client [N]): clients that keep the same few numbers, such as the
     group that they belong to, have the same model. Those that keep a model of their own are each a kind."""
     leaves = [leaf.reshape(count, -1) for leaf in tree.leaves(clients)]
-    if sum(leaf.shape[1] for leaf in leaves) > FEW:
+    if sum(leaf.shape[1] for leaf in leaves) > FEW_NUMBERS:
         return np.arange(count), np.arange(count)
     kept = torch.cat([leaf.double() for leaf in leaves], 1).cpu().numpy()
     _, one, which = np.unique(kept, axis=0, return_index=True, return_inverse=True)
@@ -202,7 +202,7 @@ def _ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -
     # a diverged model's predictions have no distribution
     return np.array(
         [
-            ks_distance(prediction[own], sensitive_features=s[own]) if np.isfinite(prediction[own]).all() else np.nan
-            for own in (owner == k for k in range(owners))
+            ks_distance(prediction[rows], sensitive_features=s[rows]) if np.isfinite(prediction[rows]).all() else np.nan
+            for rows in (owner == k for k in range(owners))
         ]
     )

@@ -35,7 +35,7 @@ class Lanes:
         return len(self.run)
 
     def part(self, lanes: slice) -> Lanes:
-        return Lanes(*(getattr(self, each.name)[lanes] for each in fields(self)))
+        return Lanes(*(getattr(self, entry.name)[lanes] for entry in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)

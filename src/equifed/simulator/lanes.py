@@ -84,11 +84,11 @@ class LanesEngine:
         self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.ndim))
 
         fine = _finite_lanes((reply, new), runs.shape, self.job.device)
-        here = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
-        use = fine & here
+        arrived = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
+        use = fine & arrived
         for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
             leaf[run_at, client_at] = _where_lane(use, value, leaf[run_at, client_at])
-        bad = np.asarray((here & ~fine).cpu().numpy())
+        bad = np.asarray((arrived & ~fine).cpu().numpy())
         present = present.copy()
         rejections = []
         for place in zip(*np.nonzero(bad), strict=True):
@@ -97,8 +97,8 @@ class LanesEngine:
             rejections.append(Rejection(run, name, phase.name, "NaN or Inf in its reply"))
             present[run, lanes.slot[lane]] = False
         replies, clipped = self._gather(phase, reply, use, runs, slot, cohorts, present)
-        heard = np.asarray(present.any(axis=1))
-        server = self._server(stage, position, state.server, replies, heard)
+        answered = np.asarray(present.any(axis=1))
+        server = self._server(stage, position, state.server, replies, answered)
         counted = None if clipped is None else clipped.cpu().numpy()
         return Exchange(State(server, state.clients), present, rejections, clipped=counted)
 
@@ -135,11 +135,11 @@ class LanesEngine:
             return out
 
         stacked: Record = tree.map(spread, reply)
-        here = torch.from_numpy(present.astype(np.float32)).to(self.job.device)
-        return self.job.channel.gather(phase, stacked, here, self._clients.index(cohorts))
+        arrived = torch.from_numpy(present.astype(np.float32)).to(self.job.device)
+        return self.job.channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
 
-    def _server(self, stage: Stage, position: int, server: Tree, replies: Record, heard: np.ndarray) -> Tree:
-        """Every run's server step; a run that heard nobody keeps its state."""
+    def _server(self, stage: Stage, position: int, server: Tree, replies: Record, answered: np.ndarray) -> Tree:
+        """Every run's server step; a run that nobody answered keeps its state."""
 
         def one(server: Tree, replies: Record, hyper: dict[str, Tensor], validation: Tree) -> Tree:
             data = data_of(validation if validation else None, self.job)
@@ -150,9 +150,9 @@ class LanesEngine:
             new = vmap(one)(*values)
         else:
             new = tree.stack([one(*tree.take(values, run)) for run in range(len(self.job.runs))])
-        if heard.all():
+        if answered.all():
             return new
-        return tree.where(torch.from_numpy(heard).to(self.job.device), new, server)
+        return tree.where(torch.from_numpy(answered).to(self.job.device), new, server)
 
 
 def _where_lane(fine: Tensor, a: Tensor, b: Tensor) -> Tensor:

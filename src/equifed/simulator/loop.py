@@ -79,7 +79,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
             state, present, obstacle, clipped = _stage(job, engine, state, "round", number, cohorts, here, rejections)
-            gone = [each.run for when, each in rejections if when == number and not each.answered]
+            gone = [missing.run for when, missing in rejections if when == number and not missing.answered]
             observed, converged = _look(job, state)
             ended = running & converged if number < job.rounds else running
             if ended.any() and job.phases("final"):
@@ -129,7 +129,7 @@ def _with_everyone(
     present = np.broadcast_to(runs[:, None], cohorts.shape)
     state, present, obstacle, _ = _stage(job, engine, state, stage, number, cohorts, present, rejections)
     if obstacle is not None:
-        missing = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections)
+        missing = "; ".join(f"{rejection.client}: {rejection.reason}" for _, rejection in rejections)
         raise RunError(
             f"The {stage} phases could not be finished, and without them the result would not be the method's: "
             f"{obstacle} ({int(present.sum())} of {cohorts.shape[1]} clients)."

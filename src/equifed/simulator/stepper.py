@@ -134,11 +134,11 @@ class Stepper:
         many of the B are rows [T, W], and the rows' own values. Beyond them the client's first row stands in, with
         mask 0."""
         steps, device = end - begin, self.job.device
-        own = np.zeros((width, steps * size), dtype=np.int32)
-        for line, order in zip(own, positions, strict=False):
+        taken = np.zeros((width, steps * size), dtype=np.int32)
+        for line, order in zip(taken, positions, strict=False):
             part = order[begin * size : end * size]
             line[: len(part)] = part
-        places = torch.from_numpy(own).to(device).view(width, steps, size).transpose(0, 1).contiguous()
+        places = torch.from_numpy(taken).to(device).view(width, steps, size).transpose(0, 1).contiguous()
         lane = torch.arange(width, device=device)[:, None]
         if chosen is not None:
             places = chosen[lane, places]

@@ -54,7 +54,7 @@ def write_certificates(folder: Path, address: str) -> datetime:
         )
 
     ca, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    names = [_alternative(each) for each in dict.fromkeys((address, *LOOPBACK))]
+    names = [_alternative(name) for name in dict.fromkeys((address, *LOOPBACK))]
     of_ca = certificate(AUTHORITY, ca, authority=True)
     of_server = (
         certificate(address[:64], server, authority=False)

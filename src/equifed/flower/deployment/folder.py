@@ -6,7 +6,7 @@ certificates/                 of the server, and of the authority that signed it
 keys/NAME, NAME.pub           a silo's key pair
 flwr/config.toml              where the SuperLink is; FLWR_HOME of the server's machine
 data/                         of a trial: one file per silo, and the server's validation rows
-runs/ logs/ local/            made later: results, what the programs said, memory of what runs on this machine
+runs/ logs/ local/            made later: results, the programs' logs, memory of what runs on this machine
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _trial(silos: Sequence[str], method: Method) -> tuple[dict[str, pd.DataFrame
     rows = dict(zip(silos, np.array_split(order[held:], len(silos)), strict=True))
     if held:
         rows[VALIDATION] = order[:held]
-    tables = {name: frame.loc[np.sort(own), list(used)] for name, own in rows.items()}
+    tables = {name: frame.loc[np.sort(chosen), list(used)] for name, chosen in rows.items()}
     return tables, preset.schema(frame)
 
 

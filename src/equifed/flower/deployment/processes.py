@@ -144,8 +144,8 @@ def ending_on_signals() -> Iterator[None]:
     numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
     def end(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in numbers:
+            signal.signal(ignored, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     with _handlers(dict.fromkeys(numbers, end)):
