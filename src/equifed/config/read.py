@@ -60,7 +60,7 @@ def parse_config(
     reader.stop_if_wrong()
     assert run is not None
     assert data is not None
-    held = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, _partition_of(preset))
+    division = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, _partition_of(preset))
     if data.files and "partition" in merged:
         reader.problem("The files already say which client holds which rows; remove this section.", "partition")
     model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
@@ -75,13 +75,13 @@ def parse_config(
     run = dataclasses.replace(
         run,
         seeds=run.seeds or (1 if flower else SEEDS),
-        clients_per_round=run.clients_per_round or _sampled(preset, held, "partition" in merged),
+        clients_per_round=run.clients_per_round or _sampled(preset, division, "partition" in merged),
         local=local.for_task(task),
     )
-    return Config(run, data, held, model, method, sweep, flower, source, folder)
+    return Config(run, data, division, model, method, sweep, flower, source, folder)
 
 
-# -- defaults from the data ------------------------------------------------------------------------------------------
+# -- defaults from the data --------------------------------------------------------------------------------------------
 
 
 def _data_of(data: DataSection) -> Preset | None:
@@ -95,7 +95,7 @@ def _data_of(data: DataSection) -> Preset | None:
             raise ConfigError("Files need a schema, or a label and a sensitive column.", key="schema")
         if data.validation_file is not None and data.validation:
             raise ConfigError(
-                "There is a file for validation and a share of the rows, validation, too; keep one of them.",
+                "A file for validation and a share of the rows, `validation`, are both given; keep one of them.",
                 key="validation_file",
             )
         if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
@@ -113,11 +113,11 @@ def _data_of(data: DataSection) -> Preset | None:
         return dataset.preset(data.preset)
 
 
-def _sampled(preset: Preset | None, held: Any, changed: bool) -> int | Literal["all"] | None:
+def _sampled(preset: Preset | None, division: Any, changed: bool) -> int | Literal["all"] | None:
     """Clients per round where the file does not say; None where only the data know how many clients there are."""
     if preset is None:
         return "all"
-    clients = getattr(held, "num_partitions", None if changed else preset.num_partitions)
+    clients = getattr(division, "num_partitions", None if changed else preset.num_partitions)
     return None if clients is None else min(preset.clients_per_round, clients)
 
 
@@ -136,10 +136,10 @@ def _schema_task(data: DataSection, folder: Path) -> str:
     try:
         return str(json.loads((folder / str(data.schema_)).read_text()).get("task", ""))
     except (OSError, ValueError, AttributeError):
-        return ""  # reading the files will say what is wrong with it
+        return ""  # the error comes when the files are read
 
 
-# -- reading with good errors ----------------------------------------------------------------------------------------
+# -- reading with good errors ------------------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -263,7 +263,7 @@ class _Reader:
             elif len(set(values)) < len(values):
                 self.problem(f"names a value twice: {_shown(values)}.", "sweep", key)
             elif name in over:
-                self.problem("is there twice, with a dash and with an underscore.", "sweep", key)
+                self.problem("is given twice, with a dash and with an underscore.", "sweep", key)
             else:
                 over[name] = [float(value) for value in values]
                 self.checked("sweep", partial(check_swept, method, name, values), key=key)
@@ -318,17 +318,17 @@ def _readable(error: ValidationError, values: Any, kind: type[BaseModel]) -> lis
     known = [info.alias or name for name, info in kind.model_fields.items()]
     problems: list[tuple[str, ConfigError]] = []
     wrong: dict[str, tuple[Any, list[str]]] = {}
-    for each in error.errors(include_url=False, include_context=True):
-        path, value = _walk(each["loc"], values)
+    for detail in error.errors(include_url=False, include_context=True):
+        path, value = _walk(detail["loc"], values)
         key = ".".join(path)
-        if each["type"] == "extra_forbidden":
+        if detail["type"] == "extra_forbidden":
             nothing = ConfigError("There is nothing to set here.")
             problems.append((key, unknown_name("key", path[-1], known) if known else nothing))
-        elif each["type"] == "missing":
-            problems.append((str(each["loc"][0]), ConfigError("is required.")))
+        elif detail["type"] == "missing":
+            problems.append((str(detail["loc"][0]), ConfigError("is required.")))
         else:
-            template = _MUST_BE.get(each["type"])
-            must = template.format(**each.get("ctx", {})) if template else each["msg"]
+            template = _MUST_BE.get(detail["type"])
+            must = template.format(**detail.get("ctx", {})) if template else detail["msg"]
             _, alternatives = wrong.setdefault(key, (value, []))
             if must not in alternatives:
                 alternatives.append(must)
