@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import equifed as ef
 from equifed.data import get_dataset
@@ -20,6 +21,10 @@ BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "EQUIFED_DATA" not in os.environ and BESIDE.is_dir():
     os.environ["EQUIFED_DATA"] = str(BESIDE)
 
+
+# The same examples in every run, however busy the machine: a failure is a failure of the change at hand.
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 HEARING = """import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

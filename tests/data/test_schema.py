@@ -135,7 +135,7 @@ def test_codes_mean_the_same_whether_read_as_integers_floats_or_text():
         np.testing.assert_array_equal(schema.encode(frame.assign(code=values)).x, np.eye(3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(

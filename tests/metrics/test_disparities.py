@@ -36,7 +36,7 @@ def draw(seed: int, groups: int, n: int = 80) -> tuple[np.ndarray, np.ndarray, n
     return rng.integers(0, 2, n), (rng.random(n) < rng.random()).astype(int), rng.integers(0, groups, n)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), groups=st.integers(2, 4))
 def test_equal_to_fairlearn_wherever_it_is_defined(seed, groups):
     y, p, s = draw(seed, groups)
@@ -49,7 +49,7 @@ def test_equal_to_fairlearn_wherever_it_is_defined(seed, groups):
     assert metrics.average_odds_ratio(y, p, sensitive_features=s) == pytest.approx(theirs, nan_ok=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), groups=st.integers(2, 4))
 def test_are_pairwise_extremes_over_defined_groups(seed, groups):
     y, p, s = draw(seed, groups, n=12)  # so few rows that groups lack positives or negatives
@@ -153,7 +153,7 @@ def plain_fair_fate(table: np.ndarray) -> dict[str, float]:
     }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_paper_compat_fair_fate(seed):
     tables = np.random.default_rng(seed).integers(0, 60, (5, 2, 2, 2)) * (np.arange(5) > 0)[:, None, None, None]
@@ -175,7 +175,7 @@ def test_paper_compat_by_hand():
         metrics.average_odds_ratio(Y, P, sensitive_features=S, paper_compat="fairfate")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), groups=st.integers(2, 4))
 def test_ks_distance_is_scipys(seed, groups):
     rng = np.random.default_rng(seed)

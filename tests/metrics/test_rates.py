@@ -77,7 +77,7 @@ def test_empty_denominators_are_nan():
     assert np.isnan(rate["accuracy"]).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), groups=st.integers(2, 4))
 def test_equal_to_fairlearn_and_sklearn(seed, groups):
     y, p, s = draw(seed, groups=groups)
@@ -95,7 +95,7 @@ def test_equal_to_fairlearn_and_sklearn(seed, groups):
             assert value == pytest.approx(f1_score(y[s == group], p[s == group]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), classes=st.integers(2, 4))
 def test_leading_axes_equal_the_loop(seed, classes):
     table = np.random.default_rng(seed).integers(0, 4, (2, 3, 4, classes, classes))
@@ -106,7 +106,7 @@ def test_leading_axes_equal_the_loop(seed, classes):
             np.testing.assert_array_equal(together[name][i, j], value, err_msg=name)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_row_order_and_clients_do_not_matter(seed):
     y, p, s = draw(seed)

@@ -50,7 +50,7 @@ AT_MOST_ONCE = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(200, 500), clients=st.integers(1, 20), seed=st.integers(0, 2**32 - 1))
 @pytest.mark.parametrize("make", USES_EVERY_ROW + AT_MOST_ONCE)
 def test_rows_are_used_once_by_the_right_number_of_clients(make, n, clients, seed):
@@ -154,7 +154,7 @@ def test_per_client_splits_large_states_and_keeps_the_largest():
         assert set(rows.columns["STATE"][members]) == {name[:2]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n0=st.integers(300, 3000),
     n1=st.integers(300, 3000),

@@ -31,7 +31,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-WAIT = 60
+WAIT = 300
 """Seconds until a browser that says nothing is given up."""
 
 
