@@ -1,4 +1,4 @@
-"""A metric of the user's own, by module:Name: in configuration files, options, tables, checks and the report."""
+"""A metric of the user's own in a configuration file, in checks, and in what reads the run without its module."""
 
 from __future__ import annotations
 
@@ -44,14 +44,3 @@ def test_in_a_file(place, invoke, own):
     assert "gap_to_half" in invoke("show", about["run"]).stdout
     assert invoke("report", about["run"], "-o", "page.html").exit_code == 0
     assert "gap to one half" in (place / "page.html").read_text()
-
-
-def test_as_an_option(place, invoke, own, tiny):
-    args = ("tiny", "--methods", "fedavg,fedprox", "--rounds", "2", "--seeds", "2", "--metrics", own)
-    done = invoke("compare", *args, "--report", "page.html")
-    assert done.exit_code == 0, done.stderr
-    assert "gap to one half" in done.stdout
-    assert "gap to one half" in (place / "page.html").read_text()
-    wrong = invoke("compare", *args[:-1], "my_metrics:below")
-    assert wrong.exit_code == 2
-    assert "has no 'below'" in wrong.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ class Collector:
             rejections=_rejections(job, self.rejections),
             parameters=_parameters(job, kept),
             info=info,
-            settings=job.settings,
+            settings=dataclasses.replace(job.settings, metrics=job.settings.to_dict()["metrics"]),  # by name
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_notes(job, self.logs, self.rejections)],
             final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},

@@ -142,8 +142,7 @@ class Result:
         (or one of the two is undefined).
 
         `..._low` and `..._high` bound the means, 95 % intervals of a bootstrap over the seeds (nan for one seed).
-        `accuracy`-like metrics count as better when higher, `rmse` and `loss` when lower; disparities named
-        `..._ratio` when closer to 1, all others when closer to 0.
+        Which way is better stands in the catalogue of metrics; a ratio counts by its distance from 1.
         """
         return tradeoff.pareto(self.final(split), ["method", *self.swept], quality, disparity)
 
