@@ -77,7 +77,8 @@ def test_one_is_killed_with_its_descendants_and_the_others_live(tmp_path):
         for name in ("silo", "polite"):
             programs.kill(name)
             assert programs.alive(name) == set()
-            assert programs.ended(name) == -signal.SIGKILL
+            # a shell whose child was killed first may end with that before its own turn comes
+            assert programs.ended(name) in (-signal.SIGKILL, 128 + signal.SIGKILL)
         assert "asked" not in programs.log("polite").read_text()
         assert programs.alive("silo-2")
         run(programs, "silo", "sleep 1000")
