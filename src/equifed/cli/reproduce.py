@@ -49,7 +49,7 @@ def reproduce(name: str, request: Request, pages: Path | None, output: Output) -
                 for line in part.lines:
                     say(line)
                 if not output.json:
-                    show(*(each for piece in part.shown for each in _rendered(piece)))
+                    show(*(line for piece in part.shown for line in _rendered(piece)))
     except KeyboardInterrupt:
         where = f" are in {near(file)}" if file.exists() else " were made"
         say(f"Interrupted; {sum(len(part.rows) for part in parts)} rows{where}.")

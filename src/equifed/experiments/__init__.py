@@ -52,7 +52,7 @@ class Request:
     seeds: Annotated[int | None, Option("N", "Runs. (default: the paper's)", min=1)] = None
     rounds: Annotated[
         int | None,
-        Option("N", "Rounds; FedFair's: at most so many, of ST, LCO and FedFair only. (default: the paper's)", min=1),
+        Option("N", "Rounds; FedFair's: an upper limit, for ST, LCO and FedFair only. (default: the paper's)", min=1),
     ] = None
     reading: Annotated[
         str | None,
@@ -76,11 +76,14 @@ class Request:
     @property
     def given(self) -> list[str]:
         """The options that were given and not every experiment has."""
-        return [each.name for each in fields(self) if each.name != "quick" and getattr(self, each.name) is not None]
+        return [
+            name
+            for name in (field.name for field in fields(self))
+            if name != "quick" and getattr(self, name) is not None
+        ]
 
     def amount(self, seeds: int, rounds: int | None) -> tuple[int, Any]:
-        """Seeds and rounds: those asked for, or else these, which are the experiment's; no more than QUICK if so
-        asked."""
+        """Seeds and rounds: those asked for, or else the experiment's, which are given; few of both with --quick."""
         seeds, rounds = self.seeds or seeds, self.rounds or rounds
         if self.quick:
             return min(seeds, QUICK_SEEDS), min(rounds or QUICK_ROUNDS, QUICK_ROUNDS)

@@ -84,7 +84,7 @@ def published(
     return {
         tuple(row[name] for name in key): tuple(float(row[name]) for name in value)
         for row in csv.DictReader(text.splitlines())
-        if all(row[name] == wanted for name, wanted in where.items()) and all(row[name] for name in value)
+        if all(row[name] == expected for name, expected in where.items()) and all(row[name] for name in value)
     }
 
 

@@ -133,7 +133,7 @@ class Row:
     published: dict[str, float]
     mib_up: float
     mib_down: float
-    found: float
+    group_accuracy: float
     """Share of clients that are with their own group, after matching inferred groups to true ones; nan where known."""
     seconds_per_round: float
 
@@ -159,8 +159,8 @@ def chosen(size: Size, labels: Sequence[str] | None) -> list[TableArm]:
     """The paper's rows, or those that are named; E2FL with inferred groups only by the row's own name."""
     names = labels or PAPER_ROWS
     inferred = {arm.label for arm in arms(size) if arm.label.startswith("E2FL (")}
-    own = {name.lower() for name in names}
-    return [arm for arm in arms_named(arms(size), names) if arm.label not in inferred or arm.label.lower() in own]
+    lower = {name.lower() for name in names}
+    return [arm for arm in arms_named(arms(size), names) if arm.label not in inferred or arm.label.lower() in lower]
 
 
 def table1(
@@ -175,16 +175,16 @@ def table1(
         sim = simulation(arm.method, feds, size, count, eval_every or count)
         step = carry_out(sim, f"FairMNISTRotate ({name}) {arm.label}", watch)
         result = sim.result()
-        found = NAN
+        group_accuracy = NAN
         if isinstance(arm.method, E2FL) and arm.method.groups != "known":
-            found = float(np.mean([matched_accuracy(*_groups(sim, step, run)) for run in range(len(feds))]))
-        rows = [row(arm.label, result.final(), result, theirs, found)]
+            group_accuracy = float(np.mean([matched_accuracy(*_groups(sim, step, run)) for run in range(len(feds))]))
+        rows = [row(arm.label, result.final(), result, theirs, group_accuracy)]
         if arm.label == "E2FL":
             rows.append(row("E2FL (GM)", _final_with_global_ranking(sim, step), result, theirs, NAN))
         yield rows, result
 
 
-def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, ...], float], found: float) -> Row:
+def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, ...], float], group_accuracy: float) -> Row:
     scale = {name: 1e4 if name.endswith("variance") else 100.0 for name in SUMMARIES}
     values = {name: moments(final[name].to_numpy() * scale[name]) for name in SUMMARIES}
     per_round = result.messages[result.messages["stage"] == "round"]
@@ -196,7 +196,7 @@ def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, ...], fl
         {name: theirs[label, name] for name in SUMMARIES if (label, name) in theirs},
         per_round["bytes_up"].sum() / 2**20,
         per_round["bytes_down"].sum() / 2**20,
-        found,
+        group_accuracy,
         float(result.timings["seconds_per_round"]),
     )
 
@@ -225,10 +225,10 @@ def _groups(sim: Simulation, step: Step, run: int) -> tuple[np.ndarray, np.ndarr
     return tree.take(step.state.clients, run).group.cpu().numpy(), truth
 
 
-def matched_accuracy(found: np.ndarray, truth: np.ndarray) -> float:
+def matched_accuracy(inferred_groups: np.ndarray, truth: np.ndarray) -> float:
     """Share of clients in the right group, inferred groups being named after true ones so that it is largest."""
-    table = np.zeros((max(found.max(), 0) + 1, truth.max() + 1), dtype=int)
-    np.add.at(table, (found[found >= 0], truth[found >= 0]), 1)
+    table = np.zeros((max(inferred_groups.max(), 0) + 1, truth.max() + 1), dtype=int)
+    np.add.at(table, (inferred_groups[inferred_groups >= 0], truth[inferred_groups >= 0]), 1)
 
     rows, columns = linear_sum_assignment(table, maximize=True)  # an inferred group may be nobody's
     return float(table[rows, columns].sum()) / len(truth)
@@ -261,7 +261,9 @@ class FirstRankings(Method):
     def round(self) -> tuple[Phase, ...]:
         def keep(server: Collected, replies: Record, validation: Data | None) -> Collected:
             put = tree.map(
-                lambda all_of, some: all_of.index_put((replies["client"],), some), server.rankings, replies["ranking"]
+                lambda rankings, replied: rankings.index_put((replies["client"],), replied),
+                server.rankings,
+                replies["ranking"],
             )
             return server._replace(rankings=put)
 
@@ -270,8 +272,8 @@ class FirstRankings(Method):
 
     def init(self, task: Task, parameters: Tree) -> Collected:
         network = FRL().init(task, parameters)
-        many = task.num_clients
-        return Collected(network, network.R, tree.map(lambda order: order.new_zeros(many, len(order)), network.R))
+        clients = task.num_clients
+        return Collected(network, network.R, tree.map(lambda order: order.new_zeros(clients, len(order)), network.R))
 
     def predict(self, task: Task, server: Collected, client: Tree, x: Tensor) -> Tensor:
         return task.predict(server.network.theta, x)
@@ -287,7 +289,7 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
     parts = []
     for begin in range(0, len(order), AT_ONCE):
         members = order[begin : begin + AT_ONCE]
-        some = dataclasses.replace(
+        batch = dataclasses.replace(
             fed,
             train=RowSets.of([fed.train[k] for k in members]),
             client_test=None,
@@ -295,7 +297,7 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
             client_groups=None,
         )
         sim = Simulation(
-            make_job(FirstRankings(), some, size.model, RunSettings(1, "all", local=local(size.rank_rate)))
+            make_job(FirstRankings(), batch, size.model, RunSettings(1, "all", local=local(size.rank_rate)))
         )
         step = carry_out(sim, f"rankings of clients {begin + 1} to {begin + len(members)}", watch)
         parts.append(tree.map(lambda leaf: leaf[0].cpu(), step.state.server.rankings))
@@ -317,21 +319,24 @@ def table5(name: str, seeds: int, watch: Watch) -> list[LayerRow]:
     size = size_of(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     theirs = published_figures(5) if name == "full" else {}
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     edges: dict[str, int] = {}
     for fed in federations(size, range(seeds)):
         assert fed.client_groups is not None
         truth = fed.client_groups[np.argsort(np.asarray(fed.ids, dtype=str), kind="stable")]
-        each = list(first_rankings(fed, size, watch).values())
-        views = {**{layer: [leaf] for layer, leaf in zip(size.layers, each, strict=True)}, "ALL": each}
+        leaves_by_layer = list(first_rankings(fed, size, watch).values())
+        views = {
+            **{layer: [leaf] for layer, leaf in zip(size.layers, leaves_by_layer, strict=True)},
+            "ALL": leaves_by_layer,
+        }
         for layer, leaves in views.items():
-            there = torch.ones(len(truth), dtype=torch.bool, device=device)
+            present = torch.ones(len(truth), dtype=torch.bool, device=device)
             rankings = {str(i): leaf.to(device) for i, leaf in enumerate(leaves)}
-            groups = rank_clusters(rankings, there, len(size.clients_per_group)).cpu().numpy()
-            found.setdefault(layer, []).append(100 * matched_accuracy(groups, truth))
+            groups = rank_clusters(rankings, present, len(size.clients_per_group)).cpu().numpy()
+            accuracies.setdefault(layer, []).append(100 * matched_accuracy(groups, truth))
             edges[layer] = sum(leaf.shape[1] for leaf in leaves)
     rows = []
-    for layer, percentages in found.items():
+    for layer, percentages in accuracies.items():
         mean, deviation, _ = moments(percentages)
         rows.append(LayerRow(layer, edges[layer], mean, deviation, theirs.get((layer, "accuracy"), NAN)))
     return rows
@@ -366,8 +371,8 @@ def figure4(name: str, seeds: int, rounds: int, every: int, watch: Watch) -> Ite
                 for how, grouping in GROUPINGS.items():
                     if grouping.infer is None:
                         continue
-                    found = inferred(grouping.infer, server, fed, sim.job.task, tables, run)
-                    yield Point(sim.job.runs[run].seed, step.round, how, float((found == fed.client_groups).mean()))
+                    groups = inferred(grouping.infer, server, fed, sim.job.task, tables, run)
+                    yield Point(sim.job.runs[run].seed, step.round, how, float((groups == fed.client_groups).mean()))
 
 
 def inferred(
@@ -383,7 +388,7 @@ def inferred(
 
     parts = []
     with torch.no_grad():
-        for some in rows.split(20):
-            x = tables.features(some.reshape(-1), run).reshape(*some.shape, *fed.shape)
-            parts.append(vmap(one)(x, tables.y[some], tables.s[some]))
+        for part in rows.split(20):
+            x = tables.features(part.reshape(-1), run).reshape(*part.shape, *fed.shape)
+            parts.append(vmap(one)(x, tables.y[part], tables.s[part]))
     return torch.cat(parts).cpu().numpy()

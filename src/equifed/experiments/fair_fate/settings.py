@@ -100,7 +100,7 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
     encoded, preset, _, hashes = get_dataset(dataset).encode("fair-fate")
     count = CLIENTS[dataset][0]
     rows = Rows(encoded.x, encoded.y, encoded.s)
-    made = []
+    feds = []
     for seed in seeds:
         train, validation, test = _split(len(encoded.y), seed)
         held = (
@@ -108,7 +108,7 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
             if sigma == "RND"
             else _dirichlet(train, encoded.y, encoded.s, float(sigma), count, seed)
         )
-        made.append(
+        feds.append(
             Federation(
                 rows=rows,
                 train=RowSets.of(held),
@@ -129,7 +129,7 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
                 },
             )
         )
-    return made
+    return feds
 
 
 def _split(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -176,12 +176,12 @@ def _cohorts(seed: int, rounds: int, count: int, per_round: int) -> np.ndarray:
     generator = random.Random(seed)
     chosen = np.empty((rounds, per_round), dtype=np.int64)
     for row in chosen:
-        found: list[int] = []
-        while len(found) < per_round:
+        cohort: list[int] = []
+        while len(cohort) < per_round:
             client = generator.randint(0, count - 1)
-            if client not in found:
-                found.append(client)
-        row[:] = sorted(found)
+            if client not in cohort:
+                cohort.append(client)
+        row[:] = sorted(cohort)
     return chosen
 
 

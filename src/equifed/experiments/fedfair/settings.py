@@ -59,7 +59,7 @@ ADVERSARIAL_ROUNDS = 20
 KNOWN_ERRORS = (
     "The paper chose every method's hyper-parameter by the harmonic mean on test data; --select train chooses on the "
     "clients' training rows.",
-    "Which columns of COMPAS and which label of DRUG were used is not said, so levels differ: with DRUG's obvious "
+    "Which columns of COMPAS and which label of DRUG were used is not stated, so levels differ: with DRUG's obvious "
     "label plain logistic regression has accuracy 0.77 and fairness 0.96 where the paper has 0.73 and 0.88.",
     "The deviations of EO, CEO and ST are over all clients' models, those of the other methods over the five "
     "constructions of the data.",
@@ -112,7 +112,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
         hidden = {rule.column for rule in preset.sensitive}
         preset = replace(preset, features=tuple(name for name in preset.features if name not in hidden))
         preset = replace(preset, inputs=_inputs(dataset, preset))
-    made = load(dataset, preset=preset, seeds=range(seeds))
+    feds = load(dataset, preset=preset, seeds=range(seeds))
     return [
         replace(
             fed,
@@ -121,7 +121,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
                 fed.test, np.zeros(fed.num_clients, np.int64), np.full(fed.num_clients, len(fed.test), np.int64)
             ),
         )
-        for fed in made
+        for fed in feds
     ]
 
 

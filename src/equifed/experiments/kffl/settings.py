@@ -121,11 +121,11 @@ def simulation(arm: Arm, feds: list[Federation], rounds: int) -> Simulation:
     return Simulation(make_job(arm.method, feds, model, settings, over=arm.over))
 
 
-def sweeps(feds: list[Federation], wanted: Sequence[Arm], rounds: int, watch: Watch) -> Iterator[tuple[Arm, Result]]:
+def sweeps(feds: list[Federation], rows: Sequence[Arm], rounds: int, watch: Watch) -> Iterator[tuple[Arm, Result]]:
     """Every method over its trade-off parameter, all values and seeds in one computation each."""
-    for number, arm in enumerate(wanted, 1):
+    for number, arm in enumerate(rows, 1):
         sim = simulation(arm, feds, rounds)
-        carry_out(sim, f"{feds[0].name} {number}/{len(wanted)} {arm.label}", watch)
+        carry_out(sim, f"{feds[0].name} {number}/{len(rows)} {arm.label}", watch)
         yield arm, sim.result()
 
 
@@ -197,15 +197,15 @@ def figure(
     feds = federations(dataset, skew, range(seeds))
     done: dict[Method, Result] = {}
     for measure, name in MEASURES.items():
-        wanted = chosen(arms(measure, scale(feds), centralized=True), labels)
-        done |= {arm.method: r for arm, r in sweeps(feds, [a for a in wanted if a.method not in done], rounds, watch)}
+        rows = chosen(arms(measure, scale(feds), centralized=True), labels)
+        done |= {arm.method: r for arm, r in sweeps(feds, [a for a in rows if a.method not in done], rounds, watch)}
         reference = majority(feds), 1.05 * float(done[FedAvg()].final()[name].mean())
         fronts = []
-        for arm in wanted:
+        for arm in rows:
             area, low, high, _ = done[arm.method].hypervolume("accuracy", name, reference=reference)
             points = done[arm.method].pareto("accuracy", name).astype({"method": str}).to_dict("records")
             fronts.append(Front(dataset, skew, measure, arm.label, area, low, high, points))
-        yield name, fronts, [done[arm.method] for arm in wanted]
+        yield name, fronts, [done[arm.method] for arm in rows]
 
 
 def majority(feds: Sequence[Federation]) -> float:
@@ -243,11 +243,11 @@ def regression(number: int, seeds: int, rounds: int, watch: Watch) -> Result:
 
 def trivial_rmse(dataset: str, skew: str, seeds: int) -> float:
     """RMSE on test rows of predicting the mean of the training rows."""
-    made = []
+    errors = []
     for fed in federations(dataset, skew, range(seeds), regression=True):
         y = fed.rows.y
-        made.append(np.sqrt(np.mean((y[fed.test] - y[fed.train.index].mean()) ** 2)))
-    return float(np.mean(made))
+        errors.append(np.sqrt(np.mean((y[fed.test] - y[fed.train.index].mean()) ** 2)))
+    return float(np.mean(errors))
 
 
 class AtEqualRmse(NamedTuple):

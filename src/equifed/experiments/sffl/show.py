@@ -48,11 +48,11 @@ def grid(
     chosen = {clients: sffl.chosen(arms, request.methods) for clients, arms in plans.items()}
     rows: list[Row] = []
     for dataset, (clients, arms) in product(datasets, chosen.items()):
-        for made, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
-            rows += made
-            page = (dataset, f"alpha {made[0].alpha:g}", f"{clients} clients")
-            yield Part(made, [_line(row) for row in made], results=[result], page=page)
-    found = sffl.verdicts(rows) if verdicts else []
+        for new, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
+            rows += new
+            page = (dataset, f"alpha {new[0].alpha:g}", f"{clients} clients")
+            yield Part(new, [_line(row) for row in new], results=[result], page=page)
+    judged = sffl.verdicts(rows) if verdicts else []
     yield Part(
         shown=[
             *(
@@ -63,9 +63,9 @@ def grid(
             "rows; [worst client .. best]. floor: the mean EOP that sampling alone gives on those rows to a model with "
             "the same true positive rates but no gap. global: of all clients' test rows together.",
             *(f"{dataset}: {sffl.DATASETS[dataset]}." for dataset in datasets),
-            *map(_verdict, found),
+            *map(_verdict, judged),
         ],
-        record={"verdicts": [asdict(verdict) for verdict in found]},
+        record={"verdicts": [asdict(verdict) for verdict in judged]},
     )
 
 
