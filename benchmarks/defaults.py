@@ -2,7 +2,7 @@
 
     python benchmarks/defaults.py [--data compas,german] [--methods fedavg] [--rates 0.03,0.1] [--seeds 3]
 
-Every data set is dealt as it is by default (the preset's clients, Dirichlet 0.5 or its natural ones). For every setting
+Every data set is partitioned as it is by default. For every setting
 the table has the mean validation accuracy (RMSE for regression) after the default number of rounds, and the mean over
 data sets of how much it lacks to the best setting of each. Test rows are never looked at. About ten minutes on a core.
 """
@@ -27,10 +27,7 @@ STEPS = ((1, 32), (2, 32), (2, 64), (2, 128))
 def measured(data: str, method: str, settings: list[tuple[int, int, float]], seeds: int) -> pd.DataFrame:
     """Final accuracy or RMSE, loss, and the largest step of the last four evaluations, a row per setting."""
     preset = get_dataset(data).preset(None)
-    deal = (
-        ef.partition.Natural(preset.natural) if preset.natural else ef.partition.Dirichlet(preset.num_partitions, 0.5)
-    )
-    feds = ef.load(data, partition=deal, seeds=range(seeds))
+    feds = ef.load(data, seeds=range(seeds))
     regression = preset.task == "regression"
     quality = "rmse" if regression else "accuracy"
     rows = []
