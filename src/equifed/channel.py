@@ -15,7 +15,6 @@ does with clipped updates is a mean weighted by the same weights, so no client c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.errors import ConfigError
-from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Record, Update
+from equifed.protocol import Method, Phase, Record, Update, wrapped
 from equifed.tree import Tree
 
 CLIPPED = "clipped"
@@ -86,7 +85,7 @@ class Channel:
         return dataclasses.replace(
             phase,
             up=(*phase.up, CLIPPED),
-            client=_then(phase.client, send),
+            client=wrapped(phase.client, lambda down, state, reply, new: (send(down, reply), new)),
             limits={**phase.limits, CLIPPED: (0, 1)},
         )
 
@@ -127,23 +126,6 @@ class Channel:
 
 CHANNEL_OPTIONS = tuple(field.name for field in dataclasses.fields(Channel))
 """What can be swept besides a method's hyper-parameters."""
-
-
-def _then(work: ClientWork, send: Callable[[Record, Record], Record]) -> ClientWork:
-    """The work of a client with `send`, (down, reply) -> reply, at its end."""
-    if isinstance(work, LocalTraining):
-
-        def finish(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
-            reply, state = work.finish(parameters, down, state, data, context)
-            return send(down, reply), state
-
-        return dataclasses.replace(work, finish=finish)
-
-    def client(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
-        reply, state = work(down, state, data)
-        return send(down, reply), state
-
-    return client
 
 
 def _difference(update: Update, down: Record, value: Tree) -> Tree:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -28,24 +28,11 @@ from torch import Tensor
 
 from equifed.codec import CodecName
 from equifed.errors import ConfigError
-from equifed.task import Task
-from equifed.training import EmpiricalRisk, LocalTraining, Start
+from equifed.task import Task as Task
+from equifed.training import EmpiricalRisk as EmpiricalRisk
+from equifed.training import LocalTraining as LocalTraining
+from equifed.training import Start as Start
 from equifed.tree import Tree
-
-__all__ = [
-    "ClientWork",
-    "Data",
-    "Draw",
-    "EmpiricalRisk",
-    "LocalTraining",
-    "Method",
-    "Phase",
-    "Record",
-    "Start",
-    "Task",
-    "Update",
-    "unchanged",
-]
 
 Record = dict[str, Tree]
 """Named tensors or trees: what travels in one message."""
@@ -154,6 +141,26 @@ class ClientWork(Protocol):
     def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]: ...
 
 
+def wrapped(
+    work: ClientWork,
+    after: Callable[[Record, Any, Record, Tree], tuple[Record, Tree]],
+    inside: Callable[[Any], Tree] = lambda state: state,
+) -> ClientWork:
+    """The same work on what is `inside` a client's state; `after`, (down, state, reply, what is inside now) -> (reply,
+    state), is its end."""
+
+    if isinstance(work, LocalTraining):
+
+        def prepare(down: Record, state: Tree, data: Data) -> Start:
+            return work.prepare(down, inside(state), data)
+
+        def finish(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+            return after(down, state, *work.finish(parameters, down, inside(state), data, context))
+
+        return replace(work, prepare=prepare, finish=finish)
+    return lambda down, state, data: after(down, state, *work(down, inside(state), data))
+
+
 ServerStep = Callable[[Any, Record, "Data | None"], Any]
 """(server, replies, validation) -> server. `replies` holds the fields of `up`, summed or stacked [K, ...], and
 `present`: the number of answers (sum), or 1.0/0.0 per client [K] (stack, with `client` [K], the clients' positions).
@@ -163,6 +170,18 @@ ServerStep = Callable[[Any, Record, "Data | None"], Any]
 def unchanged(server: Any, replies: Record, validation: Data | None) -> Any:
     """The server's step in a phase from which it learns nothing."""
     return server
+
+
+def kept(server: Any, replies: Record, validation: Data | None) -> Any:
+    """The server's step that keeps the replies in its fields of the same names."""
+    return server._replace(**{name: value for name, value in replies.items() if name in server._fields})
+
+
+class Server(NamedTuple):
+    """The server's state of a method that needs nothing but the model."""
+
+    theta: Tree
+    """theta, the global model."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +306,7 @@ class Method:
 
     def init(self, task: Task, parameters: Tree) -> Any:
         """The server's state before round 1: a NamedTuple of tensors and trees."""
-        raise NotImplementedError
+        return Server(parameters)
 
     def init_client(self, task: Task, parameters: Tree) -> Tree:
         """What a client keeps between rounds; () when nothing."""
@@ -302,13 +321,13 @@ class Method:
         return SimpleNamespace(**fields)
 
     def model_of(self, server: Any, clients: Any) -> Tree:
-        """The trained model: the server's `theta`, else the clients' own, along a leading axis; {} for neither.
-        `clients` is () where their states are elsewhere."""
+        """The trained model: the server's `theta`, else that of a client or, along a leading axis, of all; {} for
+        neither. `clients` is () where their states are elsewhere."""
         return server.theta if hasattr(server, "theta") else getattr(clients, "theta", {})
 
     def predict(self, task: Task, server: Any, client: Tree, x: Tensor) -> Tensor:
         """Probabilities (classification) or values (regression) for the rows x; see `Task.predict`."""
-        return task.predict(server.theta, x)
+        return task.predict(self.model_of(server, client), x)
 
     def adjust(self, task: Task, server: Any, client: Tree, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         """What `predict` returned, post-processed: s are the rows' groups, u a random number in 0..1 for each row."""

@@ -18,9 +18,9 @@ import equifed as ef
 from equifed import randomness, tree
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
-from equifed.methods.fedavg import FedAvg, Server, apply_mean_update, weighted_update
+from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.notes import Note
-from equifed.protocol import Data, LocalTraining, Phase, Record
+from equifed.protocol import Data, LocalTraining, Phase, Record, Server
 from equifed.simulator import lane_data, make_job, stepper
 from equifed.simulator.stepper import grid_up, portions, segments
 from equifed.tree import Tree

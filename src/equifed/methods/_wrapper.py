@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.errors import ConfigError
-from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, Method, Phase, Record, Task, wrapped
 from equifed.tree import Tree
 
 
@@ -95,28 +95,14 @@ class Wrapper(Method):
 
     def around(self, phase: Phase) -> Phase:
         """A phase of the method inside, on its part of the states."""
-        work = phase.client
 
-        def prepare(down: Record, state: Around, data: Data) -> Start:
-            assert isinstance(work, LocalTraining)
-            return work.prepare(down, state.inner, data)
-
-        def finish(parameters: Tree, down: Record, state: Around, data: Data, context: Tree) -> tuple[Record, Around]:
-            assert isinstance(work, LocalTraining)
-            reply, inner = work.finish(parameters, down, state.inner, data, context)
-            return reply, state._replace(inner=inner)
-
-        def call(down: Record, state: Around, data: Data) -> tuple[Record, Around]:
-            reply, inner = work(down, state.inner, data)
+        def after(down: Record, state: Around, reply: Record, inner: Tree) -> tuple[Record, Around]:
             return reply, state._replace(inner=inner)
 
         def server(server: Around, replies: Record, validation: Data | None) -> Around:
             return server._replace(inner=phase.server(server.inner, replies, validation))
 
-        client: ClientWork = call
-        if isinstance(work, LocalTraining):
-            client = dataclasses.replace(work, prepare=prepare, finish=finish)
-        return dataclasses.replace(phase, client=client, server=server)
+        return dataclasses.replace(phase, client=wrapped(phase.client, after, attrgetter("inner")), server=server)
 
     # -- states --------------------------------------------------------------------------------------------------------
 

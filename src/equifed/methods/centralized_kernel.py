@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equifed.methods._kernels import exact_dependence, outputs
-from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.methods.local_kernel import with_attribute
 from equifed.protocol import Data, LocalTraining, Phase
@@ -37,8 +37,7 @@ class CentralizedKernel(FedAvg):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(weighted_update, self.loss, with_attribute)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
+        return (averaging(LocalTraining(weighted_update, self.loss, with_attribute)),)
 
     def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
         s, f = batch.per_row["sensitive"], outputs(parameters, batch)

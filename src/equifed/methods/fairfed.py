@@ -23,7 +23,7 @@ from equifed import tree
 from equifed.methods._cells import DIFFERENCES, decision_counts, rate_parts
 from equifed.methods._debias import REWEIGHING, Debiasing, fair_batch, kernel
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, Update
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
 from equifed.tree import Tree
 
 BY_WEIGHT = {"update": Update(weight="weight")}
@@ -97,15 +97,13 @@ class FairFed(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        measure = Phase("measure", ("theta",), ("counts",), measured, keep_counts, "sum")
+        measure = Phase("measure", ("theta",), ("counts",), measured, kept, "sum")
         compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum")
         debiasing = self.debiasing
         train = LocalTraining(self.reply, debiasing.loss, self.start, debiasing.resample)
         up = ("update", "weight", "weight_before")
         down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
-        fit = Phase(
-            "train", down, up, train, average, "sum", debiasing.draws, updates={"update": Update(weight="weight")}
-        )
+        fit = Phase("train", down, up, train, average, "sum", debiasing.draws, updates=BY_WEIGHT)
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:
@@ -157,10 +155,6 @@ def measured(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
     """Rows by group, label and prediction of theta."""
     counts = decision_counts(down["theta"], data)
     return {"counts": counts}, state._replace(theta=down["theta"], counts=counts)
-
-
-def keep_counts(server: Server, replies: Record, validation: Data | None) -> Server:
-    return server._replace(counts=replies["counts"])
 
 
 def mean_gap(server: Server, replies: Record, validation: Data | None) -> Server:

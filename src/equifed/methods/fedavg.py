@@ -9,19 +9,14 @@ The server needs only the two sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from equifed import tree
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
+from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Record, ServerStep, Update
 from equifed.tree import Tree
 
 BY_ROWS = {"update": Update(weight="rows")}
 """What moves the model where clients reply n_k times their update, and n_k."""
-
-
-class Server(NamedTuple):
-    theta: Tree
-    """theta, the global model."""
 
 
 def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -35,6 +30,13 @@ def apply_mean_update(server: Any, replies: Record, validation: Data | None) -> 
     return server._replace(theta=tree.add(server.theta, mean))
 
 
+def averaging(
+    train: ClientWork, step: ServerStep = apply_mean_update, down: tuple[str, ...] = ("theta",), **options: Any
+) -> Phase:
+    """The phase in which clients train and reply n_k times their update, and n_k; the server needs only the sums."""
+    return Phase("train", down, ("update", "rows"), train, step, "sum", updates=BY_ROWS, **options)
+
+
 @dataclass(frozen=True)
 class FedAvg(Method):
     """Average the clients' models, weighted by their numbers of rows."""
@@ -43,8 +45,4 @@ class FedAvg(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(weighted_update)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
-
-    def init(self, task: Task, parameters: Tree) -> Any:
-        return Server(parameters)
+        return (averaging(LocalTraining(weighted_update)),)

@@ -23,9 +23,9 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import EquifedWarning
-from equifed.methods.fedavg import BY_ROWS, Server, apply_mean_update, weighted_update
+from equifed.methods.fedavg import averaging, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Server, Start, Task
 from equifed.tree import Tree
 
 
@@ -50,8 +50,7 @@ class FedEM(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(reply, EmpiricalRisk("q", models=True), start)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
+        return (averaging(LocalTraining(reply, EmpiricalRisk("q", models=True), start)),)
 
     def init(self, task: Task, parameters: Tree) -> Any:
         warn_if_equal(self.name, parameters)

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.fedavg import BY_ROWS, weighted_update
+from equifed.methods.fedavg import averaging, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.tree import Tree
@@ -38,13 +38,11 @@ class ServerMomentum(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(weighted_update)
-        return (Phase("train", ("theta",), ("update", "rows"), train, self.step, "sum", updates=BY_ROWS),)
+        return (averaging(LocalTraining(weighted_update), self.step),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(
-            parameters, tree.zeros_like(parameters), tree.zeros(parameters), tree.zeros(parameters) + task.rounds
-        )
+        zero = tree.zeros(parameters)
+        return Server(parameters, tree.zeros_like(parameters), zero, zero + task.rounds)
 
     def momentum(self, t: Tensor, T: Tensor) -> Tensor | float:
         """beta of round t of T."""

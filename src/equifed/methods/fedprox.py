@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start
 from equifed.tree import Tree
@@ -27,8 +27,7 @@ class FedProx(FedAvg):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(weighted_update, EmpiricalRisk(mu=self.mu), keep_centre)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
+        return (averaging(LocalTraining(weighted_update, EmpiricalRisk(mu=self.mu), keep_centre)),)
 
 
 def keep_centre(down: Record, state: Tree, data: Data) -> Start:

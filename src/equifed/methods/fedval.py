@@ -15,9 +15,8 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import RATIOS, ratios
-from equifed.methods.fedavg import Server
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Update
 from equifed.tree import Tree
 
 OWN_MODEL = {"theta": Update(around="theta")}
@@ -46,9 +45,6 @@ class FedVal(Method):
     def round(self) -> tuple[Phase, ...]:
         up = ("theta", "rows")
         return (Phase("train", ("theta",), up, LocalTraining(own_model), self.average, updates=OWN_MODEL),)
-
-    def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(parameters)
 
     def average(self, server: Server, replies: Record, validation: Data | None) -> Server:
         def score(theta: Tree) -> Any:

@@ -20,13 +20,8 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Start, Task, unchanged
 from equifed.tree import Tree
-
-
-class Server(NamedTuple):
-    theta: Tree
-    """theta_q, the models [Q, ...]."""
 
 
 class Client(NamedTuple):
@@ -85,9 +80,6 @@ class IFCA(Method):
                 f"{task.num_client_groups or 'no client'} groups. Give client_groups, or known=False.",
                 key="known",
             )
-
-    def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(parameters)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         return Client(torch.tensor(-1, device=tree.prototype(parameters).device))

@@ -26,7 +26,7 @@ from torch.func import grad
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
 from equifed.methods._kernels import feature_draws, outputs, own_rows, phi
-from equifed.methods.fedavg import BY_ROWS
+from equifed.methods.fedavg import averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -84,8 +84,8 @@ class KFFL(Method):
 
     @property
     def train(self) -> Phase:
-        train = LocalTraining(weighted_step, EmpiricalRisk(mu=1 / self.step_size), from_half)
-        return Phase("train", ("half",), ("update", "rows"), train, apply_to_half, "sum", updates=BY_ROWS)
+        proximal = EmpiricalRisk(mu=1 / torch.as_tensor(self.step_size))
+        return averaging(LocalTraining(weighted_step, proximal, from_half), apply_to_half, down=("half",))
 
     def check(self, task: Task) -> None:
         if self.condition_on == "label" and (task.kind == "regression" or task.num_classes != 2):

@@ -19,7 +19,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.methods._constrained import COUNTS, UPDATES, Constrained, counted
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Phase, Record, Task
+from equifed.protocol import Data, Phase, Record, Task, kept
 from equifed.tree import Tree
 
 
@@ -63,7 +63,7 @@ class LCO(Constrained):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", ("theta",), COUNTS, self.measure, self.keep_counts, gather="sum"),)
+        return (Phase("measure", ("theta",), COUNTS, self.measure, kept, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.zeros(parameters)
@@ -95,13 +95,10 @@ class LCO(Constrained):
         primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
         dual = torch.where(any_rows, torch.where(holder, replies["residual"].sqrt(), server.dual), torch.inf)
         moved = server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
-        return self.keep_counts(moved, replies, validation)
+        return kept(moved, replies, validation)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         return self.counts(*self.gaps(down["theta"], data), state.la, state.lb), state
-
-    def keep_counts(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return server._replace(**{name: replies[name] for name in COUNTS})
 
     def converged(self, server: Server) -> Tensor:
         return (server.primal < self.tolerance) & (server.dual < self.tolerance)

@@ -6,16 +6,10 @@ client k:  theta_k <- theta_k after local training, kept by the client
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import ClassVar, NamedTuple
 
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
-
-
-class Server(NamedTuple):
-    """The server knows nothing."""
 
 
 class Client(NamedTuple):
@@ -35,14 +29,11 @@ class LocalOnly(Method):
     def round(self) -> tuple[Phase, ...]:
         return (Phase("train", (), (), LocalTraining(keep, prepare=go_on), server=unchanged, gather="sum"),)
 
-    def init(self, task: Task, parameters: Tree) -> Server:
-        return Server()
+    def init(self, task: Task, parameters: Tree) -> Tree:
+        return ()  # the server knows nothing
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         return Client(parameters)
-
-    def predict(self, task: Task, server: Any, client: Client, x: Tensor) -> Tensor:
-        return task.predict(client.theta, x)
 
 
 def go_on(down: Record, state: Client, data: Data) -> Start:

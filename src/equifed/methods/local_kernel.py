@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equifed.methods._kernels import dependence, feature_draws, outputs
-from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start
 from equifed.training import mean_loss
@@ -45,10 +45,7 @@ class LocalKernel(FedAvg):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update, self.loss, with_attribute)
-        draws = feature_draws(self.features)
-        return (
-            Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", draws, updates=BY_ROWS),
-        )
+        return (averaging(train, draws=feature_draws(self.features)),)
 
     def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
         s, f = batch.per_row["sensitive"], outputs(parameters, batch)

@@ -16,9 +16,8 @@ from typing import ClassVar
 import torch
 
 from equifed import tree
-from equifed.methods.fedavg import Server
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, Update
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Update
 from equifed.tree import Tree
 
 EPSILON = 1e-10
@@ -38,9 +37,6 @@ class QFFL(Method):
     def round(self) -> tuple[Phase, ...]:
         updates = {"delta": Update(weight="h")}  # Delta_k / h_k: the step of client k if it were alone
         return (Phase("train", ("theta",), ("delta", "h"), LocalTraining(self.reply), step, "sum", updates=updates),)
-
-    def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(parameters)
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         theta, has_rows = down["theta"], (data.n > 0).to(data.mask.dtype)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._cells import cell_counts
-from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task, kept
 from equifed.tree import Tree
 
 
@@ -59,8 +59,7 @@ class FedAvgLR(FedAvg):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(weighted_update, weighted_loss, own_weights)
-        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
+        return (averaging(LocalTraining(weighted_update, weighted_loss, own_weights)),)
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class FedAvgGR(FedAvg):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update, weighted_loss, common_weights)
-        fit = Phase("train", ("theta", "counts"), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS)
+        fit = averaging(train, down=("theta", "counts"))
         return (fit,) if self.scope == "all" else (self.count, fit)
 
     @property
@@ -88,10 +87,7 @@ class FedAvgGR(FedAvg):
         def reply(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
             return {"counts": cell_counts(data)}, state
 
-        def keep(server: Server, replies: Record, validation: Data | None) -> Server:
-            return server._replace(counts=replies["counts"])
-
-        return Phase("count", (), ("counts",), reply, keep, gather="sum")
+        return Phase("count", (), ("counts",), reply, kept, gather="sum")
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters, tree.zeros(parameters, task.num_groups, task.num_classes))

@@ -11,14 +11,14 @@ lb_i    <- max((1 - gamma beta) lb_i + beta (-D_i - epsilon), 0)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from equifed import tree
 from equifed.methods._constrained import COUNTS, Constrained, counted
-from equifed.protocol import Data, Phase, Record, Task, unchanged
+from equifed.protocol import Data, Phase, Record, Task, kept, unchanged
 from equifed.tree import Tree
 
 
@@ -56,7 +56,7 @@ class SeparateTraining(Constrained):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", (), COUNTS, self.measure, self.keep_counts, gather="sum"),)
+        return (Phase("measure", (), COUNTS, self.measure, kept, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         unknown = tree.zeros(parameters) + torch.inf
@@ -79,11 +79,5 @@ class SeparateTraining(Constrained):
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         return self.counts(*self.gaps(state.theta, data), state.la, state.lb), state
 
-    def keep_counts(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return Server(*(replies[name] for name in COUNTS))
-
     def observe(self, server: Server) -> dict[str, Tensor]:
         return counted(*server)
-
-    def predict(self, task: Task, server: Any, client: Client, x: Tensor) -> Tensor:
-        return task.predict(client.theta, x)

@@ -26,7 +26,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import DIFFERENCES, gap
-from equifed.methods.fedavg import BY_ROWS, apply_mean_update, weighted_update
+from equifed.methods.fedavg import averaging, weighted_update
 from equifed.methods.fedem import FedEM, e_step, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task, Update
@@ -69,8 +69,7 @@ class SFFL(FedEM):
     @property
     def round(self) -> tuple[Phase, ...]:
         if self.aggregation == "size":
-            train = LocalTraining(keep_both, self.loss, self.begin)
-            return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum", updates=BY_ROWS),)
+            return (averaging(LocalTraining(keep_both, self.loss, self.begin)),)
         train = LocalTraining(own_update, self.loss, self.begin)
         return (Phase("train", ("theta",), ("update", "rows"), train, self.aggregate, updates={"update": Update()}),)
 
