@@ -79,7 +79,7 @@ def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, ho
         assert (encoded.x.min(), encoded.x.max()) == (0, 1)
         assert not encoded.scale_columns.any()
     assert sum(chosen.split) == (n if max(chosen.split) > 1 else pytest.approx(1))
-    assert chosen.clients_per_round <= chosen.num_partitions
+    assert chosen.sampled <= chosen.num_partitions
     if chosen.split_column:
         train = encoded.columns[chosen.split_column] == "train"
         assert (train.sum(), (~train).sum()) == (chosen.split[0], chosen.split[2])

@@ -118,7 +118,7 @@ def _sampled(preset: Preset | None, division: Any, changed: bool) -> int | Liter
     if preset is None:
         return "all"
     clients = getattr(division, "num_partitions", None if changed else preset.num_partitions)
-    return None if clients is None else min(preset.clients_per_round, clients)
+    return None if clients is None else min(preset.sampled, clients)
 
 
 def _partition_of(preset: Preset | None) -> dict[str, Any]:

@@ -49,7 +49,6 @@ class Preset:
     sensitive: tuple[Sensitive, ...]
     positive: str | None = None
     """The label value that is class 1; None for several classes and for numbers."""
-    privileged: str | None = None
     categorical: tuple[str, ...] = ()
     """Number columns whose numbers are codes of categories."""
     encoding: Encoding = "onehot"
@@ -66,7 +65,8 @@ class Preset:
     num_partitions: int = 10
     alpha: float | None = 0.5
     """Concentration of the Dirichlet partition over label and group; None: equal random chunks."""
-    clients_per_round: int = 10
+    clients_per_round: int | None = None
+    """Clients sampled in each round; None: all."""
     natural: str | None = None
     """A column that says to whom a row belongs by nature, such as the state."""
     partition: Partitioner | None = None
@@ -77,6 +77,15 @@ class Preset:
     """Drop the rows that miss a value in a column that the preset uses."""
     image: tuple[int, int, int] | None = None
     """The features are the pixels (0..255) of images of this shape: channels, height, width."""
+
+    @property
+    def privileged(self) -> str | None:
+        return self.groups[-1] if self.sensitive else None
+
+    @property
+    def sampled(self) -> int:
+        """How many clients are sampled in each round."""
+        return self.clients_per_round or self.num_partitions
 
     @property
     def sensitive_as_input(self) -> bool:
@@ -144,7 +153,7 @@ class Preset:
             "scaling": self.scaling,
             "split": list(self.split),
             "clients": self.num_partitions,
-            "clients_per_round": self.clients_per_round,
+            "clients_per_round": self.sampled,
             "natural": self.natural,
         }
 
@@ -253,6 +262,11 @@ class Loaded(NamedTuple):
 def names(text: str) -> tuple[str, ...]:
     """Names of columns, written with spaces between them."""
     return tuple(text.split())
+
+
+def kffl(preset: Preset) -> Preset:
+    """A preset with the split and the clients of KFFL's experiments."""
+    return dataclasses.replace(preset, name="kffl", split=(0.8, 0.0, 0.2), num_partitions=4)
 
 
 def presets(*given: Preset) -> dict[str, Preset]:

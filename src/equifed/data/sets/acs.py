@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, names, presets
+from equifed.data.dataset import Dataset, Preset, kffl, names, presets
 from equifed.data.download import Download, File
 from equifed.data.schema import Sensitive
 from equifed.errors import DataError
@@ -107,19 +107,12 @@ def read_income(contents: Mapping[str, bytes]) -> pd.DataFrame:
 
 
 def read_people(
-    contents: Mapping[str, bytes],
-    *,
-    features: Sequence[str],
-    code: str,
-    value: int,
-    label: str,
-    yes: str,
-    no: str,
+    contents: Mapping[str, bytes], *, features: Sequence[str], code: str, label: str, yes: str, no: str
 ) -> pd.DataFrame:
-    """One task on the person records: its columns, 0 where one does not apply, and its label in words."""
+    """One task on the person records: its columns, 0 where one does not apply, and as label whether `code` is 1."""
     columns = dict.fromkeys([*features, code, "STATE"])
     frame = pd.read_parquet(io.BytesIO(contents[PEOPLE_FILE.name]), columns=list(columns))
-    answer = _words(frame[code] == value, yes, no)
+    answer = _words(frame[code] == 1, yes, no)
     frame = frame[[*features, "STATE"]].fillna(dict.fromkeys(features, 0))
     frame[label] = answer
     return _with_words(frame)
@@ -147,12 +140,10 @@ _ACS_INCOME = Preset(
     groups=GROUPS,
     label="income",
     positive=">50K",
-    privileged="Male",
     features=("AGEP", "COW", "SCHL", "MAR", "RELP", "WKHP", "RAC1P"),
     categorical=("COW", "MAR", "RELP", "RAC1P"),
     sensitive=SEX,
     num_partitions=46,
-    clients_per_round=46,
     natural="STATE",
 )
 ACS_INCOME = Dataset(
@@ -172,21 +163,16 @@ ACS_INCOME = Dataset(
             split=(1.0, 0.0, 0.0),
             client_test=0.4,
             num_partitions=20,
-            clients_per_round=20,
             categorical=(),
         ),
         replace(
-            _ACS_INCOME,
-            name="kffl",
+            kffl(_ACS_INCOME),
             description="Pennsylvania, the largest state here (the paper has California: 195,665 rows), "
             "one-hot codes, sex not an input.",
             rows=68_308,
             inputs=799,
             features=_without_sex(INCOME),
             categorical=("COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "RAC1P"),
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
             where=(("STATE", ("PA",)),),
             natural=None,
         ),
@@ -196,96 +182,79 @@ ACS_INCOME = Dataset(
     license=LICENSE,
 )
 
-_ACS_EMPLOYMENT = Preset(
-    name="default",
-    description="14 small states, one-hot codes, sex not an input.",
-    rows=173_916,
-    inputs=97,
-    groups=GROUPS,
-    label="employed",
-    positive="employed",
-    privileged="Male",
-    features=_without_sex(EMPLOYMENT),
-    categorical=tuple(name for name in _without_sex(EMPLOYMENT) if name != "AGEP"),
-    sensitive=SEX,
-    num_partitions=14,
-    clients_per_round=14,
-    natural="STATE",
-)
-ACS_EMPLOYMENT = Dataset(
+
+def _people_task(
+    *,
+    name: str,
+    title: str,
+    features: Sequence[str],
+    numbers: Sequence[str],
+    inputs: int,
+    code: str,
+    label: str,
+    yes: str,
+    no: str,
+    description: str,
+) -> Dataset:
+    """A task on the person records. numbers: the features that are no codes; inputs: how many they are, encoded."""
+    used = _without_sex(features)
+    default = Preset(
+        name="default",
+        description="14 small states, one-hot codes, sex not an input.",
+        rows=173_916,
+        inputs=inputs,
+        groups=GROUPS,
+        label=label,
+        positive=yes,
+        features=used,
+        categorical=tuple(feature for feature in used if feature not in numbers),
+        sensitive=SEX,
+        num_partitions=14,
+        natural="STATE",
+    )
+    sffl = replace(
+        default,
+        name="sffl",
+        description="14 small states (the paper has 20), folktables' columns as numbers, "
+        "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
+        inputs=len(used),
+        split=(1.0, 0.0, 0.0),
+        client_test=0.4,
+        categorical=(),
+    )
+    return Dataset(
+        name=name,
+        title=title,
+        files=(PEOPLE_FILE,),
+        read=functools.partial(read_people, features=features, code=code, label=label, yes=yes, no=no),
+        presets=presets(default, sffl),
+        description=description,
+        citation=CITATION,
+        license=LICENSE,
+    )
+
+
+ACS_EMPLOYMENT = _people_task(
     name="acs_employment",
     title="ACS employment 2018 (folktables)",
-    files=(PEOPLE_FILE,),
-    read=functools.partial(
-        read_people,
-        features=EMPLOYMENT,
-        code="ESR",
-        value=1,
-        label="employed",
-        yes="employed",
-        no="not employed",
-    ),
-    presets=presets(
-        _ACS_EMPLOYMENT,
-        replace(
-            _ACS_EMPLOYMENT,
-            name="sffl",
-            description="14 small states (the paper has 20), folktables' columns as numbers, "
-            "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
-            inputs=15,
-            split=(1.0, 0.0, 0.0),
-            client_test=0.4,
-            categorical=(),
-        ),
-    ),
+    features=EMPLOYMENT,
+    numbers=("AGEP",),
+    inputs=97,
+    code="ESR",
+    label="employed",
+    yes="employed",
+    no="not employed",
     description="173,916 people of 14 small US states; the label is being employed, civilian, at work.",
-    citation=CITATION,
-    license=LICENSE,
 )
-
-_ACS_HEALTH_INSURANCE = Preset(
-    name="default",
-    description="14 small states, one-hot codes, sex not an input.",
-    rows=173_916,
-    inputs=109,
-    groups=GROUPS,
-    label="insurance",
-    positive="bought directly",
-    privileged="Male",
-    features=_without_sex(INSURANCE),
-    categorical=tuple(name for name in _without_sex(INSURANCE) if name not in ("AGEP", "PINCP")),
-    sensitive=SEX,
-    num_partitions=14,
-    clients_per_round=14,
-    natural="STATE",
-)
-ACS_HEALTH_INSURANCE = Dataset(
+ACS_HEALTH_INSURANCE = _people_task(
     name="acs_health_insurance",
     title="ACS health insurance 2018 (folktables)",
-    files=(PEOPLE_FILE,),
-    read=functools.partial(
-        read_people,
-        features=INSURANCE,
-        code="HINS2",
-        value=1,
-        label="insurance",
-        yes="bought directly",
-        no="not",
-    ),
-    presets=presets(
-        _ACS_HEALTH_INSURANCE,
-        replace(
-            _ACS_HEALTH_INSURANCE,
-            name="sffl",
-            description="14 small states (the paper has 20), folktables' columns as numbers, "
-            "sex not an input; one state per client, about 2,400 training and 1,600 test rows each.",
-            inputs=24,
-            split=(1.0, 0.0, 0.0),
-            client_test=0.4,
-            categorical=(),
-        ),
-    ),
+    features=INSURANCE,
+    numbers=("AGEP", "PINCP"),
+    inputs=109,
+    code="HINS2",
+    label="insurance",
+    yes="bought directly",
+    no="not",
     description="173,916 people of 14 small US states; the label is health insurance bought from an insurer.",
-    citation=CITATION,
-    license=LICENSE,
 )

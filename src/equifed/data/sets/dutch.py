@@ -8,29 +8,23 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, names, presets
 from equifed.data.download import File, Url
 from equifed.data.schema import Sensitive
 
-SURVEY = "https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data"
-FILES = (
-    File(
-        folder="dutch",
-        name="dutch.csv",
-        sha256="c0e1df7e2ca07fa84aa99b5565c7b782a381e2fab377648a6d920174d04ce090",
-        urls=(Url(f"{SURVEY}/dutch.csv"),),
-    ),
+FILE = File(
+    folder="dutch",
+    name="dutch.csv",
+    sha256="c0e1df7e2ca07fa84aa99b5565c7b782a381e2fab377648a6d920174d04ce090",
+    urls=(Url("https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data/dutch.csv"),),
 )
 
-FEATURES = (
-    "sex",
-    "age",  # in bands of five years, 4 to 15
-    *("household_position", "household_size", "prev_residence_place", "citizenship", "country_birth"),
-    *("edu_level", "economic_status", "cur_eco_activity", "marital_status"),  # census codes
-)
+CODES = names("""
+    household_position household_size prev_residence_place citizenship country_birth edu_level economic_status
+    cur_eco_activity marital_status
+""")
+FEATURES = ("sex", "age", *CODES)  # the age is in bands of five years, 4 to 15
 LABEL = "occupation"
-CODES = tuple(name for name in FEATURES if name not in ("sex", "age"))
-SEX = (Sensitive(column="sex"),)
 
 
 def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
@@ -47,15 +41,14 @@ DEFAULT = Preset(
     groups=("female", "male"),
     label=LABEL,
     positive="high level",
-    privileged="male",
     features=("age", *CODES),
-    sensitive=SEX,
+    sensitive=(Sensitive(column="sex"),),
     categorical=CODES,
 )
 DUTCH = Dataset(
     name="dutch",
     title="Dutch census 2001",
-    files=FILES,
+    files=(FILE,),
     read=read,
     presets=presets(
         DEFAULT,

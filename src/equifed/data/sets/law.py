@@ -8,19 +8,17 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, presets
+from equifed.data.dataset import Dataset, Preset, kffl, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
-SURVEY = "https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data"
-FILES = (
-    File(
-        folder="law",
-        name="law_school_clean.csv",
-        sha256="23c1b173f3480beb7afc4957b107a9917dfc4a8dc9d87ea6034ec35222152452",
-        urls=(Url(f"{SURVEY}/law_school_clean.csv"),),
-        wheel=Wheel("virny==0.6.0", ("virny/datasets/data/law_school_clean.csv",)),
-    ),
+NAME = "law_school_clean.csv"
+FILE = File(
+    folder="law",
+    name=NAME,
+    sha256="23c1b173f3480beb7afc4957b107a9917dfc4a8dc9d87ea6034ec35222152452",
+    urls=(Url(f"https://raw.githubusercontent.com/tailequy/fairness_dataset/main/experiments/data/{NAME}"),),
+    wheel=Wheel("virny==0.6.0", (f"virny/datasets/data/{NAME}",)),
 )
 
 FEATURES = (
@@ -38,12 +36,10 @@ FEATURES = (
 )
 LABEL = "pass_bar"
 WITHOUT_RACE = tuple(name for name in FEATURES if name != "race")
-RACE = (Sensitive(column="race"),)
-GROUPS = ("Non-White", "White")
 
 
 def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
-    frame = pd.read_csv(io.BytesIO(contents["law_school_clean.csv"]))
+    frame = pd.read_csv(io.BytesIO(contents[NAME]))
     frame[LABEL] = frame[LABEL].map({1: "passed", 0: "failed"})
     return frame
 
@@ -53,17 +49,16 @@ DEFAULT = Preset(
     description="Standardised inputs, race not an input.",
     rows=20_798,
     inputs=10,
-    groups=GROUPS,
+    groups=("Non-White", "White"),
     label=LABEL,
     positive="passed",
-    privileged="White",
     features=WITHOUT_RACE,
-    sensitive=RACE,
+    sensitive=(Sensitive(column="race"),),
 )
 LAW = Dataset(
     name="law",
     title="Law school bar passage",
-    files=FILES,
+    files=(FILE,),
     read=read,
     presets=presets(
         DEFAULT,
@@ -79,8 +74,7 @@ LAW = Dataset(
             clients_per_round=4,
         ),
         replace(
-            DEFAULT,
-            name="kffl",
+            kffl(DEFAULT),
             description="Regression: undergraduate GPA over 4, from the other columns without race "
             "(the paper has 20,649 rows of another extract).",
             inputs=11,
@@ -88,9 +82,6 @@ LAW = Dataset(
             features=(*(name for name in WITHOUT_RACE if name != "ugpa"), LABEL),
             task="regression",
             label_range=(0.0, 4.0),
-            split=(0.8, 0.0, 0.2),
-            num_partitions=4,
-            clients_per_round=4,
             positive=None,
         ),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -77,38 +78,37 @@ def read(contents: Mapping[str, bytes]) -> pd.DataFrame:
     return pd.concat([frame, pd.DataFrame({"digit": np.concatenate(labels), "split": split})], axis=1)
 
 
+DEFAULT = Preset(
+    name="default",
+    description="Pixels in 0..1, the usual split, one group.",
+    rows=70_000,
+    inputs=SIDE * SIDE,
+    groups=("all",),
+    label="digit",
+    features=PIXELS,
+    sensitive=(),
+    scaling="none",
+    split=(60_000, 0, 10_000),
+    split_column="split",
+    num_partitions=100,
+    clients_per_round=10,
+    image=(1, SIDE, SIDE),
+)
 MNIST = Dataset(
     name="mnist",
     title="MNIST handwritten digits",
     files=FILES,
     read=read,
     presets=presets(
-        *(
-            Preset(
-                name=name,
-                description=description,
-                rows=70_000,
-                inputs=SIDE * SIDE,
-                groups=("all",),
-                label="digit",
-                features=PIXELS,
-                sensitive=(),
-                scaling="none",
-                split=(60_000, 0, 10_000),
-                split_column="split",
-                num_partitions=clients,
-                clients_per_round=sampled,
-                partition=partition,
-                image=(1, SIDE, SIDE),
-            )
-            for name, clients, sampled, partition, description in (
-                ("default", 100, 10, None, "Pixels in 0..1, the usual split, one group."),
-                (
-                    *("e2fl", 1_000, 25, RotationGroups()),
-                    "1,000 clients of 60 images, 25 per round; groups come by rotation.",
-                ),
-            )
-        )
+        DEFAULT,
+        replace(
+            DEFAULT,
+            name="e2fl",
+            description="1,000 clients of 60 images, 25 per round; groups come by rotation.",
+            num_partitions=1_000,
+            clients_per_round=25,
+            partition=RotationGroups(),
+        ),
     ),
     description="60,000 training and 10,000 test images of handwritten digits.",
     citation="LeCun, Y., Cortes, C. and Burges, C. J. C. (1998). The MNIST database of handwritten digits.",
