@@ -21,10 +21,10 @@ demo: .venv/ready  ## Compare the methods on real COMPAS data and write the repo
 		--methods fedavg,fedprox,local,fedmom,fedavg-lr,fedavg-gr,fedval,fair-fate,fairfed,kffl,fedminmax
 
 test: .venv/ready  ## The tests, at most 5 minutes on 2 quiet cores.
-	$(BIN)/python -m pytest -n 2 -m "not full" tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" tests
 
 test-full: .venv/ready  ## Everything, slow suites too: what a nightly run does.
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 lint: .venv/ready  ## Style, types, and which module may import which.
 	$(BIN)/ruff check .

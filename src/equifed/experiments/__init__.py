@@ -71,7 +71,7 @@ class Request:
             "rows (default: test, as the paper).",
         ),
     ] = None
-    quick: Annotated[bool, Option(None, "Few seeds and rounds: a look, not a test.")] = False
+    quick: Annotated[bool, Option(None, "At most 2 seeds and 2 rounds: a look, not a test.")] = False
 
     @property
     def given(self) -> list[str]:
