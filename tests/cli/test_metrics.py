@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from store.silos import write_config
 
-from equifed.metrics import METRICS, catalogue
+from equifed.metrics import catalogue
+from equifed.metrics.catalogue import METRICS
 
 MODULE = """
 from equifed.metrics import Metric

@@ -12,8 +12,8 @@ from report.runs import federation, run
 
 import equifed as ef
 from equifed.cli.checks import Check
-from equifed.metrics import METRICS, Metric, catalogue
-from equifed.metrics.catalogue import CATALOGUE, Evaluation, describe
+from equifed.metrics import Metric, catalogue
+from equifed.metrics.catalogue import CATALOGUE, METRICS, Evaluation, describe
 from equifed.metrics.frame import metrics_frame, overall
 from equifed.metrics.scored import Scored
 

@@ -45,7 +45,7 @@ class Check:
                 "'demographic_parity_difference > 0.1'; OP is one of < <= > >= == !=."
             ) from None
         if not math.isfinite(check.bound):
-            raise ConfigError(f"--fail-if {text!r} would never say anything: compare with a finite number.")
+            raise ConfigError(f"--fail-if {text!r} can never hold or fail: compare with a finite number.")
         return check
 
     def require(self, known: Iterable[str]) -> None:
@@ -132,12 +132,12 @@ def has_constraint(job: Job) -> bool:
 
 
 def checks_of_each(checks: Sequence[AnyCheck], jobs: Sequence[Job]) -> list[list[AnyCheck]]:
-    """The checks of each of several methods: that of a constraint is for those which have one; some must."""
-    wanted = any(isinstance(check, ConstraintCheck) for check in checks)
-    constrained = [wanted and has_constraint(job) for job in jobs]
-    if jobs and wanted and not any(constrained):
+    """The checks of each of several methods; that of a constraint is for those that have one, and one must have it."""
+    of_constraint = any(isinstance(check, ConstraintCheck) for check in checks)
+    constrained = [of_constraint and has_constraint(job) for job in jobs]
+    if jobs and of_constraint and not any(constrained):
         raise ConfigError(_no_constraint(*(job.method.name for job in jobs)))
-    own = [[check for check in checks if has or not isinstance(check, ConstraintCheck)] for has in constrained]
-    for job, some in zip(jobs, own, strict=True):
-        require_known(some, job)
-    return own
+    by_job = [[check for check in checks if has or not isinstance(check, ConstraintCheck)] for has in constrained]
+    for job, job_checks in zip(jobs, by_job, strict=True):
+        require_known(job_checks, job)
+    return by_job

@@ -24,7 +24,7 @@ Record = dict[str, Any]
 
 
 def record(folder: RunFolder, result: Result) -> Record:
-    """What one run says about itself: {metric: {mean, std, defined}} over seeds, costs, degenerate seeds, and what
+    """A run's numbers for machines: {metric: {mean, std, defined}} over seeds, costs, degenerate seeds, and what
     happened to the silos of a real federation.
 
     Mean and deviation are over the `defined` runs of `runs` in which the metric is defined; a metric of a federation
@@ -79,61 +79,60 @@ def comparison(records: Sequence[Record], width: int) -> Table:
     from equifed.report.wording import size
 
     narrow = width < NARROW
-    known = set().union(*(each["metrics"] for each in records))
-    columns = catalogue.shown(known, "table")
+    columns = catalogue.shown((name for run in records for name in run["metrics"]), "table")
     headings = ["method", *(describe(name).short for name in columns), "up + down", "seconds"]
     if narrow:
         headings = [heading.replace(" ", "\n", 1) for heading in headings]
     table = plain_table(*headings, numbers=range(1, len(headings)))
-    for each in records:
+    for run in records:
         table.add_row(
-            each["method"] + ("*" if each["degenerate_runs"] else ""),
-            *(_cell(each, name, narrow) for name in columns),
-            f"{size(each['bytes_up'])}{chr(10) if narrow else ' '}+ {size(each['bytes_down'])}",
-            f"{each['seconds']:.1f}",
+            run["method"] + ("*" if run["degenerate_runs"] else ""),
+            *(_cell(run, name, narrow) for name in columns),
+            f"{size(run['bytes_up'])}{chr(10) if narrow else ' '}+ {size(run['bytes_down'])}",
+            f"{run['seconds']:.1f}",
         )
     return table
 
 
-def _cell(each: Record, name: str, narrow: bool) -> str:
-    text = spread(each["metrics"].get(name), each["runs"])
+def _cell(run: Record, name: str, narrow: bool) -> str:
+    text = spread(run["metrics"].get(name), run["runs"])
     return text.replace("±", "\n±").replace(" (", "\n(") if narrow else text
 
 
 def footnotes(records: Sequence[Record]) -> str:
     lines = ["Mean ± standard deviation over seeds on the test set; bytes per client and round."]
-    if any("demographic_parity_difference" in each["metrics"] for each in records):
+    if any("demographic_parity_difference" in run["metrics"] for run in records):
         lines.append("DP demographic parity, EOpp equal opportunity, EOdds equalized odds: largest gap of two groups.")
     lines.append(warnings_of(records))
     return "\n".join(filter(None, lines))
 
 
 def warnings_of(records: Sequence[Record]) -> str:
-    """What makes a run's figures mean less than they seem to."""
+    """Why a run's numbers may mean less than they seem to."""
     lines = []
-    flagged = [each for each in records if each["degenerate_runs"]]
+    flagged = [run for run in records if run["degenerate_runs"]]
     if flagged:
-        who = ", ".join(f"{each['method']} ({each['degenerate_runs']} of {each['runs']} runs)" for each in flagged)
+        who = ", ".join(f"{run['method']} ({run['degenerate_runs']} of {run['runs']} runs)" for run in flagged)
         lines.append(
             f"* Degenerate: for some group (almost) everybody gets the same prediction, so small disparities "
             f"mean nothing: {who}."
         )
-    if any(0 < value["defined"] < each["runs"] for each in records for value in each["metrics"].values()):
+    if any(0 < value["defined"] < run["runs"] for run in records for value in run["metrics"].values()):
         lines.append("(k of n): the mean is over k runs; in the others a group lacks the rows that the metric needs.")
-    if any(not each["test_rows"] for each in records):
+    if any(not run["test_rows"] for run in records):
         lines.append("There are no test rows, so nothing was measured. Keep some: data.test above 0.")
-    # a federation refuses what is not finite, by silo and reason: there, no loss means that none was told
-    simulated = [each for each in records if "federation" not in each]
-    diverged = [each["method"] for each in simulated if each["test_rows"] and _diverged(each)]
+    # a federation refuses what is not finite, by silo and reason: there, no loss means that none was disclosed
+    simulated = [run for run in records if "federation" not in run]
+    diverged = [run["method"] for run in simulated if run["test_rows"] and _diverged(run)]
     if diverged:
         lines.append(f"Diverged (infinite or undefined loss): {', '.join(diverged)}. Lower the learning rate.")
     return "\n".join(lines)
 
 
-def _diverged(each: Record) -> bool:
+def _diverged(run: Record) -> bool:
     """Whether the loss of some run is not a finite number."""
-    loss = each["metrics"].get("loss")
-    return loss is not None and (not math.isfinite(loss["mean"]) or loss["defined"] < each["runs"])
+    loss = run["metrics"].get("loss")
+    return loss is not None and (not math.isfinite(loss["mean"]) or loss["defined"] < run["runs"])
 
 
 def spread(value: dict[str, float] | None, runs: int) -> str:
@@ -158,10 +157,10 @@ def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def metrics_table(each: Record) -> Table:
-    table = plain_table("metric", "mean ± std", numbers=[1], title=f"Final test metrics over {each['runs']} runs")
-    for name, value in each["metrics"].items():
-        table.add_row(name, spread(value, each["runs"]))
+def metrics_table(run: Record) -> Table:
+    table = plain_table("metric", "mean ± std", numbers=[1], title=f"Final test metrics over {run['runs']} runs")
+    for name, value in run["metrics"].items():
+        table.add_row(name, spread(value, run["runs"]))
     return table
 
 
@@ -207,7 +206,7 @@ def silos_table(result: Result) -> list[Table | str]:
     table = plain_table(*headings, numbers=[1, 2], title="Silos")
     for silo in silos.members:
         rows = ("unknown" if number is None else f"{number:,}" for number in (silo.rows, silo.test_rows))
-        table.add_row(silo.name, *rows, *(said or "-" for said in (silo.absence, silo.refusals, silo.withholds)))
+        table.add_row(silo.name, *rows, *(text or "-" for text in (silo.absence, silo.refusals, silo.withholds)))
     return ["", table, *silos.sentences()]
 
 

@@ -5,7 +5,7 @@ Functions of rows follow fairlearn, `(y_true, y_pred, *, sensitive_features)`; `
 come from summed counts, never from averaged client disparities.
 """
 
-from equifed.metrics.catalogue import METRICS, Evaluation, Metric
+from equifed.metrics.catalogue import Evaluation, Metric
 from equifed.metrics.clients import client_equality, client_range, group_equity
 from equifed.metrics.disparities import (
     accuracy_difference,
@@ -42,7 +42,6 @@ from equifed.metrics.rates import (
 from equifed.metrics.tables import bootstrap_interval, table_by_group
 
 __all__ = [
-    "METRICS",
     "Evaluation",
     "Metric",
     "accuracy",

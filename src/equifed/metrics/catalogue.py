@@ -8,9 +8,9 @@ metric is one entry here. Its order is the order in which metrics are shown. A m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -28,32 +28,26 @@ LabelKind = Literal["binary", "multiclass", "regression"]
 Need = Literal["labels", "groups", "scores", "clients", "client groups"]
 CLASS_KINDS: tuple[LabelKind, ...] = ("binary", "multiclass")
 ALL_KINDS: tuple[LabelKind, ...] = (*CLASS_KINDS, "regression")
+BINARY: tuple[LabelKind, ...] = ("binary",)
+REGRESSION: tuple[LabelKind, ...] = ("regression",)
+BETWEEN_GROUPS: tuple[Need, ...] = ("labels", "groups")
 INFINITE = (0.0, np.inf)
 
 
 class Population(Protocol):
-    """Whom an evaluation is about; a `Federation` is one."""
+    """Whom an evaluation is about, such as a `Federation`: its labels (binary, multiclass or regression), its groups,
+    its clients, their known groups and their own test rows (None where there are none)."""
 
     @property
-    def label_kind(self) -> str:
-        """binary, multiclass or regression."""
-        ...
-
+    def label_kind(self) -> str: ...
     @property
     def groups(self) -> tuple[str, ...]: ...
-
     @property
-    def ids(self) -> tuple[str, ...]:
-        """The clients."""
-        ...
-
+    def ids(self) -> tuple[str, ...]: ...
     @property
     def client_groups(self) -> np.ndarray | None: ...
-
     @property
-    def client_test(self) -> Any:
-        """Test rows of the clients' own, or None."""
-        ...
+    def client_test(self) -> Any: ...
 
 
 class Evaluation:
@@ -126,11 +120,12 @@ PARITY = ("demographic_parity_difference", "demographic_parity_ratio")
 Compute = Callable[[Evaluation], np.ndarray]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     name: str
     help: str
     """One sentence for a reader who did not compute it."""
+    _: KW_ONLY
     title: str = ""
     """In words; left out: the name with spaces."""
     short: str = ""
@@ -201,210 +196,146 @@ class Metric:
         return population.label_kind in self.kinds and not missing & set(self.needs)
 
 
-def _rate(name: str, **facts: Any) -> Metric:
-    return Metric(name=name, by_group=lambda e: e.rates[name], **{"kinds": ("binary",), "in_groups": "rate", **facts})
+def _rate(name: str, help: str, **facts: Any) -> Metric:
+    return Metric(name, help, by_group=lambda e: e.rates[name], **{"kinds": BINARY, "in_groups": "rate", **facts})
 
 
-def _gap(name: str, **facts: Any) -> Metric:
-    facts = {"kinds": ("binary",), "needs": ("labels", "groups"), "better": "zero", **facts}
-    return Metric(name=name, overall=lambda e: e.disparities[name], **facts)
+def _gap(name: str, help: str, **facts: Any) -> Metric:
+    facts = {"kinds": BINARY, "needs": BETWEEN_GROUPS, "better": "zero", **facts}
+    return Metric(name, help, overall=lambda e: e.disparities[name], **facts)
 
 
 _ENTRIES = (
-    Metric(
-        name="rows", help="Test rows.", kinds=ALL_KINDS, needs=(), range=INFINITE, clients="each",
-        overall=lambda e: e.predicted.sum((-2, -1)),
-    ),
-    Metric(
-        name="count", help="Test rows of the group.", title="test rows", kinds=ALL_KINDS, needs=("groups",),
-        range=INFINITE, in_groups="count", by_group=lambda e: e.predicted.sum(-1),
-    ),
-    Metric(
-        name="disclosed", title="rows disclosed", kinds=ALL_KINDS, needs=("groups",), range=INFINITE, in_groups="count",
-        help="Test rows of the group whose labels and predictions the silos disclose; positives, accuracy and error "
-        "rates rest on them.",
-    ),
-    Metric(
-        name="positives", help="Test rows of the group whose label is positive.", kinds=("binary",),
-        needs=("labels", "groups"), range=INFINITE, in_groups="count", by_group=lambda e: e.rates["positives"],
-    ),
-    Metric(
-        name="accuracy", help="Share of test rows predicted correctly.", better="higher", shown="headline",
-        in_groups="rate", rests_on="disclosed", clients="range",
-        overall=lambda e: divide(np.trace(e.counts, axis1=-2, axis2=-1).sum(-1), e.group_rows.sum(-1)),
-        by_group=lambda e: e.rates["accuracy"],
-    ),
-    Metric(
-        name="rmse", title="RMSE", help="Root of the mean squared error.", better="lower", kinds=("regression",),
-        range=INFINITE, shown="headline", in_groups="rate", clients="range",
-        overall=lambda e: np.sqrt(divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1))),
-        by_group=lambda e: e.group_rmse,
-    ),
-    Metric(
-        name="loss", help="Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE,
-        clients="each",
-        overall=lambda e: divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1)),
-        by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
-    ),
-    _gap(
-        "demographic_parity_difference", short="DP diff.", needs=("groups",), shown="headline", clients="range",
-        help="Largest gap between groups in the share predicted positive; 0 is fair.",
-    ),
-    _gap(
-        "demographic_parity_ratio", short="DP ratio", needs=("groups",), better="one",
-        help="Smallest ratio between groups of the share predicted positive; 1 is fair.",
-    ),
-    _gap(
-        "equal_opportunity_difference", short="EOpp diff.", shown="headline", clients="range",
-        help="Largest gap between groups in the true positive rate; 0 is fair.",
-    ),
-    _gap(
-        "equal_opportunity_ratio", short="EOpp ratio", better="one",
-        help="Smallest ratio between groups of the true positive rate; 1 is fair.",
-    ),
-    _gap(
-        "equalized_odds_difference", short="EOdds diff.", shown="headline", clients="range",
-        help="The larger of the gaps in true and in false positive rate; 0 is fair.",
-    ),
-    _gap(
-        "equalized_odds_ratio", short="EOdds ratio", better="one",
-        help="The smaller of the ratios of true and of false positive rates; 1 is fair.",
-    ),
-    _gap(
-        "average_odds_ratio", better="one",
-        help="Mean of the ratios of true and of false positive rates; 1 is fair.",
-    ),
-    _gap("discrimination_index", help="Largest gap between groups in F1; 0 is fair."),
-    _gap(
-        "accuracy_difference", short="accuracy diff.", kinds=CLASS_KINDS,
-        help="Largest gap between groups in accuracy; 0 is fair.",
-    ),
-    Metric(
-        name="dgeo", title="loss gap on positives", better="zero", kinds=("binary",), needs=("labels", "groups"),
-        range=INFINITE, help="Gap between groups in the loss on positive labels; 0 is fair.",
-        overall=lambda e: difference(divide(e.loss[..., 1], e.counts[..., 1, :].sum(-1))),
-    ),
-    Metric(
-        name="ks_distance", title="KS distance", better="zero", kinds=("regression",), needs=("groups", "scores"),
-        shown="headline", clients="range", overall=lambda e: e.ks,
-        help="Largest gap between the groups' distributions of predictions; 0 is fair.",
-    ),
-    Metric(
-        name="mean_difference", short="mean diff.", better="zero", kinds=("regression",), needs=("labels", "groups"),
-        range=INFINITE, shown="headline", overall=lambda e: difference(e.mean),
-        help="Largest gap between the groups' mean predictions; 0 is fair.",
-    ),
-    Metric(
-        name="rmse_difference", title="RMSE difference", better="zero", kinds=("regression",),
-        needs=("labels", "groups"), range=INFINITE, shown="page", overall=lambda e: difference(e.group_rmse),
-        help="Largest gap between groups in RMSE; 0 is fair.",
-    ),
-    Metric(
-        name="worst_group_accuracy", short="worst group", better="higher", needs=("labels", "groups"), shown="table",
-        help="Accuracy of the group served worst.", overall=lambda e: np.fmin.reduce(e.rates["accuracy"], axis=-1),
-    ),
-    Metric(
-        name="worst_group_rmse", title="worst group RMSE", short="worst group", better="lower", kinds=("regression",),
-        needs=("labels", "groups"), range=INFINITE, shown="table", help="RMSE of the group served worst.",
-        overall=lambda e: np.fmax.reduce(e.group_rmse, axis=-1),
-    ),
-    Metric(
-        name="selection_rate", help="Share predicted positive.", kinds=("binary",), needs=(), in_groups="rate",
-        rests_on="count", by_group=lambda e: e.rates["selection_rate"],
-        overall=lambda e: rates(e.chosen.sum(-3, keepdims=True))["selection_rate"][..., 0],
-    ),
-    _rate(
-        "true_positive_rate", rests_on="positives",
-        help="Of those with a positive label, the share predicted positive.",
-    ),
-    _rate(
-        "false_positive_rate", rests_on="negatives",
-        help="Of those with a negative label, the share predicted positive.",
-    ),
-    _rate(
-        "true_negative_rate", rests_on="negatives", in_groups="",
-        help="Of those with a negative label, the share predicted negative.",
-    ),
-    _rate(
-        "false_negative_rate", rests_on="positives", in_groups="",
-        help="Of those with a positive label, the share predicted negative.",
-    ),
-    _rate("f1", title="F1", better="higher", help="Harmonic mean of precision and recall."),
-    Metric(
-        name="mean_prediction", help="Mean of the group's predictions.", kinds=("regression",), in_groups="rate",
-        range=(-np.inf, np.inf), by_group=lambda e: e.mean,
-    ),
-    Metric(
-        name="degenerate", better="lower", needs=(), in_groups="flag",
-        help="Whether some group gets the same prediction for more than 99 % of its rows (1) or none does (0).",
-        overall=lambda e: e.constant.any(-1).astype(float), by_group=lambda e: e.constant.astype(float),
-    ),
-    Metric(
-        name="worst_clients_rmse", title="worst 10 % of clients", better="lower", kinds=("regression",),
-        needs=("labels", "clients"), range=INFINITE, shown="page",
-        help="Mean RMSE of the tenth of the clients (at least one) that is served worst.",
-        over_clients=lambda e: -client_equality(-e["rmse"])["worst10"],
-    ),
+    Metric("rows", "Test rows.", kinds=ALL_KINDS, needs=(), range=INFINITE, clients="each",
+           overall=lambda e: e.predicted.sum((-2, -1))),
+    Metric("count", "Test rows of the group.", title="test rows", kinds=ALL_KINDS, needs=("groups",), range=INFINITE,
+           in_groups="count", by_group=lambda e: e.predicted.sum(-1)),
+    Metric("disclosed", "Test rows of the group whose labels and predictions the silos disclose; positives, accuracy "
+           "and error rates rest on them.", title="rows disclosed", kinds=ALL_KINDS, needs=("groups",), range=INFINITE,
+           in_groups="count"),
+    _rate("positives", "Test rows of the group whose label is positive.", needs=BETWEEN_GROUPS, range=INFINITE,
+          in_groups="count"),
+    Metric("accuracy", "Share of test rows predicted correctly.", better="higher", shown="headline", clients="range",
+           in_groups="rate", rests_on="disclosed", by_group=lambda e: e.rates["accuracy"],
+           overall=lambda e: divide(np.trace(e.counts, axis1=-2, axis2=-1).sum(-1), e.group_rows.sum(-1))),
+    Metric("rmse", "Root of the mean squared error.", title="RMSE", better="lower", kinds=REGRESSION, range=INFINITE,
+           shown="headline", clients="range", in_groups="rate", by_group=lambda e: e.group_rmse,
+           overall=lambda e: np.sqrt(e["loss"])),
+    Metric("loss", "Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE, clients="each",
+           by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
+           overall=lambda e: divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1))),
+    _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive; 0 is fair.",
+         short="DP diff.", needs=("groups",), shown="headline", clients="range"),
+    _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive; 1 is fair.",
+         short="DP ratio", needs=("groups",), better="one"),
+    _gap("equal_opportunity_difference", "Largest gap between groups in the true positive rate; 0 is fair.",
+         short="EOpp diff.", shown="headline", clients="range"),
+    _gap("equal_opportunity_ratio", "Smallest ratio between groups of the true positive rate; 1 is fair.",
+         short="EOpp ratio", better="one"),
+    _gap("equalized_odds_difference", "The larger of the gaps in true and in false positive rate; 0 is fair.",
+         short="EOdds diff.", shown="headline", clients="range"),
+    _gap("equalized_odds_ratio", "The smaller of the ratios of true and of false positive rates; 1 is fair.",
+         short="EOdds ratio", better="one"),
+    _gap("average_odds_ratio", "Mean of the ratios of true and of false positive rates; 1 is fair.", better="one"),
+    _gap("discrimination_index", "Largest gap between groups in F1; 0 is fair."),
+    _gap("accuracy_difference", "Largest gap between groups in accuracy; 0 is fair.", short="accuracy diff.",
+         kinds=CLASS_KINDS),
+    Metric("dgeo", "Gap between groups in the loss on positive labels; 0 is fair.", title="loss gap on positives",
+           better="zero", kinds=BINARY, needs=BETWEEN_GROUPS, range=INFINITE,
+           overall=lambda e: difference(divide(e.loss[..., 1], e.counts[..., 1, :].sum(-1)))),
+    Metric("ks_distance", "Largest gap between the groups' distributions of predictions; 0 is fair.",
+           title="KS distance", better="zero", kinds=REGRESSION, needs=("groups", "scores"), shown="headline",
+           clients="range", overall=lambda e: e.ks),
+    Metric("mean_difference", "Largest gap between the groups' mean predictions; 0 is fair.", short="mean diff.",
+           better="zero", kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="headline",
+           overall=lambda e: difference(e.mean)),
+    Metric("rmse_difference", "Largest gap between groups in RMSE; 0 is fair.", title="RMSE difference", better="zero",
+           kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="page",
+           overall=lambda e: difference(e.group_rmse)),
+    Metric("worst_group_accuracy", "Accuracy of the group served worst.", short="worst group", better="higher",
+           needs=BETWEEN_GROUPS, shown="table", overall=lambda e: np.fmin.reduce(e.rates["accuracy"], axis=-1)),
+    Metric("worst_group_rmse", "RMSE of the group served worst.", title="worst group RMSE", short="worst group",
+           better="lower", kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="table",
+           overall=lambda e: np.fmax.reduce(e.group_rmse, axis=-1)),
+    _rate("selection_rate", "Share predicted positive.", needs=(), rests_on="count",
+          overall=lambda e: rates(e.chosen.sum(-3, keepdims=True))["selection_rate"][..., 0]),
+    _rate("true_positive_rate", "Of those with a positive label, the share predicted positive.", rests_on="positives"),
+    _rate("false_positive_rate", "Of those with a negative label, the share predicted positive.", rests_on="negatives"),
+    _rate("true_negative_rate", "Of those with a negative label, the share predicted negative.", rests_on="negatives",
+          in_groups=""),
+    _rate("false_negative_rate", "Of those with a positive label, the share predicted negative.", rests_on="positives",
+          in_groups=""),
+    _rate("f1", "Harmonic mean of precision and recall.", title="F1", better="higher"),
+    Metric("mean_prediction", "Mean of the group's predictions.", kinds=REGRESSION, range=(-np.inf, np.inf),
+           in_groups="rate", by_group=lambda e: e.mean),
+    Metric("degenerate", "Whether some group gets the same prediction for more than 99 % of its rows (1) or none does "
+           "(0).", better="lower", needs=(), in_groups="flag", by_group=lambda e: e.constant.astype(float),
+           overall=lambda e: e.constant.any(-1).astype(float)),
+    Metric("worst_clients_rmse", "Mean RMSE of the tenth of the clients (at least one) that is served worst.",
+           title="worst 10 % of clients", better="lower", kinds=REGRESSION, needs=("labels", "clients"), range=INFINITE,
+           shown="page", over_clients=lambda e: -client_equality(-e["rmse"])["worst10"]),
 )  # fmt: skip
+_PARTS = {"mean": "Mean over the clients", "worst": "The client served worst", "best": "The client served best"}
 
 
-def _client_ranges(metric: Metric) -> Iterator[Metric]:
-    """Mean, worst and best client."""
-    worse = metric.direction == "lower"
-    for part, words in (("mean", "Mean over the clients"), ("worst", "The client served worst"), ("best", "The best")):
-        yield Metric(
-            name=f"client_{metric.name}.{part}",
-            title=f"client {metric.title}: {part}",
-            help=f"{words}, each on its own test rows: {metric.title}.",
-            better=metric.direction,
-            kinds=metric.kinds,
-            needs=(*(need for need in metric.needs if need != "scores"), "clients"),  # a client has all of its own
-            range=metric.range,
-            over_clients=partial(lambda e, part: client_range(e[metric.name], lower_is_better=worse)[part], part=part),
-        )
+def _client_range(metric: Metric, part: str) -> Metric:
+    """The mean, worst or best client."""
+
+    def compute(e: Evaluation) -> Any:
+        return client_range(e[metric.name], lower_is_better=metric.direction == "lower")[part]
+
+    return Metric(
+        f"client_{metric.name}.{part}",
+        f"{_PARTS[part]}, each on its own test rows: {metric.title}.",
+        title=f"client {metric.title}: {part}",
+        better=metric.direction,
+        kinds=metric.kinds,
+        needs=(*(need for need in metric.needs if need != "scores"), "clients"),  # a client has all of its own
+        range=metric.range,
+        over_clients=compute,
+    )
 
 
-def _equality(over: Literal["client_equality", "group_equity"], what: str, needs: tuple[Need, ...]) -> Iterator[Metric]:
+def _equality(over: Literal["client_equality", "group_equity"], part: str) -> Metric:
     """The distribution of accuracy over clients, or over groups of clients."""
-    for part, title, words in (
-        ("mean", f"{what}: mean", f"Mean accuracy of the {what}."),
-        ("worst10", f"worst 10 % of {what}", f"Mean over the tenth of the {what} (at least one) that is served worst."),
-        ("best10", f"best 10 % of {what}", f"Mean over the tenth of the {what} (at least one) that is served best."),
-        ("variance", f"{what}: variance", f"Variance of accuracy over the {what}."),
-    ):
-        yield Metric(
-            name=f"{over}.{part}",
-            title=title,
-            help=words,
-            better="lower" if part == "variance" else "higher",
-            needs=("labels", "clients", *needs),
-            shown="page" if (over, part) == ("client_equality", "worst10") else "",
-            over_clients=partial(lambda e, part: getattr(e, over)[part], part=part),
-        )
+    what = "clients" if over == "client_equality" else "groups of clients"
+    tenth = f"Mean over the tenth of the {what} (at least one) that is served"
+    title, words = {
+        "mean": (f"{what}: mean", f"Mean accuracy of the {what}."),
+        "worst10": (f"worst 10 % of {what}", f"{tenth} worst."),
+        "best10": (f"best 10 % of {what}", f"{tenth} best."),
+        "variance": (f"{what}: variance", f"Variance of accuracy over the {what}."),
+    }[part]
+    return Metric(
+        f"{over}.{part}",
+        words,
+        title=title,
+        better="lower" if part == "variance" else "higher",
+        needs=("labels", "clients") if over == "client_equality" else ("labels", "clients", "client groups"),
+        shown="page" if (over, part) == ("client_equality", "worst10") else "",
+        over_clients=lambda e: getattr(e, over)[part],
+    )
 
 
-_COSTS = (
-    ("bytes_up", "bytes up", "What one client sends in one round."),
-    ("bytes_down", "bytes down", "What one client receives in one round."),
-    (
-        "seconds",
+_COSTS = {
+    "bytes_up": ("bytes up", "What one client sends in one round."),
+    "bytes_down": ("bytes down", "What one client receives in one round."),
+    "seconds": (
         "seconds per run",
-        "Wall time of the call divided by its runs: seeds and settings share a computation.",
+        "Wall time of the call divided by its runs; seeds and settings share a call.",
+    ),
+}
+_ALL = (
+    *_ENTRIES,
+    *(_client_range(metric, part) for metric in _ENTRIES if metric.clients == "range" for part in _PARTS),
+    *(_equality("client_equality", part) for part in ("mean", "worst10", "best10", "variance")),
+    *(_equality("group_equity", part) for part in ("mean", "worst10", "best10", "variance")),
+    *(
+        Metric(name, words, title=title, better="lower", kinds=ALL_KINDS, needs=(), range=INFINITE)
+        for name, (title, words) in _COSTS.items()
     ),
 )
-CATALOGUE: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        *_ENTRIES,
-        *(each for metric in _ENTRIES if metric.clients == "range" for each in _client_ranges(metric)),
-        *_equality("client_equality", "clients", ()),
-        *_equality("group_equity", "groups of clients", ("client groups",)),
-        *(
-            Metric(name=name, title=title, help=words, better="lower", kinds=ALL_KINDS, needs=(), range=INFINITE)
-            for name, title, words in _COSTS
-        ),
-    )
-}
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 METRICS: Registry[Metric] = Registry(
     "metric", "equifed.metrics", CATALOGUE, lambda thing: isinstance(thing, Metric), "an equifed.metrics.Metric"
 )
@@ -415,18 +346,18 @@ PLACES = ("headline", "table", "page")
 
 def from_outside(names: Iterable[str | Metric]) -> tuple[Metric, ...]:
     """The metrics with these names, `module:Name` or an entry point's, less those that every run has."""
-    found: dict[str, Metric] = {}
+    outside: dict[str, Metric] = {}
     for name in names:
         metric = name if isinstance(name, Metric) else METRICS[name]
         if CATALOGUE.get(metric.name) is metric:
             continue
-        if metric.name in CATALOGUE or found.get(metric.name, metric) is not metric:
+        if metric.name in CATALOGUE or outside.get(metric.name, metric) is not metric:
             raise ConfigError(
                 f"The metric {name!r} is called {metric.name!r}, as another one is. Rename it.", value=name
             )
-        found[metric.name] = metric
+        outside[metric.name] = metric
     # they were asked for, so that comparisons show them
-    shown = tuple(dataclasses.replace(metric, shown=metric.shown or "table") for metric in found.values())
+    shown = tuple(dataclasses.replace(metric, shown=metric.shown or "table") for metric in outside.values())
     _OUTSIDE.update({metric.name: metric for metric in shown})
     return shown
 

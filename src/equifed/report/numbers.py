@@ -21,11 +21,11 @@ from equifed.report.verdict import ranked, unclear
 if TYPE_CHECKING:
     from equifed.results.result import Result
 
-MOST_POINTS = 120_000
+MAX_POINTS = 120_000
 """Numbers embedded for the curves over rounds; beyond it rounds are thinned, so that the page stays small."""
-MOST_CLIENT_POINTS = 20_000
+MAX_CLIENT_POINTS = 20_000
 """Clients drawn one by one, over all variants and metrics; beyond it only the boxes are."""
-MOST_BASELINES = 20
+MAX_BASELINES = 20
 """Arms up to which each can be chosen as the baseline in the page; their tests grow with the square."""
 LOG = "log:"
 """Begins the name of a curve that a method logs about itself."""
@@ -161,9 +161,9 @@ def _marks(comparison: Comparison, metric: str) -> list[str]:
 def _tests(comparison: Comparison) -> dict[str, Any]:
     """[baseline][variant][metric]: the paired test of variant minus baseline, or None."""
     variants = comparison.variants
-    wanted = variants if len(variants) <= MOST_BASELINES else [comparison.baseline]
+    baselines = variants if len(variants) <= MAX_BASELINES else [comparison.baseline]
     cells = {}
-    for other in wanted:
+    for other in baselines:
         by_metric = [against(variants, other, metric) for metric in comparison.metrics]
         cells[str(variants.index(other))] = [
             [
@@ -205,7 +205,7 @@ def dominated(comparison: Comparison, disparity: str) -> list[bool]:
 def _curves(variants: list[Variant], names: list[str], logged: list[str]) -> dict[str, Any]:
     """Mean and sample std over seeds of every metric in every round (or every k-th, and the last)."""
     total = sum(variant.rounds["round"].nunique() for variant in variants) * (len(names) + len(logged)) * 2
-    every = max(1, math.ceil(total / MOST_POINTS))
+    every = max(1, math.ceil(total / MAX_POINTS))
     series = []
     for variant in variants:
         numbers = np.sort(variant.rounds["round"].unique())
@@ -223,7 +223,7 @@ def _curves(variants: list[Variant], names: list[str], logged: list[str]) -> dic
                 one["std"][name] = [_short(value) for value in block["std"]]
         series.append(one)
     measured, own_names = (
-        [name for name in some if any(name in each["mean"] for each in series)] for some in (names, logged)
+        [name for name in curves if any(name in one["mean"] for one in series)] for curves in (names, logged)
     )
     return {"metrics": measured, "logged": own_names, "series": series, "every": every}
 
@@ -267,7 +267,7 @@ def _clients(clients: dict[str, Any], count: int) -> dict[str, Any]:
     boxes = {}
     for metric, both in clients["values"].items():
         boxes[metric] = [_box([value for value in variant if value is not None]) for variant in both["mean"]]
-    many = len(clients["names"]) * count * len(clients["metrics"]) > MOST_CLIENT_POINTS
+    many = len(clients["names"]) * count * len(clients["metrics"]) > MAX_CLIENT_POINTS
     return {
         "names": [] if many else clients["names"],
         "count": len(clients["names"]),
