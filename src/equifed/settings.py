@@ -14,7 +14,6 @@ from equifed.errors import ConfigError, check_number, unknown_name
 
 EngineName = Literal["lanes", "reference"]
 
-
 SEEDS = 5
 """How many seeds a run has that loads its data itself, from a configuration or the command line."""
 
@@ -48,9 +47,8 @@ class Local:
         if self.momentum >= 1:
             raise ConfigError(f"must be below 1, got {self.momentum}.", key="momentum", value=self.momentum)
         if self.optimizer == "adam" and self.momentum:
-            raise ConfigError(
-                "belongs to SGD; Adam has its own. Leave it at 0 with Adam.", key="momentum", value=self.momentum
-            )
+            text = "belongs to SGD; Adam has its own. Leave it at 0 with Adam."
+            raise ConfigError(text, key="momentum", value=self.momentum)
         if self.learning_rate is not None:
             check_number("learning_rate", self.learning_rate, above=0)
         check_number("learning_rate_decay", self.learning_rate_decay, above=0)
@@ -95,7 +93,7 @@ class RunSettings:
     metrics: Sequence[Any] | str = ()
     """Metrics besides those of the catalogue, a list or A,B,...: "module:Name", the name of an installed one, or in
     Python the `equifed.metrics.Metric` itself."""
-    local: Local = field(default_factory=Local, metadata={"hyper": False})
+    local: Local = field(default=Local(), metadata={"hyper": False})
     """How each client trains in a round."""
 
     def __post_init__(self) -> None:
@@ -109,9 +107,8 @@ class RunSettings:
             raise ConfigError(f"is a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         count = self.clients_per_round
         if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
-            raise ConfigError(
-                f"must be a whole number of at least 1, or 'all', got {count!r}.", key="clients_per_round"
-            )
+            text = f"must be a whole number of at least 1, or 'all', got {count!r}."
+            raise ConfigError(text, key="clients_per_round")
         if self.seeds is not None:
             object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
         if self.engine not in ("lanes", "reference"):
@@ -142,10 +139,6 @@ class RunSettings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
         return cls(**{**values, "local": Local(**values["local"])})
-
-    def changed(self, options: RunOptions) -> RunSettings:
-        """These settings with some of them replaced."""
-        return dataclasses.replace(self, **options)
 
 
 class RunOptions(TypedDict, total=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any, Unpack
 
 from equifed.federation import Federation
@@ -66,9 +66,8 @@ def simulate(
     initial_parameters: {name: array}, or {seed: {name: array}}.
     settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
     """
-    job = make_job(
-        method, federations, model, settings.changed(options), over=over, initial_parameters=initial_parameters
-    )
+    settings = replace(settings, **options)
+    job = make_job(method, federations, model, settings, over=over, initial_parameters=initial_parameters)
     simulation = Simulation(job)
     for _ in simulation.rounds():
         pass
@@ -86,27 +85,15 @@ def sweep(
     **options: Unpack[RunOptions],
 ) -> Result:
     """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation."""
-    return simulate(
-        method,
-        federations,
-        model=model,
-        over=over,
-        initial_parameters=initial_parameters,
-        settings=settings,
-        **options,
-    )
+    start, settings = initial_parameters, replace(settings, **options)
+    return simulate(method, federations, model=model, over=over, initial_parameters=start, settings=settings)
 
 
 def _with_fields(function: Callable[..., Result]) -> None:
     """Show the fields of `RunSettings` as keyword arguments in help and notebooks."""
-    signature = inspect.signature(function)
-    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    named += [
-        inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(DEFAULTS, each.name), annotation=each.type
-        )
-        for each in fields(RunSettings)
-    ]
+    signature, settings = inspect.signature(function), inspect.signature(RunSettings)
+    *named, _ = signature.parameters.values()
+    named += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in settings.parameters.values()]
     function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
 
 

@@ -63,8 +63,7 @@ class FlowerEngine:
         self._codecs = codecs(job.method)
         self._scaling = None if scaling is None else _as_record(scaling)
         self._like = _replies(job, tables)
-        validation = validation_data(job, tables)
-        self._validation = None if validation is None else validation[0]
+        self._validation = tree.take(validation_data(job, tables), 0)
 
     def start(self) -> State:
         never = torch.zeros(1, self.job.task.num_clients, dtype=torch.int64)

@@ -19,10 +19,9 @@ from equifed.results.predict import FinalState
 from equifed.results.result import Result
 
 if TYPE_CHECKING:
-    from equifed.simulator import Job, Message, Rejection, RoundLog, Run, State, Step
+    from equifed.simulator import Job, Message, Rejection, RoundLog, State, Step
 
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
-LOG = ["round", "sampled", "replied", "dropped", "rejected", "applied", "stopped"]
 REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 
@@ -46,12 +45,11 @@ class Collector:
 
     def result(self, state: State, messages: Iterable[Message], notes: Sequence[Note]) -> Result:
         job = self.job
-        fed = job.runs[0].federation
-        swept = list(job.runs[0].hyper)
+        fed = job.federation
         info = {
             "method": job.method.name,
             "hyper_parameters": job.method.hyper,
-            "swept": swept,
+            "swept": list(job.hyper),
             "data": fed.name,
             "provenance": dict(fed.provenance),
             "task": fed.task,
@@ -59,41 +57,38 @@ class Collector:
             "groups": list(fed.groups),
             "clients": list(fed.ids),
             "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
-            "rows": {
-                "train": int(fed.train.sizes.sum()),
-                "validation": len(fed.validation),
-                "test": len(fed.test),
-            },
+            "rows": {"train": int(fed.train.sizes.sum()), "validation": len(fed.validation), "test": len(fed.test)},
             "model": str(job.task.module),
             "metrics": [metric.facts for metric in job.outside_metrics],
         }
-        kept = tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state)
+        states = _final_states(job, tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state))
         return Result(
             metrics=metrics_frame(self.scores, fed, job.labels, job.outside_metrics),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),
-            parameters=_parameters(job, kept),
+            parameters={key: final.parameters for key, final in states.items()},
             info=info,
             settings=dataclasses.replace(job.settings, metrics=job.settings.to_dict()["metrics"]),  # by name
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
             notes=[*notes, *_notes(job, self.logs, self.rejections)],
-            final_states={_key(run): _final_state(job, kept, r) for r, run in enumerate(job.runs)},
+            final_states=states,
             schema=fed.schema,
         )
 
 
 def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[Note]:
-    """What the rounds of all runs tell."""
-    fed = job.runs[0].federation
-    notes = []
-    if not len(fed.test) and fed.client_test is None:
-        notes.append(Note("no-test-rows"))
-    notes += _not_applied(job, logs)
+    """What a reader should know about the rounds of all runs."""
+    unmeasured = not len(job.federation.test) and job.federation.client_test is None
     rejected = sum(log.rejected for log in logs)
-    if rejected:
-        notes.append(Note("replies-rejected", {"count": rejected}))
-    return [*notes, *_clipping(job, logs), *_absences(rejections), *_endings(job, logs)]
+    return [
+        *([Note("no-test-rows")] if unmeasured else []),
+        *_not_applied(job, logs),
+        *([Note("replies-rejected", {"count": rejected})] if rejected else []),
+        *_clipping(job, logs),
+        *_absences(rejections),
+        *_endings(job, logs),
+    ]
 
 
 def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
@@ -112,11 +107,10 @@ def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
 
 def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
     """Rounds that had no effect, by what stood in their way."""
-    obstacles: list[tuple[Note, list[RoundLog]]] = []
+    obstacles: dict[str, tuple[Note, list[RoundLog]]] = {}
     for log in logs:
         if log.obstacle is not None:
-            known = next((lost for obstacle, lost in obstacles if obstacle == log.obstacle), None)
-            obstacles.append((log.obstacle, [log])) if known is None else known.append(log)
+            obstacles.setdefault(str(log.obstacle), (log.obstacle, []))[1].append(log)
     return [
         Note(
             "rounds-not-applied",
@@ -128,7 +122,7 @@ def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
                 "seed": job.runs[lost[0].run].seed,
             },
         )
-        for obstacle, lost in obstacles
+        for obstacle, lost in obstacles.values()
     ]
 
 
@@ -176,15 +170,8 @@ def _endings(job: Job, logs: list[RoundLog]) -> list[Note]:
 
 def _first(job: Job, final: dict[int, RoundLog], runs: list[int]) -> dict[str, Any]:
     """How many runs these are, and the first of them."""
-    first = job.runs[runs[0]]
-    excess = final[runs[0]].observed.get("excess")
-    return {
-        "runs": len(runs),
-        "of": len(job.runs),
-        "seed": first.seed,
-        "hyper": dict(first.hyper),
-        "excess": excess,
-    }
+    first, excess = job.runs[runs[0]], final[runs[0]].observed.get("excess")
+    return {"runs": len(runs), "of": len(job.runs), "seed": first.seed, "hyper": dict(first.hyper), "excess": excess}
 
 
 def _messages(messages: Iterable[Message]) -> pd.DataFrame:
@@ -195,44 +182,25 @@ def _messages(messages: Iterable[Message]) -> pd.DataFrame:
 
 
 def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
-    rows = []
-    for log in logs:
-        entry = dict(job.labels[log.run])
-        entry |= {
-            key: value for key, value in log._asdict().items() if key not in ("run", "observed", "stopped", "obstacle")
-        }
-        entry["stopped"] = log.stopped
-        rows.append(entry | log.observed)
-    return pd.DataFrame(rows)
-
-
-def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
-    rows = []
-    for number, rejection in rejections:
-        run = job.runs[rejection.run]
-        rows.append({**run.hyper, "seed": run.seed, "round": number, **rejection._asdict()})
-    return pd.DataFrame(rows, columns=[*job.runs[0].hyper, *REJECTIONS])
-
-
-def _key(run: Run) -> Any:
-    """The seed; (swept values..., seed) after a sweep."""
-    return (*run.hyper.values(), run.seed) if run.hyper else run.seed
-
-
-def _final_state(job: Job, state: State, r: int) -> FinalState:
-    fed, seed = job.runs[r].federation, job.runs[r].seed
-    server, clients = tree.take(state.server, r), tree.take(state.clients, r)
-    return FinalState(
-        job.method_of(r), job.task, server, clients, fed.ids, seed, fed.scaling, tuple(fed.shape), job.model
+    columns = ("round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
+    labels = job.labels
+    return pd.DataFrame(
+        [labels[log.run] | {name: getattr(log, name) for name in columns} | log.observed for log in logs]
     )
 
 
-def _parameters(job: Job, state: State) -> dict[Any, dict[str, np.ndarray]]:
-    """The final model(s) of each run: the server's `theta`, or the clients' own with a leading axis."""
-    result: dict[Any, dict[str, np.ndarray]] = {}
+def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
+    labels = job.labels
+    rows = [{**labels[each.run], "round": number, **each._asdict()} for number, each in rejections]
+    return pd.DataFrame(rows, columns=[*job.hyper, *REJECTIONS])
+
+
+def _final_states(job: Job, state: State) -> dict[Any, FinalState]:
+    """What each run ended with, by its seed; by (swept values..., seed) after a sweep."""
+    states = {}
     for r, run in enumerate(job.runs):
-        server: Any = tree.take(state.server, r)
-        clients: Any = tree.take(state.clients, r)
-        theta = job.method.model_of(server, clients)
-        result[_key(run)] = {name: value.numpy() for name, value in tree.named(theta).items()}
-    return result
+        fed, server, clients = run.federation, tree.take(state.server, r), tree.take(state.clients, r)
+        states[(*run.hyper.values(), run.seed) if run.hyper else run.seed] = FinalState(
+            job.method_of(r), job.task, server, clients, fed.ids, run.seed, fed.scaling, tuple(fed.shape), job.model
+        )
+    return states

@@ -38,6 +38,12 @@ class FinalState:
     model: Any
     """The model as it was given."""
 
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The final model(s) by name: the server's, or the clients' own with a leading axis."""
+        theta = self.method.model_of(self.server, self.clients)
+        return {name: value.numpy() for name, value in tree.named(theta).items()}
+
     def features(self, x: Any) -> Tensor:
         """Rows as the model sees them."""
         rows = np.asarray(x, dtype=np.float32)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equifed import tree
 from equifed.codec import CODECS
@@ -85,6 +85,22 @@ class Engine(Protocol):
     ) -> Exchange: ...
 
 
+class LocalEngine:
+    """What the engines share whose clients are all here."""
+
+    def __init__(self, job: Job, tables: Tables) -> None:
+        self.job, self.tables = job, tables
+        self.messages: dict[tuple[str, int], Message] = {}
+        self.notes: list[Note] = []
+
+    @cached_property
+    def validation(self) -> Tree:
+        return validation_data(self.job, self.tables)
+
+    def start(self) -> State:
+        return initial_state(self.job)
+
+
 def initial_state(job: Job) -> State:
     servers, clients = [], []
     for run in range(len(job.runs)):
@@ -98,18 +114,18 @@ def initial_state(job: Job) -> State:
     )
 
 
-def validation_data(job: Job, tables: Tables) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...] | None:
-    """(x, y, s, mask) of every run's validation set, padded to the longest; None where the method needs none."""
+def validation_data(job: Job, tables: Tables) -> Tree:
+    """(x, y, s, mask) of the runs' validation sets [R, ...], padded to the longest; () where the method needs none."""
     if not job.method.needs_validation:
-        return None
+        return ()
     longest = max(len(run.federation.validation) for run in job.runs)
     sets = []
     for r, run in enumerate(job.runs):
-        chosen = run.federation.validation
-        rows = tables.rows_of(np.concatenate([chosen, np.full(longest - len(chosen), chosen[0])]), r)
-        mask = (torch.arange(longest, device=job.device) < len(chosen)).to(torch.float32)
+        positions = run.federation.validation
+        rows = tables.rows_of(np.concatenate([positions, np.full(longest - len(positions), positions[0])]), r)
+        mask = (torch.arange(longest, device=job.device) < len(positions)).to(torch.float32)
         sets.append((tables.features(rows, r), tables.y[rows], tables.s[rows], mask))
-    return tuple(sets)
+    return tree.stack(sets)
 
 
 def check_reply(method: Method, phase: Phase, reply: Record) -> None:
@@ -144,5 +160,9 @@ def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
     return sum(CODECS[codec].size(shape) if codec else math.prod(shape) * size for shape, size in shapes)
 
 
-def data_of(parts: tuple[Tensor, Tensor, Tensor, Tensor] | None, job: Job) -> Data | None:
-    return None if parts is None else Data(*parts, task=job.task)
+def data_of(validation: Tree, job: Job) -> Data | None:
+    """The validation set of one run."""
+    if not validation:
+        return None
+    x, y, s, mask = validation
+    return Data(x, y, s, mask, job.task)

@@ -5,6 +5,7 @@ Disparities come from summed (group, label, prediction) counts, never from avera
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.federation import RowSets
+from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
@@ -40,7 +42,6 @@ class Evaluator:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self._at_once = max(64, EVAL_BYTES // job.row_bytes())
-        self._adjusts = job.method.adjusts
         self._draws: dict[int, Tensor] = {}
         self._settled: dict[int, dict[str, Scored]] = {}
         """Scores of the runs that have ended."""
@@ -113,15 +114,14 @@ class Evaluator:
     ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
         """(prediction, row, test set) of every test row, and which test set is whose. A model is applied once to test
         rows that clients share (one range of rows)."""
-        one, model = (
-            _alike(clients, len(sets)) if self.job.method.personal else (np.zeros(1, int), np.zeros(len(sets), int))
-        )
+        personal = self.job.method.personal
+        one, model = _alike(clients, len(sets)) if personal else (np.zeros(1, int), np.zeros(len(sets), int))
         ranges, which = np.unique(np.stack([sets.start, sets.stop, model], 1), axis=0, return_inverse=True)
         which = which.reshape(-1)
         rows = self.tables.rows_of(np.concatenate([sets.index[a:b] for a, b, _ in ranges]), run)
         sizes = ranges[:, 1] - ranges[:, 0]
         owner = torch.from_numpy(np.repeat(np.arange(len(ranges)), sizes)).to(self.job.device)
-        if not self.job.method.personal:
+        if not personal:
             return self._predict(server, clients, rows, run), rows, owner, which
         parts = [
             self._predict(server, tree.take(clients, int(one[model])), part, run)
@@ -134,7 +134,7 @@ class Evaluator:
         parts = []
         for part in rows.split(self._at_once):
             prediction = method.predict(task, server, client, self.tables.features(part, run))
-            if self._adjusts:
+            if method.adjusts:
                 u = self._random(run)[part - int(self.tables.offset[run])]
                 prediction = method.adjust(task, server, client, prediction, self.tables.s[part], u)
             parts.append(prediction)
@@ -158,31 +158,24 @@ class Evaluator:
         task = self.job.task
         # on the CPU: adding up on a GPU is quick but not the same twice
         y, s, prediction, owner = (part.cpu() for part in (self.tables.y[rows], self.tables.s[rows], prediction, owner))
-        groups = task.num_groups
         loss = task.loss_of_prediction(prediction, y).double()
+        shape = (owners, task.num_groups, max(task.num_classes, 1))
+        group = owner * task.num_groups + s
         if task.kind == "regression":
-            cell = owner * groups + s
-            size = owners * groups
-            counts = torch.bincount(cell, minlength=size).reshape(owners, groups, 1, 1)
-            sums = torch.bincount(cell, loss, minlength=size).reshape(owners, groups, 1)
-            total = torch.bincount(cell, prediction.double(), minlength=size).reshape(owners, groups)
-            number = counts.reshape(owners, groups)
-            mean = torch.where(number > 0, total / number.clamp_min(1), torch.nan)
+            label = decision = group
+            mean = (_sums(shape[:2], group, prediction.double()) / _sums(shape[:2], group)).numpy()
             ks = _ks(prediction.numpy(), s.numpy(), owner.numpy(), owners)
-            return Scored(counts.numpy(), sums.numpy(), ks, mean.numpy(), counts[..., 0].numpy())
-        classes = task.num_classes
-        cell = (owner * groups + s) * classes + y
-        flat = cell * classes + task.decide(prediction)
-        counts = torch.bincount(flat, minlength=owners * groups * classes * classes)
-        counts = counts.reshape(owners, groups, classes, classes)
-        sums = torch.bincount(cell, loss, minlength=owners * groups * classes)
-        return Scored(
-            counts.numpy(),
-            sums.reshape(owners, groups, classes).numpy(),
-            np.full(owners, np.nan),
-            np.full((owners, groups), np.nan),
-            counts.sum(2).numpy(),
-        )
+        else:
+            label = group * task.num_classes + y
+            decision = label * task.num_classes + task.decide(prediction)
+            mean, ks = np.full(shape[:2], np.nan), np.full(owners, np.nan)
+        counts = _sums((*shape, shape[2]), decision)
+        return Scored(counts.numpy(), _sums(shape, label, loss).numpy(), ks, mean, counts.sum(2).numpy())
+
+
+def _sums(shape: tuple[int, ...], cell: Tensor, values: Tensor | None = None) -> Tensor:
+    """The values, or the rows, added up in the cells of an array of this shape."""
+    return torch.bincount(cell, values, minlength=math.prod(shape)).reshape(shape)
 
 
 def _alike(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -197,8 +190,6 @@ def _alike(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
-    from equifed.metrics import ks_distance
-
     # a diverged model's predictions have no distribution
     return np.array(
         [

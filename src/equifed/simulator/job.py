@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,17 @@ class Job:
     def rounds(self) -> int:
         return self.settings.rounds
 
+    @property
+    def federation(self) -> Federation:
+        """That of the first run, with the clients, client groups, classes and shapes of all."""
+        return self.runs[0].federation
+
+    @cached_property
+    def hyper(self) -> dict[str, Tensor]:
+        """Swept hyper-parameters of every run [R]."""
+        names = self.runs[0].hyper
+        return {name: torch.tensor([run.hyper[name] for run in self.runs], device=self.device) for name in names}
+
     @cached_property
     def device(self) -> torch.device:
         return torch.device(self.settings.device)
@@ -71,12 +83,12 @@ class Job:
     @property
     def metrics(self) -> list[Metric]:
         """What is measured."""
-        return measured(self.runs[0].federation, self.outside_metrics)
+        return measured(self.federation, self.outside_metrics)
 
     def row_bytes(self, models: int = 1) -> int:
         """Memory that one row takes in the forward pass of so many models, its features and all activations: what
         bounds how many are taken at once."""
-        return 4 * (math.prod(self.runs[0].federation.shape) + models * self._activations)
+        return 4 * (math.prod(self.federation.shape) + models * self._activations)
 
     @cached_property
     def _activations(self) -> int:
@@ -88,7 +100,7 @@ class Job:
         hooks = [module.register_forward_hook(note) for module in self.task.module.modules()]
         try:
             with torch.no_grad():
-                self.task.module(torch.zeros(1, *self.runs[0].federation.shape))
+                self.task.module(torch.zeros(1, *self.federation.shape))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -117,12 +129,12 @@ class Job:
 
     @cached_property
     def client_keys(self) -> list[int]:
-        """The random key of each client; all runs have the same clients."""
-        return [randomness.key(name) for name in self.runs[0].federation.ids]
+        """The random key of each client."""
+        return [randomness.key(name) for name in self.federation.ids]
 
     @cached_property
     def _order(self) -> np.ndarray:
-        return randomness.client_order(self.runs[0].federation.ids)
+        return randomness.client_order(self.federation.ids)
 
     def everyone(self) -> np.ndarray:
         """All clients of every run [R, N]: the cohort of setup and final phases."""
@@ -200,7 +212,8 @@ def make_job(
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
         settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0)
     settings = _resolved(settings, runs[0].federation, seed_list)
-    task, starts = _task_and_start(first, model, settings, method, initial_parameters)
+    task = _task(first, model, settings)
+    starts = {seed: _start(model, task.module, method, seed, initial_parameters) for seed in seed_list}
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
     if not one_place:
         _ = job.outside_metrics  # unknown ones are refused before anything is trained
@@ -255,9 +268,7 @@ def _check_same(first: Federation, fed: Federation) -> None:
 
 
 def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[dict[str, float]]:
-    if not over:
-        return [{}]
-    points: list[dict[str, float]] = [{}]
+    over = over or {}
     for name, values in over.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ConfigError(f"The sweep over {name} needs a list of values, got {values!r}.", key=name, value=values)
@@ -266,8 +277,7 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
         check_swept(method, name, values)
         if len(set(values)) != len(values):
             raise ConfigError(f"The sweep over {name} names a value twice: {list(values)}.", key=name, value=values)
-        points = [{**point, name: float(value)} for point in points for value in values]
-    return points
+    return [dict(zip(over, map(float, point), strict=True)) for point in itertools.product(*over.values())]
 
 
 def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
@@ -277,7 +287,7 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
             text = f"cannot be swept: runs have a setting of the name that {method.name} has for a hyper-parameter."
             raise ConfigError(text, key=name)
         for value in values:
-            RunSettings().changed({name: value})  # type: ignore[misc]
+            dataclasses.replace(RunSettings(), **{name: value})  # type: ignore[arg-type]
         return
     for value in values:
         check_value(method, name, value)
@@ -285,22 +295,15 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
     if isinstance(method.hyper[name], bool):
         raise ConfigError("is true or false and cannot be swept in one call; simulate both.", key=name)
     if isinstance(method.hyper[name], int):
-        text = "is a size, and runs of different sizes cannot share one call; simulate each."
-        raise ConfigError(text, key=name)
+        raise ConfigError("is a size, and runs of different sizes cannot share one call; simulate each.", key=name)
 
 
-def _task_and_start(
-    fed: Federation,
-    model: Any,
-    settings: RunSettings,
-    method: Method,
-    initial_parameters: Any,
-) -> tuple[Task, dict[int, Tree]]:
+def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
     with blaming(section="model"):
         module = models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes)))
         check_module(module)
         binary = _is_binary(module, fed)
-    task = Task(
+    return Task(
         module=module,
         kind=fed.task,
         num_classes=len(fed.classes),
@@ -312,8 +315,6 @@ def _task_and_start(
         num_client_groups=0 if fed.client_groups is None else int(fed.client_groups.max()) + 1,
         binary=binary,
     )
-    starts = {seed: _start(model, module, method, seed, initial_parameters) for seed in settings.seed_list}
-    return task, starts
 
 
 def _is_binary(module: nn.Module, fed: Federation) -> bool:
@@ -344,11 +345,7 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
             raise ConfigError("initial_parameters must be {name: array}, or {seed: {name: array}}.")
         if given and all(isinstance(key, int) for key in given) and seed not in given:
             raise ConfigError(f"initial_parameters has no entry for seed {seed}.")
-        values = {
-            name: torch.as_tensor(np.asarray(value), dtype=torch.float32)
-            for name, value in given.get(seed, given).items()
-        }
-        return _fit_given(values, module, count)
+        return _fit_given(given.get(seed, given), module, count)
     if count is not None and count > 1 and isinstance(model, models.Logistic) and model.init == "zeros":
         model = dataclasses.replace(model, init="torch")  # several models must start apart
     made = [_initial(model, module, seed, index) for index in range(count or 1)]
@@ -366,7 +363,8 @@ def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, 
     return {name: value.detach().clone().float() for name, value in module.named_parameters()}
 
 
-def _fit_given(values: dict[str, Tensor], module: nn.Module, count: int | None) -> Tree:
+def _fit_given(given: Mapping[str, Any], module: nn.Module, count: int | None) -> Tree:
+    values = {name: torch.as_tensor(np.asarray(value), dtype=torch.float32) for name, value in given.items()}
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     if set(values) != set(expected):
         raise ConfigError(
@@ -380,21 +378,18 @@ def _fit_given(values: dict[str, Tensor], module: nn.Module, count: int | None) 
             raise ConfigError(f"initial_parameters[{name!r}] must have shape {list(shape)}, got {list(got)}.")
     if count is None:
         return values
-    return {
-        name: value if value.dim() > len(expected[name]) else value.expand(count, *value.shape).clone()
-        for name, value in values.items()
-    }
+    return {name: value.expand(count, *expected[name]).clone() for name, value in values.items()}
 
 
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}.", key="device") from error
-    if device.type not in ("cpu", "cuda"):
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
         raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}.", key="device")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"is {name!r}, but torch sees no CUDA device here. Use 'auto' or 'cpu'.", key="device")
     return name

@@ -7,10 +7,10 @@ rows each, are left to the stepper.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import call
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch.func import grad, vmap
 
 from equifed import randomness, tree
 from equifed.notes import Note
-from equifed.protocol import ClientWork, Data, LocalTraining, Phase, Record, Stage, Start, Task
+from equifed.protocol import Data, LocalTraining, Phase, Record, Stage, Start, Task
 from equifed.settings import Local
 from equifed.simulator.job import Job
 from equifed.simulator.lane_data import KeptRows, LaneData, LaneRows, Lanes
@@ -40,51 +40,33 @@ class Inputs(NamedTuple):
     group: Tree
     scaling: Tree
     """Shift and factor of the features."""
-    client: Tensor
+    rate: Tensor
+    client: Tree
     initial: Tree
-    start: Tensor
+    start: Tree
     """Where the lane's rows start in the tables."""
-    n: Tensor
+    n: Tree
     """How many they are."""
-    rate: Tensor
 
-
-class Fixed(NamedTuple):
-    """What the steps of an epoch have in common, leaves [L, ...]; context and hyper [L, V, ...] where settings share
-    the lane."""
-
-    context: Tree
-    rate: Tensor
-    hyper: dict[str, Tensor]
-    draws: dict[str, Tensor]
-    group: Tree
-    scaling: Tree
+    def for_steps(self) -> Inputs:
+        """Without what only `prepare` and `finish` look at."""
+        return self._replace(client=(), initial=(), start=(), n=())
 
 
 class LaneClients:
-    """Carries out the clients' part of exchanges."""
+    """What the clients' part of all exchanges needs."""
 
     def __init__(self, job: Job, tables: Tables, notes: list[Note]) -> None:
         self.job, self.tables = job, tables
-        names = list(job.runs[0].hyper)
-        self.hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
-        """Swept hyper-parameters of every run [R]."""
         self.stepper = Stepper(job, tables, notes)
-        self.kept = KeptRows(tables)
-        groups = job.runs[0].federation.client_groups  # the same in all runs
+        self.kept = KeptRows()
+        groups = job.federation.client_groups
         self._groups = None if groups is None else torch.from_numpy(groups).to(job.device)
 
     @cached_property
     def _initial(self) -> Tree:
         """The initial parameters of every run, leaves [R, ...]."""
         return tree.map(lambda leaf: leaf.to(self.job.device), tree.stack(self.job.initial))
-
-    def work(
-        self, stage: Stage, position: int, round: int, lanes: Lanes, runs: np.ndarray, down: Record, own: Tree
-    ) -> tuple[Record, Tree]:
-        """The replies and new states of all lanes, leaves [L, ...], or [L, V, ...] where `runs` has the settings that
-        share a lane on a second axis."""
-        return _Exchange(self, stage, position, round).work(lanes, runs, down, own)
 
     def index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
@@ -106,21 +88,21 @@ class LaneClients:
             }
         scaled = tables.shift is not None and tables.factor is not None
         return Inputs(
-            hyper={name: values[self.index(runs)] for name, values in self.hyper.items()},
+            hyper={name: values[self.index(runs)] for name, values in job.hyper.items()},
             draws=draws,
             group=() if self._groups is None else self._groups[client],
             scaling=tree.take((tables.shift, tables.factor), run) if scaled else (),
+            rate=torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
             client=client,
             initial=self.of_runs(self._initial, lanes.run) if phase.initial else (),
             start=self.index(lanes.start),
             n=self.index(lanes.n),
-            rate=torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
         )
 
 
 @dataclass(frozen=True)
-class _Exchange:
-    """One phase of one round."""
+class LaneExchange:
+    """The clients' part of one phase of one round."""
 
     clients: LaneClients
     stage: Stage
@@ -136,11 +118,13 @@ class _Exchange:
         return self.clients.job.phases(self.stage)[self.position]
 
     def work(self, lanes: Lanes, runs: np.ndarray, down: Record, own: Tree) -> tuple[Record, Tree]:
+        """The replies and new states of all lanes, leaves [L, ...], or [L, V, ...] where `runs` has the settings that
+        share a lane on a second axis."""
         inputs = self.clients.inputs(self.first, lanes, self.round, runs)
         settings = runs.shape[1] if runs.ndim == 2 else 1
         if isinstance(self.first.client, LocalTraining):
             return self._train(self.first.client, lanes, inputs, settings, down, own)
-        replies: tuple[Record, Tree] = self.map(_call, (down, own), inputs, lanes, settings)
+        replies: tuple[Record, Tree] = self.map(call, (down, own), inputs, lanes, settings)
         return replies
 
     def map(
@@ -150,8 +134,8 @@ class _Exchange:
         a lane."""
         results = []
         for lane, width in portions(lanes.n, self.clients.job.row_bytes(settings)):
-            place = (self.stage, self.position, lane.start)
-            kept = self.clients.kept.rows(place, lanes.part(lane), width) if part is _call else {}
+            some = tree.take(inputs, lane)
+            kept = self._kept(lanes, lane, some, width) if part is call else {}
 
             def one(values: tuple[Tree, ...], inputs: Inputs, kept: dict[str, Any], width: int = width) -> Any:
                 data = self._data(inputs, kept, width)
@@ -161,8 +145,13 @@ class _Exchange:
 
                 return (vmap(setting) if settings > 1 else setting)(values, inputs.hyper)
 
-            results.append(vmap(one)(tree.take(values, lane), tree.take(inputs, lane), kept))
+            results.append(vmap(one)(tree.take(values, lane), some, kept))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
+
+    def _kept(self, lanes: Lanes, lane: slice, inputs: Inputs, width: int) -> dict[str, Tensor]:
+        start, scaling = tree.map(lambda leaf: leaf.unsqueeze(1), (inputs.start, inputs.scaling))
+        source = LaneRows(self.clients.tables, start, width, scaling)
+        return self.clients.kept.rows((self.stage, self.position, lane.start), lanes.part(lane), source)
 
     def _data(self, inputs: Inputs, kept: dict[str, Any], width: int) -> Data:
         """One lane's data, inside vmap."""
@@ -196,20 +185,38 @@ class _Exchange:
         begin: Start = self.map(prepare, (down, own), inputs, lanes, settings)
         moved, structure = tree.flatten((begin.parameters, _optimizer_start(job.task.local, begin.parameters, shared)))
         steps = LaneSteps(self.phase, job.task, structure, shared)
-        fixed = Fixed(begin.context, inputs.rate, inputs.hyper, inputs.draws, inputs.group, inputs.scaling)
         name, local = self.first.name, job.task.local
         sources = [
             randomness.Batches(job.runs[r].seed, self.round, job.client_keys[k], name, int(n), local)
             for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
         ]
-        place = (self.stage, self.position)
-        training = LaneTraining(place, steps.step, fixed, begin.per_row, shared, lanes, sources)
-        if work.resample is not None:
-            training = dataclasses.replace(training, resample=_Resampling(self, steps, longest))
-        moved, fixed = self.clients.stepper.train(training, moved)
-        values = (steps.parameters(moved), down, own, fixed.context)
+        place, fixed = (self.stage, self.position), (begin.context, inputs.for_steps())
+        resample = None if work.resample is None else partial(self._resample, steps, longest)
+        training = LaneTraining(place, steps.step, fixed, begin.per_row, shared, lanes, sources, resample)
+        moved, (context, _) = self.clients.stepper.train(training, moved)
+        values = (steps.parameters(moved), down, own, context)
         replies: tuple[Record, Tree] = self.map(finish, values, inputs, lanes, settings)
         return replies
+
+    def _resample(
+        self, steps: LaneSteps, longest: int, moved: list[Tensor], training: LaneTraining
+    ) -> tuple[tuple[Tree, Inputs], Tensor]:
+        """Chooses the rows of the next epoch by the models as they are. Settings do not share lanes here."""
+
+        def one(work: LocalTraining, parameters: Tree, context: Tree, uniforms: Tensor, data: Data) -> Any:
+            assert work.resample is not None
+            context, rows = work.resample(parameters, context, _fit(uniforms, data.mask.shape[0]), data)
+            return context, _fit(rows.to(torch.int32), longest)
+
+        lanes, (context, fixed) = training.lanes, training.fixed
+        uniforms = np.zeros((len(lanes), longest), dtype=np.float32)
+        for line, source in zip(uniforms, training.sources, strict=True):
+            drawn = source.uniforms()
+            line[: len(drawn)] = drawn
+        inputs = self.clients.inputs(self.first, lanes, self.round, lanes.run)
+        values = (steps.parameters(moved), context, torch.from_numpy(uniforms).to(self.clients.job.device))
+        context, rows = self.map(one, values, inputs, lanes)
+        return (context, fixed), rows
 
 
 @dataclass(frozen=True)
@@ -232,53 +239,33 @@ class LaneSteps:
         return tree.unflatten(moved, self.structure)[0]
 
     def step(
-        self, moved: list[Tensor], fixed: Fixed, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree
+        self,
+        moved: list[Tensor],
+        fixed: tuple[Tree, Inputs],
+        batch: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        rows: Tree,
     ) -> list[Tensor]:
-        """One step of any number of lanes, each with its batch (x, y, s)."""
+        """One step of any number of lanes, each with its batch (x, y, s). fixed: context and inputs."""
         stepped: list[Tensor] = vmap(self._lane)(moved, fixed, *batch, mask, rows)
         return stepped
 
     def _lane(
-        self, moved: list[Tensor], fixed: Fixed, x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree
+        self, moved: list[Tensor], fixed: tuple[Tree, Inputs], x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree
     ) -> list[Tensor]:
-        if fixed.scaling:
-            x = (x - fixed.scaling[0]) * fixed.scaling[1]
+        context, lane = fixed
+        if lane.scaling:
+            x = (x - lane.scaling[0]) * lane.scaling[1]
 
         def setting(moved: list[Tensor], context: Tree, hyper: dict[str, Tensor], rows: Tree) -> list[Tensor]:
             work: Any = self.phase(hyper).client
-            group = _tensor_or_none(fixed.group)
-            batch = Data(x, y, s, mask, self.task, rows, fixed.draws, group, learning_rate=fixed.rate)
+            group = _tensor_or_none(lane.group)
+            batch = Data(x, y, s, mask, self.task, rows, lane.draws, group, learning_rate=lane.rate)
             parameters, optimizer = tree.unflatten(moved, self.structure)
             gradient = grad(work.loss)(parameters, context, batch)
-            return tree.leaves(optimizer_step(self.task.local, parameters, gradient, optimizer, fixed.rate))
+            return tree.leaves(optimizer_step(self.task.local, parameters, gradient, optimizer, lane.rate))
 
-        return (vmap(setting) if self.shared else setting)(moved, fixed.context, fixed.hyper, rows)
-
-
-@dataclass(frozen=True)
-class _Resampling:
-    """Chooses the rows of the next epoch by the models as they are. Settings do not share lanes here."""
-
-    exchange: _Exchange
-    steps: LaneSteps
-    longest: int
-
-    def __call__(self, moved: list[Tensor], training: LaneTraining) -> tuple[Fixed, Tensor]:
-        lanes, fixed = training.lanes, training.fixed
-        uniforms = np.zeros((len(lanes), self.longest), dtype=np.float32)
-        for line, source in zip(uniforms, training.sources, strict=True):
-            drawn = source.uniforms()
-            line[: len(drawn)] = drawn
-        clients = self.exchange.clients
-        inputs = clients.inputs(self.exchange.first, lanes, self.exchange.round, lanes.run)
-        values = (self.steps.parameters(moved), fixed.context, torch.from_numpy(uniforms).to(clients.job.device))
-        context, rows = self.exchange.map(self._one, values, inputs, lanes)
-        return fixed._replace(context=context), rows
-
-    def _one(self, work: LocalTraining, parameters: Tree, context: Tree, uniforms: Tensor, data: Data) -> Any:
-        assert work.resample is not None
-        context, rows = work.resample(parameters, context, _fit(uniforms, data.mask.shape[0]), data)
-        return context, _fit(rows.to(torch.int32), self.longest)
+        return (vmap(setting) if self.shared else setting)(moved, context, lane.hyper, rows)
 
 
 def _optimizer_start(local: Local, parameters: Tree, shared: bool) -> Tree:
@@ -286,10 +273,6 @@ def _optimizer_start(local: Local, parameters: Tree, shared: bool) -> Tree:
         return ()
     start = vmap(lambda parameters: optimizer_start(local, parameters))
     return (vmap(start) if shared else start)(parameters)
-
-
-def _call(work: ClientWork, down: Record, own: Tree, data: Data) -> tuple[Record, Tree]:
-    return work(down, own, data)
 
 
 def _tensor_or_none(value: Tree) -> Tensor | None:

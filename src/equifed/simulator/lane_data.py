@@ -40,7 +40,8 @@ class Lanes:
 
 @dataclass(frozen=True, eq=False)
 class LaneRows:
-    """Where one lane's rows are, padded to `width`; made inside vmap."""
+    """Where one lane's rows are, padded to `width`, inside vmap; those of all lanes outside it, with a start and a
+    scaling [L, 1, ...]."""
 
     tables: Tables
     start: Tensor
@@ -50,7 +51,7 @@ class LaneRows:
 
     @cached_property
     def rows(self) -> Tensor:
-        """Positions in the tables [width]."""
+        """Positions in the tables [width], or [L, width]."""
         positions = self.start + torch.arange(self.width, device=self.tables.x.device)
         return self.tables.index[positions.clamp_max(len(self.tables.index) - 1)].long()
 
@@ -90,29 +91,20 @@ class KeptRows:
     Only what is asked for twice in a row is kept, so that sampled clients cost nothing.
     """
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self) -> None:
         self._asked: dict[Hashable, bytes] = {}
         self._kept: dict[Hashable, dict[str, Tensor]] = {}
 
-    def rows(self, place: Hashable, lanes: Lanes, width: int) -> dict[str, Tensor]:
+    def rows(self, place: Hashable, lanes: Lanes, source: LaneRows) -> dict[str, Tensor]:
         """x, y and s of these lanes [L, width, ...]; empty the first time they are asked for at this place."""
-        tables = self._tables
         key = b"".join(values.tobytes() for values in (lanes.run, lanes.client, lanes.n))
         if self._asked.get(place) != key:
             self._asked[place] = key
             self._kept.pop(place, None)
             return {}
         if place not in self._kept:
-            size = len(lanes) * width * tables.x[0].numel() * 4
+            size = len(lanes) * source.width * source.tables.x[0].numel() * 4
             if size + sum(tree.num_bytes(kept) for kept in self._kept.values()) > KEPT_BYTES:
                 return {}
-            positions = torch.from_numpy(lanes.start[:, None] + np.arange(width)).clamp_max(len(tables.index) - 1)
-            rows = tables.index[positions.to(tables.index.device)].long()
-            x = tables.x[rows]
-            if tables.shift is not None and tables.factor is not None:
-                run = torch.from_numpy(lanes.run).to(x.device)
-                shift, factor = (values[run].unsqueeze(1) for values in (tables.shift, tables.factor))
-                x = (x - shift) * factor
-            self._kept[place] = {"x": x, "y": tables.y[rows], "s": tables.s[rows]}
+            self._kept[place] = {name: source.column(name) for name in ("x", "y", "s")}
         return self._kept[place]

@@ -19,41 +19,21 @@ from torch.func import vmap
 from equifed import tree
 from equifed.channel import Gathered
 from equifed.errors import RunError
-from equifed.notes import Note
 from equifed.protocol import LocalTraining, Phase, Record, Stage
-from equifed.simulator.engine import (
-    Exchange,
-    Message,
-    Rejection,
-    State,
-    check_reply,
-    data_of,
-    initial_state,
-    record_message,
-    validation_data,
-)
+from equifed.simulator.engine import Exchange, LocalEngine, Rejection, State, check_reply, data_of, record_message
 from equifed.simulator.job import Job
-from equifed.simulator.lane_clients import LaneClients
+from equifed.simulator.lane_clients import LaneClients, LaneExchange
 from equifed.simulator.lane_data import Lanes
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 
-class LanesEngine:
+class LanesEngine(LocalEngine):
     def __init__(self, job: Job, tables: Tables) -> None:
-        self.job, self.tables = job, tables
-        self.messages: dict[tuple[str, int], Message] = {}
-        self.notes: list[Note] = []
+        super().__init__(job, tables)
         self._clients = LaneClients(job, tables, self.notes)
         # runs are settings x seeds
         self._settings = len({tuple(run.hyper.values()) for run in job.runs})
-        validation = validation_data(job, tables)
-        self._validation = () if validation is None else tree.stack(validation)
-
-    def start(self) -> State:
-        return initial_state(self.job)
-
-    # -- one exchange --------------------------------------------------------------------------------------------------
 
     def exchange(
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
@@ -74,7 +54,7 @@ class LanesEngine:
         down = self._clients.of_runs(self.job.method.sent(state.server, phase.down), runs)
         own = tree.map(lambda leaf: leaf[run_at, client_at], state.clients)
         try:
-            reply, new = self._clients.work(stage, position, round, lanes, runs, down, own)
+            reply, new = LaneExchange(self._clients, stage, position, round).work(lanes, runs, down, own)
         except RuntimeError as error:  # vmap's own words are about vmap
             raise RunError(
                 f"{self.job.method.name}, phase {phase.name!r}: {error}\nModels and methods may not draw torch's "
@@ -87,18 +67,15 @@ class LanesEngine:
         arrived = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
         use = fine & arrived
         for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
-            leaf[run_at, client_at] = _where_lane(use, value, leaf[run_at, client_at])
-        bad = np.asarray((arrived & ~fine).cpu().numpy())
-        present = present.copy()
-        rejections = []
-        for place in zip(*np.nonzero(bad), strict=True):
+            leaf[run_at, client_at] = tree.where(use, value, leaf[run_at, client_at])
+        present, rejections = present.copy(), []
+        for place in zip(*np.nonzero((arrived & ~fine).cpu().numpy()), strict=True):
             run, lane = int(runs[place]), int(place[0])
             name = self.job.runs[run].federation.ids[lanes.client[lane]]
             rejections.append(Rejection(run, name, phase.name, "NaN or Inf in its reply"))
             present[run, lanes.slot[lane]] = False
         replies, clipped = self._gather(phase, reply, use, runs, slot, cohorts, present)
-        answered = np.asarray(present.any(axis=1))
-        server = self._server(stage, position, state.server, replies, answered)
+        server = self._server(stage, position, state.server, replies, np.asarray(present.any(axis=1)))
         counted = None if clipped is None else clipped.cpu().numpy()
         return Exchange(State(server, state.clients), present, rejections, clipped=counted)
 
@@ -127,11 +104,10 @@ class LanesEngine:
     ) -> Gathered:
         """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero."""
         run, slot = self._clients.index(runs), self._clients.index(slots)
-        shape = cohorts.shape
 
         def spread(leaf: Tensor) -> Tensor:
-            out = torch.zeros(*shape, *leaf.shape[runs.ndim :], dtype=leaf.dtype, device=leaf.device)
-            out[run, slot] = _where_lane(use, leaf, torch.zeros_like(leaf))
+            out = torch.zeros(*cohorts.shape, *leaf.shape[runs.ndim :], dtype=leaf.dtype, device=leaf.device)
+            out[run, slot] = tree.where(use, leaf, torch.zeros_like(leaf))
             return out
 
         stacked: Record = tree.map(spread, reply)
@@ -142,10 +118,9 @@ class LanesEngine:
         """Every run's server step; a run that nobody answered keeps its state."""
 
         def one(server: Tree, replies: Record, hyper: dict[str, Tensor], validation: Tree) -> Tree:
-            data = data_of(validation if validation else None, self.job)
-            return self.job.phases(stage, hyper)[position].server(server, replies, data)
+            return self.job.phases(stage, hyper)[position].server(server, replies, data_of(validation, self.job))
 
-        values = (server, replies, self._clients.hyper, self._validation)
+        values = (server, replies, self.job.hyper, self.validation)
         if self.job.method.sweepable:
             new = vmap(one)(*values)
         else:
@@ -153,10 +128,6 @@ class LanesEngine:
         if answered.all():
             return new
         return tree.where(torch.from_numpy(answered).to(self.job.device), new, server)
-
-
-def _where_lane(fine: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(fine.reshape(*fine.shape, *(1,) * (a.dim() - fine.dim())), a, b)
 
 
 def _finite_lanes(value: Tree, shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -98,21 +98,17 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
 
 def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """What the method observes in every run, by name [R], and which runs have converged [R]."""
-    many = len(job.runs)
     if not tree.leaves(state.server):
-        return {}, np.zeros(many, dtype=bool)
+        return {}, np.zeros(len(job.runs), dtype=bool)
 
     def one(server: Any, hyper: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         method, _ = job.configured(hyper)
         return method.observe(server), method.converged(server)
 
-    names = job.runs[0].hyper
-    hyper = {name: torch.tensor([run.hyper[name] for run in job.runs], device=job.device) for name in names}
-    observed, converged = vmap(one)(state.server, hyper)
-    values = (
-        torch.stack([value.to(job.device, torch.float64) for value in (*observed.values(), converged)]).cpu().numpy()
-    )
-    return dict(zip(observed, values, strict=False)), values[-1] > 0
+    observed, converged = vmap(one)(state.server, job.hyper)
+    values = torch.stack([value.to(job.device, torch.float64) for value in (*observed.values(), converged)])
+    *seen, ended = values.cpu().numpy()
+    return dict(zip(observed, seen, strict=True)), ended > 0
 
 
 def _with_everyone(

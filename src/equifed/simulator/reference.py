@@ -5,8 +5,6 @@ Errors in a method's code are raised with the run, phase and client they happene
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,37 +12,13 @@ from torch import Tensor
 from equifed import randomness, tree
 from equifed.channel import CLIPPED, Gathered
 from equifed.errors import EquifedError, RunError
-from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage
-from equifed.simulator.engine import (
-    Exchange,
-    Message,
-    Rejection,
-    State,
-    check_reply,
-    data_of,
-    initial_state,
-    record_message,
-    validation_data,
-)
+from equifed.simulator.engine import Exchange, LocalEngine, Rejection, State, check_reply, data_of, record_message
 from equifed.simulator.job import Job
-from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 
-class Reference:
-    def __init__(self, job: Job, tables: Tables) -> None:
-        self.job, self.tables = job, tables
-        self.messages: dict[tuple[str, int], Message] = {}
-        self.notes: list[Note] = []
-
-    @cached_property
-    def _validation(self) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...] | None:
-        return validation_data(self.job, self.tables)
-
-    def start(self) -> State:
-        return initial_state(self.job)
-
+class Reference(LocalEngine):
     def exchange(
         self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
@@ -73,8 +47,7 @@ class Reference:
             if replies:
                 gathered = gather(self.job, phase, replies, cohorts[r][present[r]])
                 clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
-                validation = data_of(self._validation[r] if self._validation else None, self.job)
-                server = phase.server(server, gathered.replies, validation)
+                server = phase.server(server, gathered.replies, data_of(tree.take(self.validation, r), self.job))
             servers.append(server)
         counted = clipped if CLIPPED in phase.up else None
         return Exchange(State(tree.stack(servers), state.clients), present, rejections, clipped=counted)
