@@ -101,8 +101,7 @@ def test_python_files_and_command_line_have_the_same_defaults(name: str) -> None
     model = config.model
     job = make_job(method, fed, model, RunSettings())
     assert dataclasses.replace(job.settings, seeds=5) == job_of(config, ef.load(name, seeds=range(5))).settings
-    none = Settings(given=dict.fromkeys(FIELDS))
-    typed = parse_config({"data": {"name": name}, "method": {"name": "fedavg"}}, none.overrides("fedavg"))
+    typed = parse_config({"data": {"name": name}, "method": {"name": "fedavg"}}, Settings().overrides("fedavg"))
     assert typed.run == config.run
     assert typed.partition == config.partition
     assert job.settings.local == ef.Local(learning_rate=0.005 if name == "communities" else 0.1)

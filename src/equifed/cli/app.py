@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli.console import command, print_json, say, show
+from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.options import FailIf, Output, Settings, expand, naming_options
+from equifed.cli.options import FailIf, Output, ReportOptions, Settings, command, naming_options
 from equifed.experiments import EXPERIMENTS, Request
 
 EXITS = (
@@ -59,9 +59,7 @@ def start(
     pass
 
 
-@app.command()
-@command
-@expand
+@command(app)
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.")],
     set: Annotated[
@@ -87,9 +85,7 @@ def run(
     new_run(load_config(file, set or ()), output, parse_checks(fail_if), watch)
 
 
-@app.command()
-@command
-@expand
+@command(app)
 def compare(
     data: DatasetName,
     methods: Annotated[
@@ -118,9 +114,7 @@ def compare(
         compare_methods(data, methods, settings, report, output, parse_checks(fail_if))
 
 
-@app.command()
-@command
-@expand
+@command(app)
 def sweep(
     data: DatasetName,
     method: Annotated[str, typer.Option(help="The method whose hyper-parameters are swept.")],
@@ -140,35 +134,35 @@ def sweep(
     """
     from equifed.cli.runs import new_run
     from equifed.config import parse_config
-    from equifed.errors import ConfigError
 
-    swept: dict[str, list[float]] = {}
-    for text in over:
-        name, values = _swept(text)
-        if name in swept:
-            raise ConfigError(f"--over names {name} twice; give all its values at once: --over {name}=V1,V2,...")
-        swept[name] = values
-    raw = {"data": {"name": data}, "method": {"name": method}, "sweep": swept}
+    raw = {"data": {"name": data}, "method": {"name": method}, "sweep": _swept(over)}
     with naming_options():
         new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, ())
 
 
-def _swept(text: str) -> tuple[str, list[float]]:
+def _swept(over: list[str]) -> dict[str, list[float]]:
+    """Hyper-parameters and their values, from texts NAME=V1,V2,..."""
     from equifed.errors import ConfigError
 
-    name, sign, values = text.partition("=")
-    try:
-        numbers = [int(value) if value.strip().isdigit() else float(value) for value in values.split(",")]
-    except ValueError:
-        numbers = []
-    if not name or not sign or not numbers:
-        raise ConfigError(f"--over {text!r} is not of the form NAME=V1,V2,... with numbers, e.g. --over mu=0,0.1,1.")
-    return name.strip().replace("_", "-"), numbers
+    swept: dict[str, list[float]] = {}
+    for text in over:
+        name, _, values = text.partition("=")
+        name = name.strip().replace("_", "-")
+        if name in swept:
+            raise ConfigError(f"--over names {name} twice; give all its values at once: --over {name}=V1,V2,...")
+        try:
+            numbers = [int(value) if value.strip().isdigit() else float(value) for value in values.split(",")]
+        except ValueError:
+            numbers = []
+        if not name or not numbers:
+            raise ConfigError(
+                f"--over {text!r} is not of the form NAME=V1,V2,... with numbers, e.g. --over mu=0,0.1,1."
+            )
+        swept[name] = numbers
+    return swept
 
 
-@app.command()
-@command
-@expand
+@command(app)
 def resume(reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, output: Output) -> None:
     """Continue a run that was interrupted or killed.
 
@@ -180,9 +174,7 @@ def resume(reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, 
     resume_run(reference, output, parse_checks(fail_if), watch)
 
 
-@app.command("list")
-@command
-@expand
+@command(app, "list")
 def list_runs(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show.")] = 20,
     *,
@@ -204,9 +196,7 @@ def list_runs(
             say(f"{len(entries) - limit} more; see them with -n {len(entries)}.")
 
 
-@app.command("show")
-@command
-@expand
+@command(app, "show")
 def show_run(
     reference: RunName,
     fail_if: FailIf = None,
@@ -220,47 +210,22 @@ def show_run(
     print_run(reference, output, parse_checks(fail_if))
 
 
-@app.command()
-@command
-@expand
+@command(app)
 def report(
     references: Annotated[list[str], typer.Argument(metavar="RUN...", help='Finished runs, as for "show".')],
-    file: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path(
-        "equifed-report.html"
-    ),
-    title: Annotated[str | None, typer.Option(help="The page's title. (default: methods and data)")] = None,
-    disparity: Annotated[
-        str | None,
-        typer.Option(metavar="METRIC", help="What the verdict judges fairness by, e.g. equal_opportunity_difference."),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="METHOD", help="What the others are compared with. (default: fedavg, else the first)"),
-    ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write the charts as files for a paper (needs the extra `figures`)."),
-    ] = None,
-    formats: Annotated[str, typer.Option(metavar="A,B,...", help="Formats of the figures: svg, png, pdf.")] = "svg,png",
-    csv: Annotated[
-        bool, typer.Option("--csv", help="Print all numbers as CSV on stdout, and nothing else there.")
-    ] = False,
-    *,
+    options: ReportOptions,
     output: Output,
 ) -> None:
     """Write one self-contained HTML page about one run, a comparison or a sweep.
 
     --json and --csv print its numbers for other programs, --figures draws its charts for a paper.
     """
-    from equifed.cli.report import Wanted
-    from equifed.cli.report import report as write_about
+    from equifed.cli.report import report
 
-    write_about(references, Wanted(file, title, disparity, baseline, csv, figures, formats), output)
+    report(references, options, output)
 
 
-@app.command()
-@command
-@expand
+@command(app)
 def reproduce(
     name: Annotated[
         str,
@@ -282,8 +247,7 @@ def reproduce(
     reproduce(name, request, pages, output)
 
 
-@app.command()
-@command
+@command(app)
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One method, in full.")] = None,
     json: Json = False,
@@ -308,8 +272,7 @@ def methods(
         show(f"\n{method['bibtex']}")
 
 
-@data_app.command("list")
-@command
+@command(data_app, "list")
 def data_list(json: Json = False) -> None:
     """List the data sets."""
     from equifed.cli.tables import plain_table
@@ -326,8 +289,7 @@ def data_list(json: Json = False) -> None:
     show(table)
 
 
-@data_app.command("describe")
-@command
+@command(data_app, "describe")
 def data_describe(name: DatasetName, json: Json = False) -> None:
     """Describe a data set: where it comes from, its presets, its files."""
     from equifed.cli.describe import presets_table
@@ -342,8 +304,7 @@ def data_describe(name: DatasetName, json: Json = False) -> None:
     show(f"Citation: {about['citation']}", f"License: {about['license']}")
 
 
-@data_app.command("fetch")
-@command
+@command(data_app, "fetch")
 def data_fetch(name: DatasetName, json: Json = False) -> None:
     """Fetch a data set's files into the data home ($EQUIFED_DATA) and check them."""
     from equifed.data import data_home, get_dataset

@@ -102,11 +102,11 @@ def name_of(run: Path) -> str:
     return run.name if run.parent == Store().root else near(run)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def guarded(function: Callable[..., None]) -> Callable[..., None]:
     """Turn a command's exceptions into a line on stderr and an exit code."""
 
     @functools.wraps(function)
-    def guarded(*args: Any, **values: Any) -> None:
+    def call(*args: Any, **values: Any) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
@@ -129,7 +129,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             say(f"Error: {type(error).__name__}: {error} (run with EQUIFED_DEBUG=1 for the traceback)")
             raise typer.Exit(4) from None
 
-    return guarded
+    return call
 
 
 def traceback_if_wanted() -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli.console import command, near, say, show
+from equifed.cli.console import near, say, show
+from equifed.cli.options import command
 
 flower_app = typer.Typer(
     help="Train on a real federation with Flower: a silo per machine, over TLS. Needs the extra `flower`.",
@@ -27,8 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds of training. (default: 5)")]
 
 
-@flower_app.command()
-@command
+@command(flower_app)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
     silos: Annotated[
@@ -72,8 +72,7 @@ def init(
     say("The file above has every command, for the server and for each silo.")
 
 
-@flower_app.command()
-@command
+@command(flower_app)
 def demo(
     folder: Annotated[
         Path, typer.Option(metavar="DIR", help="Made where it does not exist; a demo's folder is used again.")
@@ -91,8 +90,7 @@ def demo(
     demonstrate(folder, method, rounds, json)
 
 
-@flower_app.command()
-@command
+@command(flower_app)
 def run(folder: Existing, json: Json = False) -> None:
     """Start a run on the federation's SuperLink and follow it to the report.
 
@@ -103,8 +101,7 @@ def run(folder: Existing, json: Json = False) -> None:
     start(folder, json)
 
 
-@flower_app.command()
-@command
+@command(flower_app)
 def resume(
     folder: Existing,
     reference: Annotated[

@@ -1,20 +1,19 @@
-"""Options that several commands share, each written once as the field of a dataclass."""
+"""Options that several commands share, each written once: a field of a dataclass, with its help below it."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
+from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
-from equifed.experiments import Option
 from equifed.options import options_of
 from equifed.settings import Local, RunSettings
 
@@ -23,14 +22,33 @@ from equifed.settings import Local, RunSettings
 class Output:
     """Where runs are kept and how to print."""
 
-    runs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the runs. (default: $EQUIFED_RUNS, else runs)", show_default=False),
-    ] = None
-    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False
+    runs: Path | None = field(default=None, metadata={"metavar": "DIR"})
+    """Folder of the runs. (default: $EQUIFED_RUNS, else runs)"""
+    json: bool = False
+    """Print JSON on stdout, and nothing else there."""
 
 
-_OWN = {
+@dataclass(frozen=True)
+class ReportOptions:
+    """What `report` writes about runs."""
+
+    page: Path = field(default=Path("equifed-report.html"), metadata={"metavar": "FILE", "flags": ("--output", "-o")})
+    """The page."""
+    title: str | None = None
+    """The page's title. (default: methods and data)"""
+    disparity: str | None = field(default=None, metadata={"metavar": "METRIC"})
+    """What the verdict judges fairness by, e.g. equal_opportunity_difference."""
+    baseline: str | None = field(default=None, metadata={"metavar": "METHOD"})
+    """What the others are compared with. (default: fedavg, else the first)"""
+    figures: Path | None = field(default=None, metadata={"metavar": "DIR"})
+    """Also write the charts as files for a paper (needs the extra `figures`)."""
+    formats: str = field(default="svg,png", metadata={"metavar": "A,B,..."})
+    """Formats of the figures: svg, png, pdf."""
+    csv: bool = False
+    """Print all numbers as CSV on stdout, and nothing else there."""
+
+
+_OTHER_SECTIONS = {
     "preset": (
         "data.preset",
         "NAME",
@@ -46,44 +64,36 @@ _OWN = {
     "model": ("model.kind", "KIND", "logistic, linear, mlp or lenet. (default: by the data)"),
 }
 """Options of other sections than [run] and [local]: the key, the metavar and the help."""
-_RENAMED = {"epochs": "local_epochs"}
 
 
-def _generated() -> dict[str, tuple[str, str, str]]:
-    """Options of `compare` and `sweep` with their key in a configuration, their metavar and their help."""
-    options = dict(_OWN)
+def _generated() -> Iterator[tuple[str, Any, Any]]:
+    """A field for each key of a configuration that is an option of `compare` and `sweep`, as text."""
+    options = dict(_OTHER_SECTIONS)
     for section, kind in (("run", RunSettings), ("local", Local)):
         for option in options_of(kind):
-            name = _RENAMED.get(option.name, option.name)
+            name = {"epochs": "local_epochs"}.get(option.name, option.name)
             metavar = {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
             default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
-            key = f"{section}.{name.replace('_', '-')}"
-            options[name] = (key, metavar, option.description.replace("\n", " ") + default)
-    return options
+            options[name] = (f"{section}.{name.replace('_', '-')}", metavar, option.description + default)
+    for name, (key, metavar, text) in options.items():
+        yield name, str | None, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type: ignore[misc]
     """The settings of `compare` and `sweep`: a configuration without a file."""
 
-    given: dict[str, str | None] = field(metadata={"options": _generated()})
-    """The options by name, as they were typed; None where they were not."""
-    set: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Any other setting, e.g. --set model.hidden=[10], or a hyper-parameter of a method: "
-            "--set fedprox.mu=0.1. May be repeated.",
-        ),
-    ] = None
+    set: list[str] | None = field(default=None, metadata={"metavar": "KEY=VALUE", "repeated": True})
+    """Any other setting, e.g. --set model.hidden=[10], or a hyper-parameter of a method: --set fedprox.mu=0.1. May be
+    repeated."""
 
     def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:
         """All settings as "section.key=value"; from --set, METHOD.NAME=VALUE is for that method alone."""
         from equifed.config import SECTIONS
         from equifed.methods import REGISTRY
 
-        generated = _generated()
-        kept = [f"{generated[name][0]}={value}" for name, value in self.given.items() if value is not None]
+        typed = {each.metadata["key"]: getattr(self, each.name) for each in fields(self) if "key" in each.metadata}
+        kept = [f"{key}={value}" for key, value in typed.items() if value is not None]
         for text in self.set or ():
             path, _, value = text.partition("=")
             # a module's name may have dots, a key has none
@@ -107,9 +117,9 @@ def naming_options() -> Iterator[None]:
     try:
         yield
     except EquifedError as error:
-        for name, (key, _, _) in _generated().items():
-            if key == f"{error.section}.{error.key}":
-                error.section, error.key = "", f"--{name.replace('_', '-')}"
+        for each in fields(Settings):
+            if each.metadata.get("key") == error.where:
+                error.section, error.key = "", _flag(each.name)
                 break
         raise
 
@@ -133,49 +143,42 @@ def split_names(text: str, option: str) -> list[str]:
     return names
 
 
-def expand(function: Callable[..., None]) -> Callable[..., None]:
-    """Let typer see every field of a dataclass parameter as an option of its own.
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command: the fields of its dataclass parameters are options, its errors exit codes."""
 
-    A dataclass that knows no typer describes its options by `equifed.experiments.Option`; lists come as A,B,...
-    """
-    signature = inspect.signature(function, eval_str=True)
-    bundles: dict[str, Any] = {}
-    lists: set[str] = set()
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name)(guarded(_expanded(function)))
+        return function
+
+    return add
+
+
+def _expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see every field of a dataclass parameter as an option of its own; a list is written A,B,..."""
     parameters: list[inspect.Parameter] = []
-
-    def add(name: str, default: Any, annotation: Any) -> None:
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-
-    for name, parameter in signature.parameters.items():
-        if not dataclasses.is_dataclass(parameter.annotation):
-            add(name, parameter.default, parameter.annotation)
+    bundles: dict[str, Any] = {}
+    lists: dict[str, str] = {}
+    for name, given in inspect.signature(function, eval_str=True).parameters.items():
+        parameter = given.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if not is_dataclass(given.annotation):
+            parameters.append(parameter)
             continue
-        bundles[name] = parameter.annotation
-        hints = get_type_hints(parameter.annotation, include_extras=True)
-        for each in fields(parameter.annotation):
-            for option, (_, metavar, text) in each.metadata.get("options", {}).items():
-                info = typer.Option(metavar=metavar, help=text, show_default=False)
-                add(option, None, Annotated[str | None, info])
-            if "options" in each.metadata:
-                continue
-            hint = hints[each.name]
-            described = next((part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Option)), None)
-            if described is not None:
-                kind = get_args(hint)[0]
-                if kind == list[str] | None:
-                    lists.add(each.name)
-                    kind = str | None
-                hint = Annotated[kind, typer.Option(f"--{each.name}", **described._asdict())]
-            add(each.name, each.default, hint)
+        bundles[name] = given.annotation
+        for each, option in zip(fields(bundles[name]), options_of(bundles[name]), strict=True):
+            facts, hint, flag = each.metadata, option.type, _flag(each.name)
+            metavar = facts.get("metavar") or {int | None: "N", list[str] | None: "A,B,..."}.get(hint)
+            if hint == list[str] | None and "repeated" not in facts:
+                lists[each.name], hint = flag, str | None
+            text = " ".join((facts.get("help") or option.description).split())
+            info = typer.Option(*facts.get("flags", [flag]), metavar=metavar, help=text, min=option.low)
+            parameters.append(parameter.replace(name=each.name, default=each.default, annotation=Annotated[hint, info]))
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
-        for name in lists:
-            values[name] = split_names(values[name], f"--{name}") if values[name] is not None else None
+        for name, flag in lists.items():
+            values[name] = split_names(values[name], flag) if values[name] is not None else None
         made = {
-            name: kind(**{each.name: _taken(each, values) for each in fields(kind)}) for name, kind in bundles.items()
+            name: kind(**{each.name: values.pop(each.name) for each in fields(kind)}) for name, kind in bundles.items()
         }
         function(**values, **made)
 
@@ -185,8 +188,5 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _taken(each: dataclasses.Field[Any], values: dict[str, Any]) -> Any:
-    """The value of a bundle's field, taken out of the values of all options."""
-    if "options" in each.metadata:
-        return {name: values.pop(name) for name in each.metadata["options"]}
-    return values.pop(each.name)
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -5,52 +5,39 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from equifed.cli.console import near, print_json, say, show
-from equifed.cli.options import Output, split_names
+from equifed.cli.options import Output, ReportOptions, split_names
 from equifed.errors import ConfigError
 from equifed.files import writable_folder
 from equifed.results import Result
 from equifed.store import RunFolder, Store
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What to write about the runs."""
-
-    page: Path
-    title: str | None
-    disparity: str | None
-    baseline: str | None
-    csv: bool
-    figures: Path | None
-    formats: str
-
-
-def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
+def report(references: Sequence[str], options: ReportOptions, output: Output) -> None:
     from equifed.report.comparison import Comparison
     from equifed.report.figures import check_formats, write_figures
     from equifed.report.numbers import records
     from equifed.report.page import write_page
     from equifed.report.verdict import verdict_of
 
-    if wanted.csv and output.json:
+    if options.csv and output.json:
         raise ConfigError("--csv and --json both want stdout. Give one of them.")
-    check_page(wanted.page, "--output")
-    formats = split_names(wanted.formats, "--formats")
-    if wanted.figures is not None:
+    check_page(options.page, "--output")
+    formats = split_names(options.formats, "--formats")
+    if options.figures is not None:
         check_formats(formats)
-        writable_folder(wanted.figures, "Name another folder with --figures.")
+        writable_folder(options.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
     comparison = Comparison.of(
-        [documented(folder, folder.result()) for folder in folders], wanted.disparity, wanted.baseline
+        [documented(folder, folder.result()) for folder in folders], options.disparity, options.baseline
     )
-    page = write_page(comparison, wanted.page, wanted.title)
-    drawn = write_figures(comparison, wanted.figures, formats) if wanted.figures is not None else []
+    page = write_page(comparison, options.page, options.title)
+    drawn = write_figures(comparison, options.figures, formats) if options.figures is not None else []
     if output.json:
         print_json(
             {
@@ -72,7 +59,7 @@ def report(references: Sequence[str], wanted: Wanted, output: Output) -> None:
                 ],
             }
         )
-    elif wanted.csv:
+    elif options.csv:
         sys.stdout.write(records(comparison).to_csv(index=False))  # as it is: not wrapped, nothing escaped
         say(f"Report: {near(page)}")
     else:

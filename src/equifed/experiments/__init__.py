@@ -6,72 +6,38 @@ and a generator of that name in the paper's `show` module; its methods, data and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, NamedTuple
-
-
-class Option(NamedTuple):
-    """How the command line describes a field."""
-
-    metavar: str | None
-    help: str
-    min: int | None = None
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
 class Request:
     """Which part of an experiment, and how much of it; None leaves it to the experiment."""
 
-    datasets: Annotated[
-        list[str] | None, Option("A,B,...", "Data sets of the experiment. (default: its own, or the quickest)")
-    ] = None
-    sigma: Annotated[
-        list[str] | None,
-        Option(
-            "A,B,...",
-            "FAIR-FATE: how unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random "
-            "parts. (default: all)",
-        ),
-    ] = None
-    skew: Annotated[
-        list[str] | None, Option("A,B", "KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)")
-    ] = None
-    alpha: Annotated[
-        list[str] | None,
-        Option(
-            "A,B,...",
-            "SFFL: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 1000. (default: the paper's)",
-        ),
-    ] = None
-    methods: Annotated[
-        list[str] | None,
-        Option(
-            "A,B,...", "Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)"
-        ),
-    ] = None
-    seeds: Annotated[int | None, Option("N", "Runs. (default: the paper's)", min=1)] = None
-    rounds: Annotated[
-        int | None,
-        Option("N", "Rounds; FedFair's: an upper limit, for ST, LCO and FedFair only. (default: the paper's)", min=1),
-    ] = None
-    reading: Annotated[
-        str | None,
-        Option(
-            "KIND",
-            "FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their "
-            "figures), algorithm-1 (the paper's text, with correct metrics), or both. (default: both)",
-        ),
-    ] = None
-    select: Annotated[
-        str | None,
-        Option(
-            "KIND",
-            "FAIR-FATE's table1: validation chooses its hyper-parameters on validation data, the fairest within 2 "
-            "points of FedAvg's accuracy (default: the authors' choice). FedFair's table1: train chooses on training "
-            "rows (default: test, as the paper).",
-        ),
-    ] = None
-    quick: Annotated[bool, Option(None, "At most 2 seeds and 2 rounds: a look, not a test.")] = False
+    datasets: list[str] | None = None
+    """Data sets of the experiment. (default: its own, or the quickest)"""
+    sigma: list[str] | None = None
+    """FAIR-FATE: how unlike the clients are: 0.5 (very) and 1.0, a Dirichlet parameter; RND: equal random parts.
+    (default: all)"""
+    skew: list[str] | None = field(default=None, metadata={"metavar": "A,B"})
+    """KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)"""
+    alpha: list[str] | None = None
+    """SFFL: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 1000. (default: the paper's)"""
+    methods: list[str] | None = None
+    """Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)"""
+    seeds: int | None = field(default=None, metadata={"low": 1})
+    """Runs. (default: the paper's)"""
+    rounds: int | None = field(default=None, metadata={"low": 1})
+    """Rounds; FedFair's: an upper limit, for ST, LCO and FedFair only. (default: the paper's)"""
+    reading: str | None = field(default=None, metadata={"metavar": "KIND"})
+    """FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their figures),
+    algorithm-1 (the paper's text, with correct metrics), or both. (default: both)"""
+    select: str | None = field(default=None, metadata={"metavar": "KIND"})
+    """FAIR-FATE's table1: validation chooses its hyper-parameters on validation data, the fairest within 2 points of
+    FedAvg's accuracy (default: the authors' choice). FedFair's table1: train chooses on training rows (default: test,
+    as the paper)."""
+    quick: bool = False
+    """At most 2 seeds and 2 rounds: a look, not a test."""
 
     @property
     def given(self) -> list[str]:
