@@ -147,7 +147,7 @@ def test_only_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Resul
     assert simulated.absent("accuracy") == "undefined"
     both = page_of([hidden, run(ef.methods.FedProx(), federation(), rounds=1, seeds=[0])], tmp_path)
     assert "fedavg ran on a real federation: the server receives every silo's reply" in re.sub(r"\s+", " ", both.text)
-    assert "nothing else travels" in both.text
+    assert "nothing else is sent" in both.text
 
 
 def test_a_verdict_on_one_of_two_numbers(trouble: ef.Result) -> None:
@@ -212,12 +212,12 @@ def test_what_the_server_sees(trouble: ef.Result, tmp_path: Path) -> None:
     text = section(page, "What left each client", "Provenance")
     assert "This was a real federation: the server receives every silo's reply by itself" in text
     assert "secure aggregation can hide" not in text
-    assert "nothing else travels" not in text
+    assert "nothing else is sent" not in text
     for words in ("joinwhen a silo joins", "countsfor every evaluated round"):
         assert words in text
     assert text.count("needs only sums, but sees each reply") == 2  # count and train
     assert text.count("sees each client's reply") == 2  # join and evaluation
-    assert "Only the silos know." in section(page, "Who holds which rows", "What left each client")
+    assert "Only the silos know this." in section(page, "Who holds which rows", "What left each client")
     assert "too many to draw" not in page.text
     for raw in ("min_replies", "unmeasured", "'rows'"):
         assert raw not in page.text

@@ -196,7 +196,7 @@ def chosen(rows: Sequence[TableArm], labels: Sequence[str] | None) -> list[Table
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Claims:
     """The paper's claims on one partition."""
 
     dataset: str
@@ -210,7 +210,7 @@ class Verdict:
 BASELINES = ("FedAvg", "FedEM", "FCFL", "FairFed")
 
 
-def verdicts(rows: Sequence[Row], label: str = "SFFL") -> list[Verdict]:
+def verdicts(rows: Sequence[Row], label: str = "SFFL") -> list[Claims]:
     """Whether SFFL has the smallest gap, and its accuracy against FedEM's, wherever both were run."""
     made = []
     for where in dict.fromkeys((row.dataset, row.alpha) for row in rows):
@@ -218,7 +218,7 @@ def verdicts(rows: Sequence[Row], label: str = "SFFL") -> list[Verdict]:
         if label in by_method and "FedEM" in by_method:
             gap = by_method[label].eop
             others = [name for name in BASELINES if name in by_method and by_method[name].eop <= gap]
-            made.append(Verdict(*where, others, by_method["FedEM"].accuracy - by_method[label].accuracy))
+            made.append(Claims(*where, others, by_method["FedEM"].accuracy - by_method[label].accuracy))
     return made
 
 

@@ -102,7 +102,7 @@ def _table(rows: Sequence[Row]) -> Table:
     )
 
 
-def _verdict(verdict: sffl.Verdict) -> str:
+def _verdict(verdict: sffl.Claims) -> str:
     below = "below every baseline's" if not verdict.not_below else f"not below that of {', '.join(verdict.not_below)}"
     return (
         f"{verdict.dataset}, alpha {verdict.alpha:g}: SFFL's EOP is {below}; its accuracy is "
