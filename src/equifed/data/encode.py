@@ -28,11 +28,8 @@ def column_of(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
 
 def numbers_of(series: pd.Series[Any]) -> NDArray[np.float64]:
     """The column as finite numbers, or the first row that is not one."""
-    if pd.api.types.is_numeric_dtype(series):
-        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    else:
-        parsed = pd.to_numeric(series.astype(object), errors="coerce")
-        values = parsed.to_numpy(dtype=np.float64, na_value=np.nan)
+    plain = series if pd.api.types.is_numeric_dtype(series) else series.astype(object)
+    values = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = ~(np.abs(values) <= MAX_FLOAT32)
     if bad.any():
         row = int(np.argmax(bad))
@@ -126,17 +123,17 @@ def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
     return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]
 
 
-def check_complete(frame: pd.DataFrame, name: str) -> None:
-    """Refuse a missing value in a column that says where the rows belong."""
-    series = column_of(frame, name)
-    missing = series.isna().to_numpy()
-    if missing.any():
-        raise row_error(
-            series,
-            int(missing.argmax()),
-            f"the value is missing, so the row has no place in the partition ({int(missing.sum())} such rows). Drop "
-            "them or fill them in.",
-        )
+def check_complete(frame: pd.DataFrame, columns: Iterable[str]) -> None:
+    """Refuse a missing value in the columns that say where the rows belong, whichever rows a seed trains on."""
+    for series in (column_of(frame, name) for name in columns):
+        missing = series.isna().to_numpy()
+        if missing.any():
+            raise row_error(
+                series,
+                int(missing.argmax()),
+                f"the value is missing, so the row has no place in the partition ({int(missing.sum())} such rows). "
+                "Drop them or fill them in.",
+            )
 
 
 def check_size(values: NDArray[np.float64], series: pd.Series[Any]) -> None:

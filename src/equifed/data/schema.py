@@ -31,6 +31,7 @@ from equifed.data.encode import (
     sorted_texts,
 )
 from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, unknown_name
+from equifed.partition.base import check_column
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -213,11 +214,12 @@ class Schema(_Strict):
         task: TaskKind = "classification",
         label_range: tuple[float, float] | None = None,
         sensitive_as_input: bool = False,
+        exclude: Sequence[str] = (),
     ) -> Schema:
         """Read the schema off a table.
 
-        Without `features` every column but the label is an input, and the sensitive ones only with
-        `sensitive_as_input`. `categorical` names number columns whose numbers are codes.
+        Without `features` every column but the label and those to `exclude` is an input, and the sensitive ones only
+        with `sensitive_as_input`. `categorical` names number columns whose numbers are codes.
         """
         check_task(task)
         if len(frame) == 0:
@@ -225,16 +227,19 @@ class Schema(_Strict):
         if isinstance(features, str):
             text = f"must be a list of column names, got {features!r}. Write [{features!r}]."
             raise ConfigError(text, key="features", value=features)
-        given = [sensitive] if isinstance(sensitive, str | Sensitive) else list(sensitive)
-        named = [Sensitive(column=rule) if isinstance(rule, str) else rule for rule in given]
+        label = check_column("label", label)
+        given = sensitive if isinstance(sensitive, Sequence) and not isinstance(sensitive, str) else [sensitive]
+        named = [
+            rule if isinstance(rule, Sensitive) else Sensitive(column=check_column("sensitive", rule)) for rule in given
+        ]
         with blaming(key="sensitive"):
             rules = tuple(rule.infer(frame) for rule in named)
         if features is None:
-            hidden = {label} if sensitive_as_input else {label, *(rule.column for rule in rules)}
-            features = [str(name) for name in frame.columns if name not in hidden]
+            hidden = {label, *exclude} | (set() if sensitive_as_input else {rule.column for rule in rules})
+            features = [name for name in frame.columns if name not in hidden]
         for name in categorical:
             column_of(frame, name)
-        columns = tuple(_infer_column(frame, name, name in categorical, scaling) for name in features)
+        columns = tuple(_infer_column(frame, name, name in categorical, scaling) for name in map(str, features))
         with blaming(key="label"):
             classes = _infer_classes(frame, label, positive, task)
         values = {

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from equifed.errors import DataError
+from equifed.partition.base import is_missing
 from equifed.task import TaskKind
 
 
-class Joined(NamedTuple):
-    """The rows of all parts in one table."""
+class Rows(NamedTuple):
+    """All rows of one or several federations."""
 
     x: np.ndarray
     """Features, float32 [n, ...]."""
@@ -21,8 +22,15 @@ class Joined(NamedTuple):
     """Class codes, int64 [n], or float32 values for regression."""
     s: np.ndarray
     """Group codes, int64 [n]."""
-    attribute: np.ndarray | None
-    """The sensitive attribute as numbers, float32 [n, d], where it was given or there are several columns of groups."""
+    attribute: np.ndarray | None = None
+    """The sensitive attribute as numbers, float32 [n, d], where it says more than the group: a continuous one, or
+    several columns. Only methods that measure dependence (KFFL) look at it."""
+
+
+class Joined(NamedTuple):
+    """The rows of all parts in one table."""
+
+    rows: Rows
     classes: tuple[str, ...]
     groups: tuple[str, ...]
     ranges: list[np.ndarray]
@@ -33,7 +41,12 @@ def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
     """The parts (x, y, s) or (x, y, s, a), each with its name in error messages, as one table."""
     parts = [_check_part(label, part, task) for label, part in named]
     labels = [label for label, _ in named]
-    _check_dimensions({label: np.ndim(_numpy(part[2])) for label, part in named if len(part[1])})
+    dimensions = {np.ndim(_numpy(part[2])): label for label, part in named if len(part[1])}
+    if len(dimensions) > 1:
+        raise DataError(
+            f"All parts need the same columns of groups, but {dimensions[1]} has one array of them and {dimensions[2]} "
+            "a table."
+        )
     shapes = [part[0].shape[1:] for part in parts]
     for label, shape in zip(labels, shapes, strict=True):
         if shape != shapes[0]:
@@ -49,7 +62,8 @@ def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
     groups, s = _coded("groups", labels, [part[2] for part in parts])
     stops = np.cumsum([len(part[1]) for part in parts])
     ranges = [np.arange(stop - len(part[1]), stop) for part, stop in zip(parts, stops, strict=True)]
-    return Joined(np.concatenate([part[0] for part in parts]), y, s, _attribute(named), classes, groups, ranges)
+    rows = Rows(np.concatenate([part[0] for part in parts]), y, s, _attribute(named))
+    return Joined(rows, classes, groups, ranges)
 
 
 def _plain(value: Any) -> str:
@@ -83,14 +97,14 @@ def _check_part(label: str, part: Any, task: TaskKind) -> tuple[np.ndarray, np.n
     if x.ndim < 2:
         raise DataError(f"{label}: features must have shape [rows, ...], got {list(x.shape)}.")
     if s.ndim == 2 and len(s) == len(x):
-        missing = _missing(s).any(1)
+        missing = is_missing(s).any(1)
         if missing.any():
             raise DataError(f"{label}: groups have a missing value at row {int(missing.argmax())}.")
         s = np.array([" & ".join(_plain(v) for v in row) for row in s], dtype=object).astype(str)
     for what, values in (("labels", y), ("groups", s)):
         if values.ndim != 1 or len(values) != len(x):
             raise DataError(f"{label}: {len(x)} rows of features but {what} of shape {list(values.shape)}.")
-        missing = _missing(values)
+        missing = is_missing(values)
         if missing.any():
             raise DataError(f"{label}: {what} have a missing value at row {int(missing.argmax())}.")
     if y.dtype == object and _value_kinds(y) == ["numbers"]:
@@ -167,15 +181,6 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32, copy=False)
 
 
-def _check_dimensions(dimensions: Mapping[str, int]) -> None:
-    """One column of groups, or several: the same in all parts."""
-    by = {dimension: label for label, dimension in dimensions.items()}
-    if len(by) > 1:
-        raise DataError(
-            f"All parts need the same columns of groups, but {by[1]} has one array of them and {by[2]} a table."
-        )
-
-
 def _coded(what: str, labels: Sequence[str], parts: Sequence[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
     """(names, int64 codes) of the labels or groups of all parts, which must be of one kind: text or numbers."""
     kinds: dict[str, str] = {}
@@ -214,21 +219,13 @@ def client_group_codes(client_groups: Sequence[Any], ids: Sequence[str]) -> np.n
     if len(client_groups) != len(ids):
         raise DataError(f"client_groups has {len(client_groups)} entries for {len(ids)} clients.")
     given = np.array(list(client_groups), dtype=object)
-    missing = _missing(given)
+    missing = is_missing(given)
     if given.ndim != 1 or missing.any():
         raise DataError(
             "client_groups needs one group for each client"
             + (f", but client {ids[int(missing.argmax())]!r} has none." if given.ndim == 1 else ".")
         )
     return _coded("client_groups", ["client_groups"], [given])[1]
-
-
-def _missing(values: np.ndarray) -> np.ndarray:
-    if values.dtype == object:
-        import pandas as pd
-
-        return np.asarray(pd.isna(values), dtype=bool)
-    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)
 
 
 def _numpy(value: Any) -> Any:

@@ -11,7 +11,6 @@ from equifed.errors import ConfigError
 from equifed.federation.federation import Federation, check_seed
 from equifed.federation.images import turned
 from equifed.federation.split import AnyPartitioner, blaming_partition, check_partition, deal
-from equifed.federation.tables import check_complete
 from equifed.partition.base import columns_of
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ def load(
     Without a partition, the preset's own is used. The rows are held once however many seeds there are.
     """
     from equifed.data import data_home, get_dataset
+    from equifed.data.encode import check_complete
 
     seed_list = [check_seed(value) for value in _seed_list(seed, seeds)]
     if partition is not None:

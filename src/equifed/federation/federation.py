@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
 from equifed.federation import arrays, tables
+from equifed.federation.arrays import Rows
 from equifed.federation.describe import Description
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
@@ -22,20 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.data import Encoded, Schema, Sensitive
-
-
-class Rows(NamedTuple):
-    """All rows of one or several federations."""
-
-    x: np.ndarray
-    """Features, float32 [n, ...]."""
-    y: np.ndarray
-    """Class codes, int64 [n], or float32 values for regression."""
-    s: np.ndarray
-    """Group codes, int64 [n]."""
-    attribute: np.ndarray | None = None
-    """The sensitive attribute as numbers, float32 [n, d], where it says more than the group: a continuous one, or
-    several columns. Only methods that measure dependence (KFFL) look at it."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +137,14 @@ class Federation:
         if client_tests is not None:
             named += [(f"test rows of client {i!r}", part) for i, part in zip(ids, client_tests, strict=True)]
         joined = arrays.join(named, task)
-        inputs = int(np.prod(joined.x.shape[1:]))
+        inputs = int(np.prod(joined.rows.x.shape[1:]))
         if features is not None and (isinstance(features, str) or len(features) != inputs):
             text = f"must list the names of the {inputs} inputs, got {features!r}."
             raise ConfigError(text, key="features", value=features)
         remaining = iter(joined.ranges)
         nothing = np.empty(0, np.int64)
         return cls(
-            rows=Rows(joined.x, joined.y, joined.s, joined.attribute),
+            rows=joined.rows,
             train=RowSets.of([next(remaining) for _ in clients]),
             validation=nothing if validation is None else next(remaining),
             test=nothing if test is None else next(remaining),
@@ -209,9 +196,9 @@ class Federation:
         encoded = tables.encode_frame(
             frame,
             partition,
+            features,
             label=label,
             sensitive=sensitive,
-            features=features,
             sensitive_as_input=sensitive_as_input,
             positive=positive,
             encoding=encoding,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equifed.errors import ConfigError
-from equifed.federation.federation import Federation, Rows, RowSets
+from equifed.federation.arrays import Rows
+from equifed.federation.federation import Federation, RowSets
 from equifed.federation.split import Holdings
 
 if TYPE_CHECKING:

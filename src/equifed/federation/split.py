@@ -49,38 +49,25 @@ def deal(
 ) -> list[Holdings]:
     """For each seed: split all rows, deal the training rows to clients, hold back each client's own test rows."""
     table = _partition_table(encoded)
-    return [_deal(encoded, table, partition, seed, split, split_column, client_test) for seed in seeds]
-
-
-def _deal(
-    encoded: Encoded,
-    table: parts.Table,
-    partition: AnyPartitioner,
-    seed: int,
-    split: Split,
-    split_column: str | None,
-    client_test: float,
-) -> Holdings:
-    order = randomness.generator(seed, "split").permutation(len(encoded.y))
-    if split_column is not None:
-        is_test = encoded.columns[split_column][order] == "test"
-        train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
-    else:
-        train, validation, test = _cut(order, split)
-    with blaming_partition(partition), blaming(section="partition"):
-        dealt = partition(_take(table, train), randomness.generator(seed, "partition"))
-    held = [train[rows] for rows in dealt.rows]
-    client_tests = None
-    if client_test:
-        cells, _ = table.cells(("label", "group"))
-        pairs = [
-            _hold_back(
-                rows, cells[rows], client_test, randomness.generator(seed, "client-test", randomness.key(client))
-            )
-            for client, rows in zip(dealt.ids, held, strict=True)
-        ]
-        held, client_tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Holdings(dealt.ids, held, validation, test, client_tests, dealt.client_groups, dealt.angles)
+    every: list[Holdings] = []
+    for seed in seeds:
+        order = randomness.generator(seed, "split").permutation(len(encoded.y))
+        if split_column is not None:
+            is_test = encoded.columns[split_column][order] == "test"
+            train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
+        else:
+            train, validation, test = _cut(order, split)
+        with blaming_partition(partition), blaming(section="partition"):
+            dealt = partition(_take(table, train), randomness.generator(seed, "partition"))
+        held = [train[rows] for rows in dealt.rows]
+        client_tests = None
+        if client_test:
+            cells, _ = table.cells(("label", "group"))
+            rngs = (randomness.generator(seed, "client-test", randomness.key(client)) for client in dealt.ids)
+            pairs = [_hold_back(rows, cells[rows], client_test, rng) for rows, rng in zip(held, rngs, strict=True)]
+            held, client_tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        every.append(Holdings(dealt.ids, held, validation, test, client_tests, dealt.client_groups, dealt.angles))
+    return every
 
 
 def split_silos(

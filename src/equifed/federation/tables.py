@@ -20,64 +20,30 @@ if TYPE_CHECKING:
 
 
 def encode_frame(
-    frame: pd.DataFrame,
-    partition: AnyPartitioner,
-    *,
-    label: object,
-    sensitive: Any,
-    features: Sequence[str] | None,
-    sensitive_as_input: bool,
-    **options: Any,
+    frame: pd.DataFrame, partition: AnyPartitioner, features: Sequence[str] | None, **options: Any
 ) -> Encoded:
     """A frame as numbers, with the columns that the partitioner looks at; `options`: of `Schema.infer`."""
     import pandas as pd
 
     from equifed.data import Schema
+    from equifed.data.encode import check_complete
 
     if not isinstance(frame, pd.DataFrame):
         raise ConfigError(f"from_frame needs a pandas data frame, got {type(frame).__name__}.")
     frame = _with_text_names(frame)
-    label, rules = column_name("label", label), sensitive_rules(sensitive)
     columns = columns_of(partition)
     for column in columns:
         with blaming_partition(partition):
             if column not in frame.columns:
                 raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
     check_complete(frame, columns)
-    if features is None:
-        hidden = {label, *client_columns_of(partition)}
-        hidden |= set() if sensitive_as_input else {rule if isinstance(rule, str) else rule.column for rule in rules}
-        features = [column for column in frame.columns if column not in hidden]
-    elif isinstance(features, str) or not len(features):
+    if features is not None and not len(features):
         text = f"must be a list of column names with at least one, got {features!r}."
         raise ConfigError(text, key="features", value=features)
-    if not features:
+    schema = Schema.infer(frame, features=features, exclude=client_columns_of(partition), **options)
+    if not schema.columns:
         raise DataError("The table has no input column besides the label, the sensitive ones and the partition's.")
-    schema = Schema.infer(frame, label=label, sensitive=rules, features=[str(name) for name in features], **options)
     return schema.encode(frame, columns=columns)
-
-
-def check_complete(frame: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Every row must say where it belongs, whichever rows a seed trains on."""
-    from equifed.data.encode import check_complete
-
-    for column in columns:
-        check_complete(frame, column)
-
-
-def column_name(option: str, value: object) -> str:
-    """The name of a column; numbers are names too."""
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise ConfigError(f"must be the name of a column, got {value!r}.", key=option, value=value)
-    return str(value)
-
-
-def sensitive_rules(sensitive: Any) -> list[Any]:
-    """Names and rules with every name as text."""
-    from equifed.data import Sensitive
-
-    given = sensitive if isinstance(sensitive, list | tuple) else [sensitive]
-    return [rule if isinstance(rule, Sensitive) else column_name("sensitive", rule) for rule in given]
 
 
 def _with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -114,12 +80,7 @@ def infer_schema(frames: Mapping[str, pd.DataFrame], label: str, sensitive: Any,
     if not filled:
         raise DataError(f"None of the files has a row: {', '.join(frames)}.", key="files")
     labelled = [frame.set_axis([f"{row} of {file}" for row in frame.index]) for file, frame in filled.items()]
-    return Schema.infer(
-        pd.concat(labelled),
-        label=column_name("label", label),
-        sensitive=sensitive_rules(sensitive),
-        positive=positive,
-    )
+    return Schema.infer(pd.concat(labelled), label=label, sensitive=sensitive, positive=positive)
 
 
 def read_schema(path: str | Path) -> Schema:

@@ -120,12 +120,15 @@ def _names(partition: Partitioner | PartitionFunction, attribute: str) -> tuple[
     return tuple(names)
 
 
-def row_count(table: Table) -> int:
-    """Number of rows, after checking that every column has that many."""
+def row_count(table: Table, clients: int = 0) -> int:
+    """Number of rows, after checking that every column has that many and that every client can have one."""
     n = len(table.label)
     for name in ("group", *table.columns):
         if len(table.by(name)) != n:
             raise DataError(f"Column {name!r} has {len(table.by(name))} rows, the label has {n}.")
+    if clients > n:
+        text = f"{clients} clients need at least {clients} rows; there are {n}."
+        raise ConfigError(text, key="num_partitions", value=clients)
     return n
 
 
@@ -172,13 +175,6 @@ def check_column(option: str, value: object) -> str:
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
         raise ConfigError(f"must be the name of a column, got {value!r}.", key=option, value=value)
     return str(value)
-
-
-def check_enough_rows(num_partitions: int, n: int) -> None:
-    """No more clients than rows."""
-    if num_partitions > n:
-        text = f"{num_partitions} clients need at least {num_partitions} rows; there are {n}."
-        raise ConfigError(text, key="num_partitions", value=num_partitions)
 
 
 def shuffled_by(cell: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,6 @@ from equifed.partition.base import (
     Table,
     check_column,
     check_columns,
-    check_enough_rows,
     numbered,
     row_count,
     shuffled_by,
@@ -35,8 +34,7 @@ class IID(Partitioner):
         check_number("num_partitions", self.num_partitions, whole=True, above=0)
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
-        n = row_count(table)
-        check_enough_rows(self.num_partitions, n)
+        n = row_count(table, self.num_partitions)
         return Partition.from_owner(rng.permutation(np.arange(n) % self.num_partitions), numbered(self.num_partitions))
 
 
@@ -69,9 +67,8 @@ class Dirichlet(Partitioner):
         return check_columns(self.partition_by)
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
-        n = row_count(table)
         clients = self.num_partitions
-        check_enough_rows(clients, n)
+        n = row_count(table, clients)
         if clients * self.min_rows > n:
             raise ConfigError(
                 f"{clients} clients with at least {self.min_rows} rows need {clients * self.min_rows}"
@@ -158,8 +155,7 @@ class DirichletPerClient(Partitioner):
         return () if self.natural is None else (self.natural,)
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
-        n = row_count(table)
-        check_enough_rows(self.num_partitions or 1, n)
+        n = row_count(table, self.num_partitions or 1)
         cell, num_cells = table.cells(self.partition_by)
         pool, num_pools, pool_of_client, ids = self._pools(table, n)
         clients = len(ids)
@@ -251,8 +247,7 @@ class Skewed(Partitioner):
             raise ConfigError(text, key="majority", value=self.majority)
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
-        n = row_count(table)
-        check_enough_rows(self.num_partitions, n)
+        n = row_count(table, self.num_partitions)
         values, group = np.unique(table.group, return_inverse=True)
         if len(values) != 2:
             raise ConfigError(
