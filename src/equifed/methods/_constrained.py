@@ -23,14 +23,15 @@ from torch.func import vjp, vmap
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
 from equifed.protocol import CONSTRAINT_TOLERANCE, Data, Method, Record, Task, Update
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
 """The primal step shrinks tenfold after every so many rounds."""
-
-
+COUNTS = ("constraints", "violated", "excess")
+"""What clients reply about constraints of their own."""
 UPDATES = {"loss_gradient": Update(weight="rows"), "gap_gradient": Update()}
 """What moves the model: the mean gradients of a client's loss and of its gaps."""
 
@@ -44,7 +45,7 @@ class Terms(NamedTuple):
     """D_i of each pair of groups [P]; 0 where it lacks one of the two cells."""
     gap_gradient: Tree
     """grad D_i, leaves [P, ...]."""
-    holds: Tensor
+    holders: Tensor
     """1 where it has rows in both cells of the pair [P]."""
 
 
@@ -89,15 +90,13 @@ class Constrained(Method):
 
     def gap_weights(self, data: Data) -> tuple[Tensor, Tensor]:
         """Row weights [P, n] whose product with the losses is D_i, and whether the client holds both cells [P]."""
-        in_class = (data.y == self.protected_class).to(data.mask.dtype) * data.mask
-        weights, holds = [], []
-        for a, b in self.pairs(data.task):
-            in_a, in_b = in_class * (data.s == a), in_class * (data.s == b)
-            n_a, n_b = in_a.sum(), in_b.sum()
-            both = ((n_a > 0) & (n_b > 0)).to(data.mask.dtype)
-            weights.append(both * (in_a / n_a.clamp_min(1) - in_b / n_b.clamp_min(1)))
-            holds.append(both)
-        return torch.stack(weights), torch.stack(holds)
+        rows = data.where(data.y == self.protected_class)
+        member = one_hot(data.s, data.task.num_groups, data.mask).T * rows.mask  # [G, n]
+        number = member.sum(1, keepdim=True)
+        share = member / number.clamp_min(1)
+        a, b = map(list, zip(*self.pairs(data.task), strict=True))
+        holds = ((number[a] > 0) & (number[b] > 0)).to(data.mask.dtype)  # [P, 1]
+        return holds * (share[a] - share[b]), holds[:, 0]
 
     def gaps(self, theta: Tree, data: Data) -> tuple[Tensor, Tensor]:
         """D_i [P], and whether the client holds both cells [P]."""
@@ -138,25 +137,42 @@ class Constrained(Method):
 
     def counts(self, gap: Tensor, holds: Tensor, la: Tensor, lb: Tensor) -> Record:
         """How many constraints a client has, how many of them it does not meet, and the sum of their excess."""
-        violated = holds * self.missed(gap, la, lb)
-        return {
-            "constraints": holds.sum(),
-            "violated": violated.sum(),
-            "excess": (holds * self.excess(gap)).sum(),
-        }
+        values = (torch.ones_like(gap), self.missed(gap, la, lb), self.excess(gap))
+        return {name: (holds * value).sum() for name, value in zip(COUNTS, values, strict=True)}
 
     def rate(self, t: Tensor) -> Tensor:
         """alpha after t rounds."""
         return self.step_size * 0.1 ** torch.floor(t / DECAY_EVERY)
 
 
+@dataclass(frozen=True)
+class Converging(Constrained):
+    """Base of the methods that train one model for all clients until it has converged; not a method by itself."""
+
+    tolerance: float = hyper(1e-4, low=0)
+    """Stop a run when the gradient's norm and the multipliers' residual are both below this; 0: never."""
+
+    def descended(self, server: Any, gradient: Tree, any_rows: Tensor, any_gap: Tensor, residual: Tensor) -> Any:
+        """The server after a step down the Lagrangian's gradient, given the multipliers' residual."""
+        theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
+        # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
+        primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
+        dual = torch.where(any_rows, torch.where(any_gap, residual, server.dual), torch.inf)
+        return server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
+
+    def converged(self, server: Any) -> Tensor:
+        return (server.primal < self.tolerance) & (server.dual < self.tolerance)
+
+
+def lagrangian(loss_gradient: Tree, m: Tensor, gap_gradient: Tree, price: Tensor) -> Tree:
+    """loss gradient / m + sum over pairs of price times gap gradient."""
+    return tree.map(lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1), loss_gradient, gap_gradient)
+
+
 def _losses(theta: Tree, data: Data) -> Tensor:
     """The loss of each row [n], 0 for padding."""
     losses = data.task.row_loss(theta, data.x, data.y)
     return torch.where(data.mask > 0, losses, torch.zeros_like(losses))
-
-
-COUNTS = ("constraints", "violated", "excess")
 
 
 def counted(constraints: Tensor, violated: Tensor, excess: Tensor) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
 from equifed.methods.frl import edge_popup
 from equifed.methods.hyper import hyper
-from equifed.methods.ifca import Client, keep_known_group, lowest_loss
+from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, lowest_loss, nobody
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
@@ -110,16 +110,14 @@ class E2FL(Method):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        """Whoever has not taken part, or not lately, finds its group by the masks as they are."""
         infer = self.grouping.infer
         if infer is None:
             return ()
 
-        def choose(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-            group = infer(down["M_q"], supermask.weights(self.seeded(data.initial)), data)
-            return {}, Client(torch.where(data.n > 0, group, state.group))
+        def group(M_q: Tree, data: Data) -> Tensor:
+            return infer(M_q, supermask.weights(self.seeded(data.initial)), data)
 
-        return (Phase("choose", ("M_q",), (), choose, unchanged, "sum", codecs=CODECS, initial=True),)
+        return (choosing(group, "M_q", codecs=CODECS, initial=True),)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -159,20 +157,20 @@ class E2FL(Method):
             R_q = tree.map(lambda order: order.repeat(count, 1), R)
         else:
             R_q = tree.stack([supermask.initial_ranking(tree.take(parameters, q)) for q in range(self.num_models)])
-        nobody = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.prototype(R).device)
-        return self.networks(R, R_q, supermask.weights(initial), nobody)
+        unknown = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.prototype(R).device)
+        return self.networks(R, R_q, supermask.weights(initial), unknown)
 
     def networks(self, R: Tree, R_q: Tree, w: Tree, assigned: Tensor) -> Server:
-        theta = tree.map(lambda w, mask: w * mask, w, supermask.masks(R, w, self.keep))
+        theta = tree.map(torch.mul, w, supermask.masks(R, w, self.keep))
         return Server(theta, R, R_q, supermask.masks(R_q, w, self.keep), w, assigned)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        return Client(torch.tensor(-1, device=tree.prototype(parameters).device))
+        return nobody(parameters)
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         if self.use == "global":
             return task.predict(server.theta, x)
-        own = tree.map(lambda w, mask: w * mask, server.w, tree.pick(server.M_q, client.group.clamp_min(0)))
+        own = tree.map(torch.mul, server.w, tree.pick(server.M_q, client.group.clamp_min(0)))
         return task.predict(tree.where(client.group >= 0, own, server.theta), x)
 
     # -- clients -------------------------------------------------------------------------------------------------------
@@ -249,7 +247,7 @@ def keep_assigned(down: Record, state: Client, data: Data) -> tuple[Record, Clie
 
 
 def by_loss(M_q: Tree, w: Tree, data: Data) -> Tensor:
-    return lowest_loss(tree.map(lambda mask, w: mask * w, M_q, w), data)
+    return lowest_loss(tree.map(torch.mul, M_q, w), data)
 
 
 def by_entropy(M_q: Tree, w: Tree, data: Data) -> Tensor:
@@ -311,10 +309,7 @@ def rank_clusters(R: Tree, there: Tensor, count: int) -> Tensor:
 
 
 GROUPINGS = {
-    "known": Grouping(
-        lambda task: task.num_client_groups,
-        setup=lambda method: (Phase("group", (), (), keep_known_group, unchanged, "sum"),),
-    ),
+    "known": Grouping(lambda task: task.num_client_groups, setup=lambda method: (KNOWN_GROUPS,)),
     "sensitive": Grouping(lambda task: task.num_groups, of_rows=True),
     "rank-clustering": Grouping(setup=clustering),
     "lowest-loss": Grouping(infer=by_loss),

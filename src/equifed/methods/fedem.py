@@ -111,8 +111,9 @@ def e_step(theta: Tree, pi: Tensor, data: Data) -> tuple[Tensor, Tensor]:
 
 def start(down: Record, state: Client, data: Data) -> Start:
     q, pi = e_step(down["theta"], state.pi, data)
-    return Start(down["theta"], context=pi, per_row={"q": q})
+    return Start(down["theta"], context=Client(pi), per_row={"q": q})
 
 
-def reply(theta: Tree, down: Record, state: Client, data: Data, pi: Tensor) -> tuple[Record, Tree]:
-    return weighted_update(theta, down, state, data, pi)[0], Client(pi)
+def reply(theta: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+    """As FedAvg; the context is what the client keeps."""
+    return weighted_update(theta, down, state, data, context)[0], context

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import UPDATES, Constrained, by_pair
-from equifed.methods.hyper import hyper
+from equifed.methods._constrained import UPDATES, Converging, by_pair, lagrangian
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
 
@@ -44,13 +43,10 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFair(Constrained):
+class FedFair(Converging):
     """Train one model under a constraint on the clients' mean gap in loss between groups, by dual ascent."""
 
     name: ClassVar[str] = "fedfair"
-
-    tolerance: float = hyper(1e-4, low=0)
-    """Stop a run when the gradient's norm and the multipliers' residual are both below this; 0: never."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -67,34 +63,15 @@ class FedFair(Constrained):
         return Server(parameters, none, none.clone(), none + torch.nan, zero, zero + torch.inf, zero + torch.inf)
 
     def gradients(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
-        loss_gradient, gap, gap_gradient, holds = self.terms(down["theta"], data)
-        return {
-            "loss_gradient": loss_gradient,
-            "rows": data.n,
-            "gap": gap,
-            "gap_gradient": gap_gradient,
-            "holders": holds,
-        }, state
+        return {**self.terms(down["theta"], data)._asdict(), "rows": data.n}, state
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         m, N = replies["rows"].clamp_min(1), replies["holders"].clamp_min(1)
-        gap = replies["gap"] / N
-
         # sum_i (m_i/m) grad L_i + sum over pairs of (la - lb)/N sum_i grad D_i
-        price = (server.la - server.lb) / N
-        gradient = tree.map(
-            lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1),
-            replies["loss_gradient"],
-            replies["gap_gradient"],
-        )
-        theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
-        la, lb, dual = self.dual_step(server.la, server.lb, gap, replies["holders"])
-        gap = torch.where(replies["holders"] > 0, gap, torch.nan)
-        # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
-        any_rows, holder = replies["rows"] > 0, replies["holders"].sum() > 0
-        primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
-        dual = torch.where(any_rows, torch.where(holder, dual, server.dual), torch.inf)
-        return Server(theta, la, lb, gap, server.t + 1, primal, dual)
+        gradient = lagrangian(replies["loss_gradient"], m, replies["gap_gradient"], (server.la - server.lb) / N)
+        la, lb, residual = self.dual_step(server.la, server.lb, replies["gap"] / N, replies["holders"])
+        moved = self.descended(server, gradient, replies["rows"] > 0, replies["holders"].sum() > 0, residual)
+        return self.keep_gap(moved._replace(la=la, lb=lb), replies, validation)
 
     def measure(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         gap, holds = self.gaps(down["theta"], data)
@@ -103,9 +80,6 @@ class FedFair(Constrained):
     def keep_gap(self, server: Server, replies: Record, validation: Data | None) -> Server:
         holders = replies["holders"]
         return server._replace(gap=torch.where(holders > 0, replies["gap"] / holders.clamp_min(1), torch.nan))
-
-    def converged(self, server: Server) -> Tensor:
-        return (server.primal < self.tolerance) & (server.dual < self.tolerance)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         defined = ~server.gap.isnan()

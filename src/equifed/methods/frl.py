@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from equifed import tree
@@ -55,8 +56,7 @@ class FRL(Method):
         return self.network(supermask.initial_ranking(parameters), supermask.weights(parameters))
 
     def network(self, R: Tree, w: Tree) -> Server:
-        theta = tree.map(lambda w, mask: w * mask, w, supermask.masks(R, w, self.keep))
-        return Server(theta, R, w)
+        return Server(tree.map(torch.mul, w, supermask.masks(R, w, self.keep)), R, w)
 
     def loss(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
         return edge_popup(scores, w, batch, self.keep)

@@ -9,8 +9,9 @@ A model that nobody chose stays as it is. The Q models start from different init
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.methods._cells import one_hot
 from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Start, Task, unchanged
@@ -43,31 +45,17 @@ class IFCA(Method):
 
     @property
     def setup(self) -> tuple[Phase, ...]:
-        return (Phase("group", (), (), keep_known_group, unchanged, "sum"),) if self.known else ()
+        return (KNOWN_GROUPS,) if self.known else ()
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train = LocalTraining(finish, prepare=self.start)
-        return (
-            Phase(
-                "train",
-                ("theta",),
-                ("update", "rows", "group"),
-                train,
-                average,
-                limits={"group": (-1, self.num_groups - 1)},
-                updates=BY_ROWS,
-            ),
-        )
+        train, up = LocalTraining(finish, prepare=self.start), ("update", "rows", "group")
+        limits = {"group": (-1, self.num_groups - 1)}
+        return (Phase("train", ("theta",), up, train, average, limits=limits, updates=BY_ROWS),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        """Whoever has not taken part, or not lately, chooses among the models as they are."""
-
-        def choose(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-            return {}, Client(torch.where(data.n > 0, lowest_loss(down["theta"], data), state.group))
-
-        return () if self.known else (Phase("choose", ("theta",), (), choose, unchanged, "sum"),)
+        return () if self.known else (choosing(lowest_loss, "theta"),)
 
     @property
     def num_models(self) -> int:
@@ -82,7 +70,7 @@ class IFCA(Method):
             )
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        return Client(torch.tensor(-1, device=tree.prototype(parameters).device))
+        return nobody(parameters)
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
         group = state.group if self.known else lowest_loss(down["theta"], data)
@@ -94,9 +82,26 @@ class IFCA(Method):
         return torch.where(client.group < 0, predictions.mean(0), tree.pick(predictions, client.group.clamp_min(0)))
 
 
+def nobody(parameters: Tree) -> Client:
+    """Of no group yet."""
+    return Client(torch.tensor(-1, device=tree.prototype(parameters).device))
+
+
 def keep_known_group(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
     assert data.client_group is not None
     return {}, Client(data.client_group)
+
+
+KNOWN_GROUPS = Phase("group", (), (), keep_known_group, unchanged, "sum")
+
+
+def choosing(group: Callable[[Tree, Data], Tensor], models: str, **options: Any) -> Phase:
+    """At the end, whoever has not taken part, or not lately, chooses among the models as they are."""
+
+    def choose(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+        return {}, Client(torch.where(data.n > 0, group(down[models], data), state.group))
+
+    return Phase("choose", (models,), (), choose, unchanged, "sum", **options)
 
 
 def lowest_loss(theta: Tree, data: Data) -> Tensor:
@@ -116,9 +121,7 @@ def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Ten
 
 def average(server: Server, replies: Record, validation: Data | None) -> Server:
     # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
-    many = tree.length(server.theta)
-    groups = torch.arange(many, device=replies["group"].device)
-    member = (replies["group"] == groups[:, None]).to(replies["present"].dtype) * replies["present"]  # [Q, K]
+    present = replies["present"]
+    member = one_hot(replies["group"], tree.length(server.theta), present).T * present  # [Q, K]
     share = member / (member * replies["rows"]).sum(1, keepdim=True).clamp_min(1)
-    mean = tree.map(lambda leaf: torch.tensordot(share, leaf, dims=1), replies["update"])
-    return Server(tree.add(server.theta, mean))
+    return Server(tree.add(server.theta, tree.weighted_sum(replies["update"], share)))

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import COUNTS, UPDATES, Constrained, counted
-from equifed.methods.hyper import hyper
+from equifed.methods._constrained import COUNTS, UPDATES, Converging, counted
 from equifed.protocol import Data, Phase, Record, Task, kept
 from equifed.tree import Tree
 
@@ -48,13 +47,10 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LCO(Constrained):
+class LCO(Converging):
     """Train one model under a constraint for every client on its own gap in loss between groups."""
 
     name: ClassVar[str] = "lco"
-
-    tolerance: float = hyper(1e-4, low=0)
-    """Stop a run when the gradient's norm and the multipliers' residual are both below this; 0: never."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -89,19 +85,12 @@ class LCO(Constrained):
         # sum_i [ (m_i/m) grad L_i + (la_i - lb_i) grad D_i ]
         m = replies["rows"].clamp_min(1)
         gradient = tree.map(lambda loss, gap: loss / m + gap, replies["loss_gradient"], replies["gap_gradient"])
-        theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
-        # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
-        any_rows, holder = replies["rows"] > 0, replies["constraints"] > 0
-        primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
-        dual = torch.where(any_rows, torch.where(holder, replies["residual"].sqrt(), server.dual), torch.inf)
-        moved = server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
+        residual = replies["residual"].sqrt()
+        moved = self.descended(server, gradient, replies["rows"] > 0, replies["constraints"] > 0, residual)
         return kept(moved, replies, validation)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         return self.counts(*self.gaps(down["theta"], data), state.la, state.lb), state
-
-    def converged(self, server: Server) -> Tensor:
-        return (server.primal < self.tolerance) & (server.dual < self.tolerance)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import COUNTS, Constrained, counted
+from equifed.methods._constrained import COUNTS, Constrained, counted, lagrangian
 from equifed.protocol import Data, Phase, Record, Task, kept, unchanged
 from equifed.tree import Tree
 
@@ -69,10 +69,7 @@ class SeparateTraining(Constrained):
 
     def iterate(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         loss_gradient, gap, gap_gradient, holds = self.terms(state.theta, data)
-        m, price = data.n.clamp_min(1), state.la - state.lb
-        gradient = tree.map(
-            lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1), loss_gradient, gap_gradient
-        )
+        gradient = lagrangian(loss_gradient, data.n.clamp_min(1), gap_gradient, state.la - state.lb)
         la, lb, _ = self.dual_step(state.la, state.lb, gap, holds)
         return {}, Client(tree.add_scaled(state.theta, gradient, -self.rate(state.t)), la, lb, state.t + 1)
 

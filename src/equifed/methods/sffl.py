@@ -26,8 +26,8 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import DIFFERENCES, gap
-from equifed.methods.fedavg import averaging, weighted_update
-from equifed.methods.fedem import FedEM, e_step, uniform, warn_if_equal
+from equifed.methods.fedavg import averaging
+from equifed.methods.fedem import FedEM, e_step, reply, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task, Update
 from equifed.tree import Tree
@@ -69,7 +69,7 @@ class SFFL(FedEM):
     @property
     def round(self) -> tuple[Phase, ...]:
         if self.aggregation == "size":
-            return (averaging(LocalTraining(keep_both, self.loss, self.begin)),)
+            return (averaging(LocalTraining(reply, self.loss, self.begin)),)
         train = LocalTraining(own_update, self.loss, self.begin)
         return (Phase("train", ("theta",), ("update", "rows"), train, self.aggregate, updates={"update": Update()}),)
 
@@ -145,10 +145,6 @@ def self_aware(ratio: Tensor, d: Tensor, rows: Tensor, clip: Any) -> Tensor:
 def probability(output: Tensor) -> Tensor:
     """The probability of class 1 [n] from a model's raw output."""
     return torch.sigmoid(output) if output.dim() == 1 else torch.softmax(output, 1)[:, 1]
-
-
-def keep_both(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:
-    return weighted_update(theta, down, state, data, context)[0], context
 
 
 def own_update(theta: Tree, down: Record, state: Client, data: Data, context: Client) -> tuple[Record, Tree]:
