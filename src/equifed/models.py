@@ -35,36 +35,36 @@ class Model(Protocol):
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
 
 
-def _check_init(init: Init) -> None:
-    if isinstance(init, str):
-        if init not in ("torch", "zeros"):
-            raise ConfigError(
-                f'must be "torch", "zeros" or a standard deviation, got {init!r}.', key="init", value=init
-            )
-    else:
-        check_number("init", init, above=0, what="A standard deviation")
+class _Initialised:
+    """Base of specifications: weights and biases from a NumPy generator, so that a seed means the same numbers on every
+    machine and torch version."""
 
+    init: Init = "torch"
+    """"torch" (uniform in +-1/sqrt(fan in), torch's default for linear and convolution layers), "zeros", or the
+    standard deviation of normal weights with zero biases."""
 
-def _initialise(module: nn.Module, rng: np.random.Generator, init: Init) -> Parameters:
-    """Weights and biases from the generator, so that a seed means the same numbers on every machine and torch version.
+    def __post_init__(self) -> None:
+        if not isinstance(self.init, str):
+            check_number("init", self.init, above=0, what="A standard deviation")
+        elif self.init not in ("torch", "zeros"):
+            text = f'must be "torch", "zeros" or a standard deviation, got {self.init!r}.'
+            raise ConfigError(text, key="init", value=self.init)
 
-    "torch": uniform in +-1/sqrt(fan in), torch's default for linear and convolution layers. A number: weights
-    N(0, number^2) and zero biases. "zeros": all zero.
-    """
-    values: Parameters = {}
-    fan_in = 1
-    for name, parameter in module.named_parameters():
-        shape = tuple(parameter.shape)
-        if parameter.dim() > 1:
-            fan_in = math.prod(shape[1:])
-        if init == "zeros":
-            array = np.zeros(shape)
-        elif init == "torch":
-            array = rng.uniform(-1, 1, shape) / math.sqrt(fan_in)
-        else:
-            array = rng.normal(0, init, shape) if parameter.dim() > 1 else np.zeros(shape)
-        values[name] = torch.from_numpy(array.astype(np.float32))
-    return values
+    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
+        values: Parameters = {}
+        fan_in = 1
+        for name, parameter in module.named_parameters():
+            shape = tuple(parameter.shape)
+            if parameter.dim() > 1:
+                fan_in = math.prod(shape[1:])
+            if self.init == "zeros":
+                array = np.zeros(shape)
+            elif self.init == "torch":
+                array = rng.uniform(-1, 1, shape) / math.sqrt(fan_in)
+            else:
+                array = rng.normal(0, self.init, shape) if parameter.dim() > 1 else np.zeros(shape)
+            values[name] = torch.from_numpy(array.astype(np.float32))
+        return values
 
 
 class Product(torch.autograd.Function):
@@ -120,7 +120,7 @@ def _flat(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(_Initialised):
     """A fully connected network."""
 
     hidden: tuple[int, ...] = (32,)
@@ -141,7 +141,7 @@ class MLP:
             check_number("hidden", width, whole=True, low=1, what="The width of a hidden layer")
         if self.activation not in ACTIVATIONS:
             raise unknown_name("activation", self.activation, ACTIVATIONS, key="activation")
-        _check_init(self.init)
+        super().__post_init__()
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
@@ -150,26 +150,17 @@ class MLP:
             width = size
         return nn.Sequential(*layers, nn.Linear(width, outputs, bias=self.bias))
 
-    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
-        return _initialise(module, rng, self.init)
-
 
 @dataclass(frozen=True)
-class Logistic:
+class Logistic(_Initialised):
     """Logistic regression: one linear layer; binary labels have one output, more classes one each."""
 
     init: Init = "zeros"
     """As for MLP; zero is the usual start of a convex problem."""
 
-    def __post_init__(self) -> None:
-        _check_init(self.init)
-
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
         return nn.Sequential(*layers, SharedLinear(width, outputs))
-
-    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
-        return _initialise(module, rng, self.init)
 
 
 @dataclass(frozen=True)
@@ -178,7 +169,7 @@ class Linear(Logistic):
 
 
 @dataclass(frozen=True)
-class LeNet:
+class LeNet(_Initialised):
     """Two 3x3 convolutions and two linear layers for 28x28 images, as in E2FL's Table 7, without biases."""
 
     classes: int | None = None
@@ -198,9 +189,6 @@ class LeNet:
             nn.ReLU(),
             nn.Linear(128, self.classes or outputs, bias=False),
         )
-
-    def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
-        return _initialise(module, rng, "torch")
 
 
 REGISTRY: Registry[Any] = Registry(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -30,9 +29,8 @@ class AdamState(NamedTuple):
 def optimizer_start(local: Local, parameters: Tree) -> Tree:
     """The optimiser's state before the first step."""
     if local.optimizer == "adam":
-        leaf = tree.leaves(parameters)[0]
         zeros = tree.zeros_like(parameters)
-        return AdamState(torch.zeros((), dtype=leaf.dtype, device=leaf.device), zeros, zeros)
+        return AdamState(tree.zeros(parameters), zeros, zeros)
     return tree.zeros_like(parameters) if local.momentum else ()
 
 

@@ -29,19 +29,16 @@ def citation(method: Method) -> Citation:
 
 def citations(method: Method) -> list[Citation]:
     """The papers of a method: one or none for each of the parts that it is composed of."""
-    papers = [_of_wrapper(part) if isinstance(part, Wrapper) else _of_module(part) for part in method.parts]
-    return [paper for paper in papers if paper.plain or paper.bibtex]
+    return [paper for paper in map(_paper, method.parts) if paper.plain or paper.bibtex]
 
 
-def _of_wrapper(wrapper: Wrapper) -> Citation:
-    return Citation(wrapper.citation, _entries().get(wrapper.suffix[1:], ""))
-
-
-def _of_module(method: Method) -> Citation:
-    """A module's first paragraph is a citation when it names a year or an arXiv number."""
-    first = inspect.cleandoc(sys.modules[type(method).__module__].__doc__ or "").split("\n\n")[0]
+def _paper(part: Method) -> Citation:
+    if isinstance(part, Wrapper):
+        return Citation(part.citation, _entries().get(part.suffix[1:], ""))
+    first = inspect.cleandoc(sys.modules[type(part).__module__].__doc__ or "").split("\n\n")[0]
+    # a module's first paragraph is a citation when it names a year or an arXiv number
     named = re.search(r"\b(19|20)\d\d\b|arXiv:", first)
-    return Citation(" ".join(first.split()) if named else "", _entries().get(method.name, ""))
+    return Citation(" ".join(first.split()) if named else "", _entries().get(part.name, ""))
 
 
 @cache

@@ -122,11 +122,9 @@ class FairFed(Method):
 
     @property
     def debiasing(self) -> Debiasing:
-        if self.debias == "fairbatch":
-            return fair_batch(self.fairness, self.debias_step)
-        if self.debias == "kernel":
-            return kernel(self.debias_weight)
-        return REWEIGHING if self.debias == "reweighing" else Debiasing()
+        fairbatch = fair_batch(self.fairness, self.debias_step)
+        values = {"reweighing": REWEIGHING, "fairbatch": fairbatch, "kernel": kernel(self.debias_weight)}
+        return values[self.debias] if self.debias else Debiasing()
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
         return self.debiasing.prepare({"theta": state.theta}, state, data)

@@ -26,7 +26,7 @@ from torch.func import grad
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
 from equifed.methods._kernels import feature_draws, outputs, own_rows, phi
-from equifed.methods.fedavg import averaging
+from equifed.methods.fedavg import apply_mean_update, averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -43,6 +43,8 @@ class Server(NamedTuple):
     """mu_s [D], mean feature of the sensitive attribute."""
     n: Tensor
     """n, rows that G was summed over."""
+    t: Tensor
+    """t, rounds with statistics so far."""
 
 
 class Client(NamedTuple):
@@ -98,9 +100,9 @@ class KFFL(Method):
                 stacklevel=2,
             )
 
-    def init(self, task: Task, parameters: Tree) -> Any:
+    def init(self, task: Task, parameters: Tree) -> Server:
         D, zeros = self.features, partial(tree.zeros, parameters)
-        return Server(parameters, parameters, zeros(D, D), zeros(D), zeros())
+        return Server(parameters, parameters, zeros(D, D), zeros(D), zeros(), zeros())
 
     def init_client(self, task: Task, parameters: Tree) -> Any:
         return Client(parameters)
@@ -122,11 +124,11 @@ class KFFL(Method):
         return data.where(data.y == 1) if self.condition_on == "label" else data
 
     @staticmethod
-    def combine(server: Any, replies: Record, validation: Data | None) -> Any:
-        n = replies["n"].clamp_min(1)
+    def combine(server: Server, replies: Record, validation: Data | None) -> Server:
+        n, t = replies["n"].clamp_min(1), server.t + 1
         mu_s, mu_f = replies["sum_s"] / n, replies["sum_f"] / n
         # G = sum Z_s'Z_f - n mu_s mu_f'
-        return server._replace(G=replies["sum_sf"] - n * torch.outer(mu_s, mu_f), mu_s=mu_s, n=n)
+        return server._replace(G=replies["sum_sf"] - n * torch.outer(mu_s, mu_f), mu_s=mu_s, n=n, t=t)
 
     # -- fair2 ---------------------------------------------------------------------------------------------------------
 
@@ -144,12 +146,12 @@ class KFFL(Method):
 
         return grad(h)(theta)
 
-    def fairness_step(self, server: Any, replies: Record, validation: Data | None) -> Any:
+    def fairness_step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         # theta_half = theta - alpha lambda (2 / (n-1)^2) sum_i grad h_i
         scale = self.step_size * self.fairness_weight * 2 / (server.n - 1).clamp_min(1) ** 2
         return server._replace(half=tree.add_scaled(server.theta, replies["gradient"], -scale))
 
-    def observe(self, server: Any) -> dict[str, Tensor]:
+    def observe(self, server: Server) -> dict[str, Tensor]:
         # psi = ||G||^2 / (n-1)^2
         return {"dependence": server.G.square().sum() / (server.n - 1).clamp_min(1) ** 2}
 
@@ -163,7 +165,6 @@ def weighted_step(parameters: Tree, down: Record, state: Tree, data: Data, conte
     return {"update": tree.scale(tree.sub(parameters, down["half"]), data.n), "rows": data.n}, state
 
 
-def apply_to_half(server: Any, replies: Record, validation: Data | None) -> Any:
+def apply_to_half(server: Server, replies: Record, validation: Data | None) -> Any:
     # theta <- theta_half + sum_i n_i (theta_i - theta_half) / sum_i n_i
-    mean = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
-    return server._replace(theta=tree.add(server.half, mean))
+    return apply_mean_update(server._replace(theta=server.half), replies, validation)

@@ -22,24 +22,9 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._kernels import feature_draws, output_size
-from equifed.methods.kffl import KFFL
+from equifed.methods.kffl import KFFL, Server
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
-
-
-class Server(NamedTuple):
-    theta: Tree
-    """theta_t, the global model."""
-    half: Tree
-    """theta_half, after the fairness step."""
-    G: Tensor
-    """G of the last round [D, D]."""
-    mu_s: Tensor
-    """mu_s of the last round [D]."""
-    n: Tensor
-    """n, rows that G was summed over."""
-    t: Tensor
-    """t, rounds with statistics so far."""
 
 
 class Client(NamedTuple):
@@ -67,9 +52,6 @@ class KFFLTD(KFFL):
         fair = Phase("fair", ("theta", "G", "mu_s", "t"), up, self.statistics, self.delayed_step, "sum", draws)
         return (fair, self.train)
 
-    def init(self, task: Task, parameters: Tree) -> Server:
-        return Server(**super().init(task, parameters)._asdict(), t=tree.zeros(parameters))
-
     def init_client(self, task: Task, parameters: Tree) -> Client:
         sizes = (task.sensitive_size, output_size(task))
         phi_s, phi_f = (tree.zeros(parameters, size + 1, self.features) for size in sizes)
@@ -88,4 +70,4 @@ class KFFLTD(KFFL):
         share = replies["gradient_rows"] / server.n.clamp_min(1)
         gradient = tree.scale(replies["gradient"], torch.where(share > 0, 1 / share.clamp_min(1e-12), 0.0))
         stepped = self.fairness_step(server, {"gradient": gradient}, validation)
-        return self.combine(stepped, replies, validation)._replace(t=server.t + 1)
+        return self.combine(stepped, replies, validation)
