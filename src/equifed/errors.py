@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -138,22 +139,15 @@ def check_number(
 
     what: said in place of the key where the number is a part of it, such as an entry of a list.
     """
-    kind = numbers.Integral if whole else numbers.Real
-    fits = isinstance(value, kind) and not isinstance(value, bool)
-    if fits:
-        number = float(value)  # type: ignore[arg-type]
-        fits = (
-            math.isfinite(number)
-            and (low is None or number >= low)
-            and (high is None or number <= high)
-            and (above is None or number > above)
-        )
+    bounds = [("at least", low, operator.ge), ("above", above, operator.gt), ("at most", high, operator.le)]
+    fits = (
+        isinstance(value, numbers.Integral if whole else numbers.Real)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and all(bound is None or holds(value, bound) for _, bound, holds in bounds)
+    )
     if not fits:
-        limits = [
-            f"{word} {bound:g}"
-            for word, bound in (("at least", low), ("above", above), ("at most", high))
-            if bound is not None
-        ]
+        limits = [f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None]
         noun = "a whole number" if whole else "a number"
         link = "" if not limits else " " if limits[0].startswith("above") else " of "
         must = f"must be {noun}{link}{' and '.join(limits)}, got {value!r}."

@@ -97,11 +97,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def _module(self, name: str, module_name: str) -> Any:
         try:
             return import_module(module_name)
-        except ModuleNotFoundError as error:
-            if not _is_part(error.name, module_name):  # it exists, and imports something that does not
-                raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
         except Exception as error:
-            raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
+            # one that is found may import something that is not
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if not missing or not f"{module_name}.".startswith(f"{missing}."):
+                raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
         # An installed command does not look for modules where it was started. The folder goes last, so that no file in
         # it can take the place of an installed module, and stays, because the module may import its neighbours later.
         if (folder := os.getcwd()) not in sys.path:
@@ -115,11 +115,6 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def _refused(self, name: str, why: str) -> ConfigError:
         return ConfigError(f"The {self.noun} {name!r} {why}", value=name)
-
-
-def _is_part(missing: str | None, module_name: str) -> bool:
-    """Whether the module that was not found is the one asked for, or a package that it is in."""
-    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
 
 
 def _reason(error: Exception) -> str:

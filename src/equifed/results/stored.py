@@ -64,10 +64,11 @@ class StoredStates(Mapping[Any, FinalState]):
         task = Task(module=module, local=Local(**self.about["local"]), **sizes)
         states = {}
         for r, run in enumerate(self.about["runs"]):
-            hyper = {name: _value(value) for name, value in run["hyper_parameters"].items()}
+            stored = run["hyper_parameters"].items()  # from JSON, which has no infinity
+            hyper = {name: float(value) if value in ("inf", "-inf") else value for name, value in stored}
             method = methods.make(self.about["method"], **hyper)
             server, client = blank_states(method, task)
-            scaling = run["scaling"]
+            scaling = run["scaling"] and tuple(np.array(part, np.float32) for part in run["scaling"])
             states[_key(run["key"])] = FinalState(
                 method=method,
                 task=task,
@@ -75,9 +76,7 @@ class StoredStates(Mapping[Any, FinalState]):
                 clients=self._filled(client, "clients", r) if self.about["client_states"] else None,
                 ids=tuple(self.about["clients"]),
                 seed=run["seed"],
-                scaling=None
-                if scaling is None
-                else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32)),
+                scaling=scaling,
                 shape=shape,
                 model=spec,
             )
@@ -115,7 +114,7 @@ class StoredStates(Mapping[Any, FinalState]):
 
 
 def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
-    """All but the states' values, in JSON's own types."""
+    """All but the states' values, as `files.write_json` can write them."""
     if isinstance(states, StoredStates):
         return states.about
     if not states:
@@ -135,10 +134,10 @@ def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
         "client_states": first.clients is not None,
         "runs": [
             {
-                "key": list(key) if isinstance(key, tuple) else key,
+                "key": key,
                 "seed": state.seed,
                 "hyper_parameters": state.method.hyper,
-                "scaling": None if state.scaling is None else [part.tolist() for part in state.scaling],
+                "scaling": state.scaling,
             }
             for key, state in states.items()
         ],
@@ -153,8 +152,3 @@ def _name(method: Method) -> str:
 
 def _key(stored: Any) -> Any:
     return tuple(stored) if isinstance(stored, list) else stored
-
-
-def _value(stored: Any) -> Any:
-    """A hyper-parameter from JSON, which has no infinity."""
-    return float(stored) if stored in ("inf", "-inf") else stored

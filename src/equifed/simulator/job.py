@@ -175,35 +175,18 @@ def make_job(
             f"method must be a method such as equifed.methods.FedAvg(), got {method!r}. "
             "A class needs parentheses; a name needs equifed.methods.make(name)."
         )
-    with blaming(section="method"):
-        check(method)
     feds = [federations] if isinstance(federations, Federation) else list(federations)
     if not feds or not all(isinstance(fed, Federation) for fed in feds):
         raise ConfigError("federations must be a Federation or a list of them.")
     seed_list = _seeds(feds, settings.seed_list)
     if len(feds) == 1:
         feds = feds * len(seed_list)
-    first = feds[0]
     for fed in feds:
-        _check_same(first, fed)
-        if fed.label_kind not in method.label_kinds:
-            raise ConfigError(
-                f"{method.name} is for {' and '.join(method.label_kinds)} labels; "
-                f"those of this federation are {fed.label_kind}.",
-                section="method",
-            )
-        if method.needs_validation and not len(fed.validation) and not one_place:
-            raise ConfigError(
-                f"{method.name} measures fairness on a validation set held by the server, but this federation has "
-                "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2).",
-                section="method",
-            )
-        if method.needs_client_groups and fed.client_groups is None:
-            raise ConfigError(
-                f"{method.name} needs to know each client's group, but this federation has no client groups. "
-                "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups).",
-                section="method",
-            )
+        _check_same(feds[0], fed)
+    with blaming(section="method"):
+        check(method)
+        for fed in feds:
+            _check_fit(method, fed, one_place)
     with blaming(section="sweep"):
         grid = _grid(method, over)
     runs = tuple(Run(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
@@ -212,7 +195,7 @@ def make_job(
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
         settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0)
     settings = _resolved(settings, runs[0].federation, seed_list)
-    task = _task(first, model, settings)
+    task = _task(feds[0], model, settings)
     starts = {seed: _start(model, task.module, method, seed, initial_parameters) for seed in seed_list}
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
     if not one_place:
@@ -252,18 +235,31 @@ def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSe
     return RunSettings(**plain | {"seeds": seeds, "clients_per_round": count, "device": device, "local": local})
 
 
+def _check_fit(method: Method, fed: Federation, one_place: bool) -> None:
+    kinds = " and ".join(method.label_kinds)
+    if fed.label_kind not in method.label_kinds:
+        raise ConfigError(f"{method.name} is for {kinds} labels; those of this federation are {fed.label_kind}.")
+    if method.needs_validation and not len(fed.validation) and not one_place:
+        raise ConfigError(
+            f"{method.name} measures fairness on a validation set held by the server, but this federation has "
+            "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2)."
+        )
+    if method.needs_client_groups and fed.client_groups is None:
+        raise ConfigError(
+            f"{method.name} needs to know each client's group, but this federation has no client groups. "
+            "Give them (from_arrays: client_groups=...), or a partition that makes them (RotationGroups)."
+        )
+
+
 def _check_same(first: Federation, fed: Federation) -> None:
     for what in ("task", "classes", "groups", "shape", "sensitive_size", "num_clients"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
             raise ConfigError(f"Federations that run together must agree in {what}; one has {a}, another {b}.")
-    if fed.ids != first.ids:
-        other = next(pair for pair in zip(first.ids, fed.ids, strict=True) if pair[0] != pair[1])
-        raise ConfigError(
-            f"Federations that run together must have the same clients, but {other[0]!r} is {other[1]!r}."
-        )
-    groups = [[] if each.client_groups is None else each.client_groups.tolist() for each in (first, fed)]
-    if groups[0] != groups[1]:
+    for a, b in zip(first.ids, fed.ids, strict=True):
+        if a != b:
+            raise ConfigError(f"Federations that run together must have the same clients, but {a!r} is {b!r}.")
+    if not np.array_equal(np.asarray(first.client_groups), np.asarray(fed.client_groups)):
         raise ConfigError("Federations that run together must have the same client groups.")
 
 

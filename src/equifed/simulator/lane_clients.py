@@ -78,7 +78,7 @@ class LaneClients:
         return tree.take(values, self.index(runs))
 
     def inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> Inputs:
-        job, tables, run, client = self.job, self.tables, self.index(lanes.run), self.index(lanes.client)
+        job, run, client = self.job, self.index(lanes.run), self.index(lanes.client)
         draws: dict[str, Tensor] = {}
         if phase.draws:
             made = [randomness.draws(r.seed, round, phase.draws, job.task) for r in job.runs[: lanes.run.max() + 1]]
@@ -86,12 +86,11 @@ class LaneClients:
                 name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
                 for name in phase.draws
             }
-        scaled = tables.shift is not None and tables.factor is not None
         return Inputs(
             hyper={name: values[self.index(runs)] for name, values in job.hyper.items()},
             draws=draws,
             group=() if self._groups is None else self._groups[client],
-            scaling=tree.take((tables.shift, tables.factor), run) if scaled else (),
+            scaling=tree.take(self.tables.scaling, run),
             rate=torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
             client=client,
             initial=self.of_runs(self._initial, lanes.run) if phase.initial else (),

@@ -58,8 +58,12 @@ class LaneTraining:
     """Whether settings share lanes: carry and fixed then have leaves [L, V, ...]."""
     lanes: Lanes
     sources: Sequence[Batches]
-    resample: Callable[[list[Tensor], LaneTraining], tuple[Tree, Tensor]] | None = None
+    resample: Callable[[list[Tensor], LaneTraining], tuple[Tree, Tensor]] | None
     """Before each epoch, (carry, this training) -> (fixed, rows to train on [L, n])."""
+    chosen: Tensor | None = None
+    """The rows of this epoch [L, n], where they are resampled."""
+    size: int = 0
+    """Rows per step."""
 
     def part(self, lanes: slice) -> LaneTraining:
         fixed, per_row = tree.take((self.fixed, self.per_row), lanes)
@@ -76,43 +80,35 @@ class Stepper:
         what stays fixed within an epoch."""
         size = self.job.task.local.batch_size
         if size is not None:
-            return self._epochs(work, carry, size)
+            return self._epochs(replace(work, size=size), carry)
         # full batches: lanes of similar size together, so that padding stays small
         done = [
-            self._epochs(work.part(lanes), tree.take(carry, lanes), width)
+            self._epochs(replace(work.part(lanes), size=width), tree.take(carry, lanes))
             for lanes, width in portions(work.lanes.n, self.job.row_bytes(carry[0].shape[1] if work.shared else 1))
         ]
         joined: tuple[list[Tensor], Tree] = tree.map(lambda *parts: torch.cat(parts), *done)
         return joined
 
-    def _epochs(self, work: LaneTraining, carry: list[Tensor], size: int) -> tuple[list[Tensor], Tree]:
-        count = -(-work.lanes.n // size)
-        chosen = None
-        if count.any():
+    def _epochs(self, work: LaneTraining, carry: list[Tensor]) -> tuple[list[Tensor], Tree]:
+        if work.lanes.n.any():
             for _ in range(self.job.task.local.epochs):
                 if work.resample is not None:
                     fixed, chosen = work.resample(carry, work)
-                    work = replace(work, fixed=fixed)
-                carry = self._epoch(work, carry, [source.epoch() for source in work.sources], size, count, chosen)
+                    work = replace(work, fixed=fixed, chosen=chosen)
+                carry = self._epoch(work, carry)
         return carry, work.fixed
 
-    def _epoch(
-        self,
-        work: LaneTraining,
-        carry: list[Tensor],
-        positions: list[np.ndarray],
-        size: int,
-        count: np.ndarray,
-        chosen: Tensor | None,
-    ) -> list[Tensor]:
+    def _epoch(self, work: LaneTraining, carry: list[Tensor]) -> list[Tensor]:
+        positions = [source.epoch() for source in work.sources]
+        count = -(-work.lanes.n // work.size)
         # a compiled step is quick but each width takes seconds to compile: use fewer of them
-        shrink = 0.5 if self._worth_compiling(carry, size) else 0.7
+        shrink = 0.5 if self._worth_compiling(carry, work.size) else 0.7
         idle = bool(count[-1] < count[0])
         for begin, end, width in segments(count, shrink):
             same = tree.map(lambda leaf, width=width: leaf[:width].contiguous(), work.fixed)
             moving = [leaf[:width].contiguous() for leaf in carry]
-            batches = self._batches(work, positions, size, begin, end, width, chosen)
-            run = self._prepared(work, (moving, same, tree.take(batches, 0)), size, idle, end - begin)
+            batches = self._batches(work, positions, begin, end, width)
+            run = self._prepared(work, (moving, same, tree.take(batches, 0)), idle, end - begin)
             moving = run(moving, tree.leaves(same), tree.leaves(batches))
             carry = [
                 new if width == len(leaf) else torch.cat([new, leaf[width:]])
@@ -121,54 +117,46 @@ class Stepper:
         return carry
 
     def _batches(
-        self,
-        work: LaneTraining,
-        positions: list[np.ndarray],
-        size: int,
-        begin: int,
-        end: int,
-        width: int,
-        chosen: Tensor | None,
+        self, work: LaneTraining, positions: list[np.ndarray], begin: int, end: int, width: int
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Steps begin to end of an epoch for the first `width` lanes: the batches' rows in the tables [T, W, B], how
         many of the B are rows [T, W], and the rows' own values. Beyond them the client's first row stands in, with
         mask 0."""
-        steps, device = end - begin, self.job.device
+        steps, size, device = end - begin, work.size, self.job.device
         taken = np.zeros((width, steps * size), dtype=np.int32)
         for line, order in zip(taken, positions, strict=False):
             part = order[begin * size : end * size]
             line[: len(part)] = part
         places = torch.from_numpy(taken).to(device).view(width, steps, size).transpose(0, 1).contiguous()
         lane = torch.arange(width, device=device)[:, None]
-        if chosen is not None:
-            places = chosen[lane, places]
+        if work.chosen is not None:
+            places = work.chosen[lane, places]
         start = torch.from_numpy(work.lanes.start[:width].astype(np.int32)).to(device)
         rows = self.tables.index[(places + start[:, None]).clamp_(max=len(self.tables.index) - 1)]
         left = work.lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
         filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(device)
-        if work.shared:
-            # [T, W, V, B, ...]: each setting's values of the rows that all of them take
-            extra = {
-                name: values[lane[..., None], torch.arange(values.shape[1], device=device)[:, None], places[:, :, None]]
-                for name, values in work.per_row.items()
-            }
-        else:
-            extra = {name: values[lane, places] for name, values in work.per_row.items()}
-        return rows, filled, extra
 
-    def _prepared(self, work: LaneTraining, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:
+        def of_rows(values: Tensor) -> Tensor:
+            if not work.shared:
+                return values[lane, places]
+            # [T, W, V, B, ...]: each setting's values of the rows that all of them take
+            return values[lane[..., None], torch.arange(values.shape[1], device=device)[:, None], places[:, :, None]]
+
+        return rows, filled, tree.map(of_rows, work.per_row)
+
+    def _prepared(self, work: LaneTraining, example: tuple[Any, ...], idle: bool, steps: int) -> Run:
         """A function that carries out the steps of a segment, as fast as is worth the preparation."""
         values, structure = tree.flatten(example)
-        whole = self._whole_step(work.step, size, idle)
+        whole = self._whole_step(work.step, work.size, idle)
 
         def flat(*values: Tensor) -> list[Tensor]:
             return whole(*tree.unflatten(values, structure))
 
         if steps * self.job.task.local.epochs * self.job.rounds < TRACE_FROM:
             return one_by_one(flat)
-        key = (work.phase, size, idle, tuple(value.shape for value in values))
+        key = (work.phase, work.size, idle, tuple(value.shape for value in values))
         if key not in self._ready:
-            traced = self._traced(flat, values, example[0], size)
+            traced = self._traced(flat, values, self._worth_compiling(example[0], work.size))
             make: Callable[[Step], Run] = CudaSteps if self.job.device.type == "cuda" else one_by_one
             self._ready[key] = make(traced)
         return self._ready[key]
@@ -191,14 +179,14 @@ class Stepper:
 
         return whole
 
-    def _traced(self, flat: Step, values: list[Tensor], carry: list[Tensor], size: int) -> Step:
+    def _traced(self, flat: Step, values: list[Tensor], compiling: bool) -> Step:
         """The step as a plain list of tensor operations: what vmap and grad do in Python is done once, here."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
         graph = make_fx(flat)(*values)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        if not self._worth_compiling(carry, size):
+        if not compiling:
             return graph
         try:
             from torch import _inductor

@@ -30,15 +30,13 @@ class Tables:
     """Its number of training rows [R, N]."""
     offset: np.ndarray
     """What to add to run r's own row positions [R]."""
-    shift: Tensor | None
-    """Feature shift of each run [R, ...], None when the rows are stored as the model sees them."""
-    factor: Tensor | None
-    """Feature factor of each run [R, ...]."""
+    scaling: tuple[Tensor, Tensor] | tuple[()]
+    """Shift and factor of the features of each run [R, ...]; () where the rows are stored as the model sees them."""
 
     def features(self, rows: Tensor, run: int) -> Tensor:
         """Features of these rows as the model of this run sees them."""
         x = self.x.index_select(0, rows)
-        return x if self.shift is None or self.factor is None else (x - self.shift[run]) * self.factor[run]
+        return (x - self.scaling[0][run]) * self.scaling[1][run] if self.scaling else x
 
     def rows_of(self, positions: np.ndarray, run: int) -> Tensor:
         """A run's own row positions as positions in these tables."""
@@ -46,6 +44,9 @@ class Tables:
 
 
 def make_tables(job: Job) -> Tables:
+    def on_device(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(job.device)
+
     feds = [run.federation for run in job.runs]
     stored: dict[int, tuple[Rows, int]] = {}
     total = 0
@@ -59,38 +60,22 @@ def make_tables(job: Job) -> Tables:
     tables = [rows for rows, _ in stored.values()]
     x, y, s = (_join([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
     attributes = [table.attribute for table in tables if table.attribute is not None]
-    attribute = _join(attributes) if attributes else None
-    one_scaling = len(tables) == 1 and all(fed.scaling is feds[0].scaling for fed in feds)
-    shift = factor = None
-    if one_scaling and feds[0].scaling is not None:
-        x = (x - feds[0].scaling[0]) * feds[0].scaling[1]
-    elif not one_scaling and any(fed.scaling is not None for fed in feds):
-        shift, factor = (
-            torch.from_numpy(np.stack([_scaling(fed)[i] for fed in feds])).to(job.device) for i in range(2)
-        )
+    scalings = [fed.scaling for fed in feds]
+    shift_and_factor: tuple[Tensor, Tensor] | tuple[()] = ()
+    if len(tables) == 1 and all(scaling is scalings[0] for scaling in scalings):
+        x = x if scalings[0] is None else (x - scalings[0][0]) * scalings[0][1]
+    elif any(scalings):
+        none = np.zeros(feds[0].shape, np.float32), np.ones(feds[0].shape, np.float32)
+        shifts, factors = zip(*(scaling or none for scaling in scalings), strict=True)
+        shift_and_factor = on_device(np.stack(shifts)), on_device(np.stack(factors))
     index, start, sizes = _indices(feds, offset)
-    return Tables(
-        torch.from_numpy(x).to(job.device),
-        torch.from_numpy(y).to(job.device),
-        torch.from_numpy(s).to(job.device),
-        None if attribute is None else torch.from_numpy(attribute).to(job.device),
-        torch.from_numpy(index).to(job.device),
-        start,
-        sizes,
-        offset,
-        shift,
-        factor,
-    )
+    attribute = on_device(_join(attributes)) if attributes else None
+    columns = on_device(x), on_device(y), on_device(s), attribute
+    return Tables(*columns, on_device(index), start, sizes, offset, shift_and_factor)
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _scaling(fed: Federation) -> tuple[np.ndarray, np.ndarray]:
-    if fed.scaling is not None:
-        return fed.scaling
-    return np.zeros(fed.shape, np.float32), np.ones(fed.shape, np.float32)
 
 
 def _indices(feds: list[Federation], offset: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -41,7 +41,7 @@ class Store:
         simulation = simulation or build(config)
         folder = RunFolder.create(self.root / (id or self.new_id(config)), config, simulation)
         self.index.put(folder.entry())
-        return _Listed(self.index, folder, config, simulation)
+        return Recording(folder, config, simulation, self.index.put)
 
     def resume(
         self,
@@ -64,7 +64,7 @@ class Store:
             simulation = self._same(folder, config, make(config))
             if check is not None:
                 check(simulation)
-            recording = _Listed(index, folder, config, simulation)
+            recording = Recording(folder, config, simulation, index.put)
             recording.restore()
             folder.set_status("running")
             index.put(folder.entry())
@@ -128,15 +128,3 @@ class Store:
                 stacklevel=3,
             )
         return simulation
-
-
-class _Listed(Recording):
-    """A recording that keeps the index up to date."""
-
-    def __init__(self, index: Index, folder: RunFolder, config: Config, simulation: Training) -> None:
-        super().__init__(folder, config, simulation)
-        self._index = index
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[arg-type]
-        self._index.put(self.folder.entry())

@@ -41,7 +41,7 @@ def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, 
         "preset": config.data.preset,
         "seeds": config.run.seed_list,
         "provenance": dict(first.provenance),
-        "files": {name: file_hash(path) for name, path in config.paths().items() if path.is_file()},
+        "files": {name: _hash(path) for name, path in config.paths().items() if path.is_file()},
         "fingerprint": fingerprint(federations),
     }
 
@@ -61,7 +61,7 @@ def fingerprint(federations: Sequence[Federation]) -> str:
     return digest.hexdigest()
 
 
-def file_hash(path: Path) -> str:
+def _hash(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

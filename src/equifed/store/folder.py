@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -104,11 +104,8 @@ class RunFolder:
 
     def entry(self) -> Entry:
         """Its line in the index, read from the files."""
-        config = self.settings()
-        status = self.status()
-        headline: dict[str, Any] = {}
-        if status["status"] == "finished":
-            headline = json.loads((self.path / "result.json").read_text())["headline"]
+        config, status = self.settings(), self.status()
+        finished = status["status"] == "finished"
         return Entry(
             self.id,
             status["created"],
@@ -118,7 +115,7 @@ class RunFolder:
             status["status"],
             config["run"]["rounds"],
             len(config["run"]["seeds"]),
-            headline,
+            json.loads((self.path / "result.json").read_text())["headline"] if finished else {},
             self.path.name,
         )
 
@@ -268,8 +265,10 @@ class RunFolder:
 class Recording:
     """A run in progress, recorded round by round: iterate over `rounds`, then `finish`. Use it in a `with`."""
 
-    def __init__(self, folder: RunFolder, config: Config, simulation: Training) -> None:
-        self.folder, self.config, self.simulation = folder, config, simulation
+    def __init__(
+        self, folder: RunFolder, config: Config, simulation: Training, put_in_index: Callable[[Entry], None]
+    ) -> None:
+        self.folder, self.config, self.simulation, self._put_in_index = folder, config, simulation, put_in_index
         self._fingerprint = config.fingerprint(folder.path)
         self._resume: tuple[int, State] | None = None
         self._pending: list[Path] = []
@@ -291,22 +290,23 @@ class Recording:
         for line in self.folder.read_lines(state[0]):
             scores = {number: self.folder.read_scores(number, runs) for number in line["evaluated"]}
             collector.add(_step(line, state[1], scores))
-            for key, message in _messages(line):
-                engine.messages.setdefault(key, message)
+            for position, fields in line["messages"]:
+                message = Message(**fields | {"down": tuple(fields["down"]), "up": tuple(fields["up"])})
+                engine.messages.setdefault((message.stage, position), message)
             engine.notes += [note for note in map(Note.from_json, line["notes"]) if note not in engine.notes]
         self._resume = state
 
     def rounds(self) -> Iterator[Step]:
         """Every round, recorded before it is handed out."""
         engine = self.simulation.engine
-        messages, notes = set(engine.messages), len(engine.notes)
+        messages, notes = len(engine.messages), len(engine.notes)
         for step in self.simulation.rounds(self._resume):
-            new = {key: message for key, message in engine.messages.items() if key not in messages}
-            self._write(step, new, engine.notes[notes:])
-            messages, notes = set(engine.messages), len(engine.notes)
+            self._write(step, list(engine.messages.items())[messages:], engine.notes[notes:])
+            messages, notes = len(engine.messages), len(engine.notes)
             yield step
 
-    def _write(self, step: Step, messages: Mapping[tuple[str, int], Message], notes: list[Note]) -> None:
+    def _write(self, step: Step, messages: list[tuple[tuple[str, int], Message]], notes: list[Note]) -> None:
+        logs = [log._asdict() | {"obstacle": log.obstacle and log.obstacle.to_json()} for log in step.logs]
         self._pending += [self.folder.write_scores(number, scores) for number, scores in step.scores.items()]
         self._pending.append(
             self.folder.write_line(
@@ -314,9 +314,9 @@ class Recording:
                     "round": step.round,
                     "seconds": step.seconds,
                     "evaluated": list(step.scores),
-                    "logs": [_log_line(log) for log in step.logs],
+                    "logs": logs,
                     "rejections": [[number, *rejection] for number, rejection in step.rejections],
-                    "messages": [[position, message._asdict()] for (_, position), message in messages.items()],
+                    "messages": [[position, message._asdict()] for (_, position), message in messages],
                     "notes": [note.to_json() for note in notes],
                 }
             )
@@ -344,10 +344,7 @@ class Recording:
         elif error is not None:
             self.folder.set_status("interrupted", "stopped by the user")
         self.folder.lock.release()
-
-
-def _log_line(log: RoundLog) -> dict[str, Any]:
-    return log._asdict() | {"obstacle": log.obstacle and log.obstacle.to_json()}
+        self._put_in_index(self.folder.entry())
 
 
 def _read_log(line: dict[str, Any]) -> RoundLog:
@@ -360,14 +357,6 @@ def _step(line: dict[str, Any], state: State, scores: dict[int, list[dict[str, S
     logs = [_read_log(log) for log in line["logs"]]
     rejections = [(number, Rejection(*rest)) for number, *rest in line["rejections"]]
     return Step(line["round"], state, logs, rejections, scores, line["seconds"], last=False)
-
-
-def _messages(line: dict[str, Any]) -> Iterator[tuple[tuple[str, int], Message]]:
-    for position, fields in line["messages"]:
-        yield (
-            (fields["stage"], position),
-            Message(**fields | {"down": tuple(fields["down"]), "up": tuple(fields["up"])}),
-        )
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:

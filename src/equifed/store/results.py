@@ -53,7 +53,6 @@ def write_result(folder: Path, result: Result) -> None:
     write_atomic(folder / "final.safetensors", save(tensors))
     if result.schema is not None:
         write_atomic(folder / SCHEMA, result.schema.to_json().encode())
-    keys = [list(key) if isinstance(key, tuple) else key for key in result.parameters]
     write_json(
         folder / "result.json",
         {
@@ -61,7 +60,7 @@ def write_result(folder: Path, result: Result) -> None:
             "settings": result.settings.to_dict(),
             "notes": [note.to_json() for note in result.notes],
             "headline": headline(result),
-            "runs": keys,
+            "runs": list(result.parameters),
             "final_states": describe(result.final_states),
         },
     )
