@@ -148,6 +148,9 @@ def test_only_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Resul
     both = page_of([hidden, run(ef.methods.FedProx(), federation(), rounds=1, seeds=[0])], tmp_path)
     assert "fedavg ran on a real federation: the server receives every silo's reply" in re.sub(r"\s+", " ", both.text)
     assert "nothing else is sent" in both.text
+    # what the federation withholds does not take the simulation's intervals away
+    place = both.data["groups"]["names"].index("a")
+    assert both.data["groups"]["values"]["accuracy"]["low"][1][place] is not None
 
 
 def test_a_verdict_on_one_of_two_numbers(trouble: ef.Result) -> None:

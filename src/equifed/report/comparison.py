@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Variant:
     clients: pd.DataFrame
     """Per client, last round: seed, name, metric, value."""
     observed: pd.DataFrame
-    """What the method logs about itself: seed, round, name, value."""
+    """What the method logs about itself: seed, round, metric (its name after `LOG`), value."""
     models: int
     """How many models each test row was given to: the clients' own, where they have such; counts of rows are as many
     times as large, though the rows are not more."""
@@ -74,15 +75,11 @@ class Variant:
     @property
     def degenerate(self) -> pd.Series:
         """By seed: whether some group gets one constant prediction."""
-        if "degenerate" not in self.final:
-            return pd.Series(False, index=self.final.index)
-        return self.final["degenerate"] > 0
+        return self.values("degenerate") > 0
 
     def values(self, metric: str) -> pd.Series:
         """By seed; nan where undefined or not measured."""
-        if metric not in self.final:
-            return pd.Series(np.nan, index=self.final.index)
-        return self.final[metric]
+        return self.final.get(metric, pd.Series(np.nan, index=self.final.index))
 
     def over_seeds(self, metric: str) -> Moments:
         return moments(self.values(metric))
@@ -106,7 +103,6 @@ class Comparison:
 
     results: Sequence[Result]
     variants: list[Variant]
-    task: str
     disparity: str | None
     """The one that the verdict is about."""
     baseline: Variant
@@ -114,15 +110,34 @@ class Comparison:
 
     @classmethod
     def of(cls, results: Sequence[Result], disparity: str | None = None, baseline: str | None = None) -> Comparison:
-        task = check_results(results)
+        """disparity: by default the main one of those measured. baseline: a label or a method; by default FedAvg, or
+        else the first."""
         variants = variants_of(results)
-        return cls(results, variants, task, chosen_disparity(variants, disparity), chosen_baseline(variants, baseline))
+        measured = _measured(variants)
+        if disparity is not None and disparity not in measured:
+            raise unknown_name("metric", disparity, measured)
+        disparity = disparity or next((metric for metric in _main(variants) if describe(metric).disparity), None)
+        named = [variant for variant in variants if baseline in (variant.label, variant.method)]
+        if baseline is not None and not named:
+            raise unknown_name("baseline", baseline, [variant.label for variant in variants])
+        default = [variant for variant in variants if variant.method == "fedavg"] or variants
+        return cls(results, variants, disparity, (named or default)[0])
 
-    @property
+    @cached_property
+    def measured(self) -> list[str]:
+        """Names of the global metrics, in order of appearance."""
+        return _measured(self.variants)
+
+    @cached_property
     def quality(self) -> str:
-        return catalogue.main_pair(measured_metrics(self.variants))[0]
+        return catalogue.main_pair(self.measured)[0]
 
     @property
+    def judged(self) -> list[str]:
+        """What the verdict is about: the quality and, where there is one, the disparity."""
+        return [self.quality, *([self.disparity] if self.disparity else [])]
+
+    @cached_property
     def metrics(self) -> list[str]:
         """The columns of the comparison table that were measured: the main ones, and the chosen disparity."""
         names = _main(self.variants)
@@ -140,48 +155,7 @@ def is_pooled(method: str) -> bool:
         return False
 
 
-def check_results(results: Sequence[Result]) -> str:
-    """The task that all results share."""
-    if not results:
-        raise ConfigError("A report needs at least one result, got none.")
-    tasks = list(dict.fromkeys(str(result.info.get("task", "classification")) for result in results))
-    if len(tasks) > 1:
-        raise ConfigError(
-            f"One report cannot compare {' and '.join(tasks)} results: they share no metric. Write one report for each."
-        )
-    return tasks[0]
-
-
-def variants_of(results: Sequence[Result]) -> list[Variant]:
-    """Every method and setting in the results, in their order."""
-    check_results(results)
-    variants: list[Variant] = []
-    for i, result in enumerate(results):
-        variants += _variants_of(i, result)
-    labels = _labels(variants, results)
-    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
-
-
-def chosen_disparity(variants: list[Variant], name: str | None = None) -> str | None:
-    """The disparity that the verdict is about: the one named, or the main one of those measured."""
-    measured = measured_metrics(variants)
-    if name is not None and name not in measured:
-        raise unknown_name("metric", name, measured)
-    return name or next((metric for metric in _main(variants) if describe(metric).disparity), None)
-
-
-def chosen_baseline(variants: list[Variant], name: str | None = None) -> Variant:
-    """What the others are tested against: the one named, by label or method; else FedAvg, else the first."""
-    for variant in variants:
-        if name in (variant.label, variant.method):
-            return variant
-    if name is not None:
-        raise unknown_name("baseline", name, [variant.label for variant in variants])
-    return next((variant for variant in variants if variant.method == "fedavg"), variants[0])
-
-
-def measured_metrics(variants: list[Variant]) -> list[str]:
-    """Names of the global metrics, in order of appearance."""
+def _measured(variants: list[Variant]) -> list[str]:
     return list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
 
 
@@ -189,8 +163,8 @@ def _main(variants: list[Variant]) -> list[str]:
     """The main metrics that were measured. What needs all predictions in one place cannot be known where every variant
     was a real federation."""
     federated = all(variant.silos is not None for variant in variants)
-    measured = measured_metrics(variants)
-    return catalogue.shown((name for name in measured if not (federated and "scores" in describe(name).needs)), "page")
+    known = [name for name in _measured(variants) if not (federated and "scores" in describe(name).needs)]
+    return catalogue.shown(known, "page")
 
 
 def against(variants: Sequence[Variant], other: Variant, metric: str) -> list[Paired | None]:
@@ -211,22 +185,22 @@ def summary_table(results: Sequence[Result], *, disparity: str | None = None) ->
     After the metrics come `bytes_up` and `bytes_down` (per client and round) and `seconds` (per run), with a mean only,
     the number of `seeds`, and in how many of them the predictor is `degenerate`.
     """
-    comparison = Comparison.of(results, disparity)
-    return summary_of(comparison.variants, results, comparison.metrics)
+    return summary_of(Comparison.of(results, disparity))
 
 
-def summary_of(variants: list[Variant], results: Sequence[Result], metrics: list[str]) -> pd.DataFrame:
-    runs = [sum(variant.seeds for variant in variants if variant.result == i) for i in range(len(results))]
+def summary_of(comparison: Comparison) -> pd.DataFrame:
+    variants = comparison.variants
     rows = []
     for variant in variants:
-        result = results[variant.result]
+        result = comparison.results[variant.result]
+        runs = sum(other.seeds for other in variants if other.result == variant.result)
         row: dict[tuple[str, str], float] = {}
-        for name in metrics:
+        for name in comparison.metrics:
             row[name, "mean"], row[name, "std"], row[name, "n"] = variant.over_seeds(name)
         each_round = result.messages[result.messages["stage"] == "round"]
         row["bytes_up", "mean"] = float(each_round["bytes_up"].sum())
         row["bytes_down", "mean"] = float(each_round["bytes_down"].sum())
-        row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs[variant.result], 1)
+        row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs, 1)
         row["seeds", "n"] = variant.seeds
         row["degenerate", "n"] = int(variant.degenerate.sum())
         rows.append(row)
@@ -238,56 +212,73 @@ def summary_of(variants: list[Variant], results: Sequence[Result], metrics: list
 # -- taking results apart ----------------------------------------------------------------------------------------------
 
 
-def _variants_of(i: int, result: Result) -> list[Variant]:
-    frame = result.metrics
+def variants_of(results: Sequence[Result]) -> list[Variant]:
+    """Every method and setting in the results, in their order."""
+    if not results:
+        raise ConfigError("A report needs at least one result, got none.")
+    tasks = list(dict.fromkeys(str(result.info.get("task", "classification")) for result in results))
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"One report cannot compare {' and '.join(tasks)} results: they share no metric. Write one report for each."
+        )
+    variants = [variant for i, result in enumerate(results) for variant in _variants_of(i, result)]
+    labels = _labels(variants, results)
+    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
+
+
+def _variants_of(i: int, result: Result) -> Iterator[Variant]:
+    frame, info = result.metrics, result.info
     if frame.empty:
         raise ConfigError(
-            f"The result of {result.info['method']} has no measurements, so there is nothing to report. "
+            f"The result of {info['method']} has no measurements, so there is nothing to report. "
             "Give the federation test rows."
         )
-    splits = set(frame.loc[frame["scope"] == "global", "split"].unique())
-    split = "test" if "test" in splits else "validation"
-    frame = frame[frame["split"] == split]
+    overall = frame[frame["scope"] == "global"]
+    split = "test" if (overall["split"] == "test").any() else "validation"
+    overall, frame = overall[overall["split"] == split], frame[frame["split"] == split]
     last = int(frame["round"].max())
-    scope = frame["scope"].astype(str)
-    whole = frame[scope == "global"]
-    ended = frame["round"] == last
-    parts = {kind: _named(frame[ended & scope.str.startswith(f"{kind}:")], kind) for kind in ("group", "client")}
+    ended = frame[frame["round"] == last].astype({"metric": str})
+    scope = ended["scope"].astype(str).str.partition(":")
+    ended = ended.assign(kind=scope[0], name=scope[2])
     silos = Silos.of(result)
-    swept = result.swept
-    keys = ["method", *swept]
-    info = result.info
-    made = []
-    for key, rows in whole.groupby(keys, observed=True, sort=False, dropna=False):
+    keys = ["method", *result.swept]
+    for key, rows in overall.groupby(keys, observed=True, sort=False, dropna=False):
         values = dict(zip(keys, key, strict=True))
-        mine = {kind: _matching(part, values) for kind, part in parts.items()}
-        mine["group"] = as_disclosed(mine["group"], silos)
-        final = _wide(rows[rows["round"] == last], "metric")
-        method = str(values.pop("method"))
-        made.append(
-            Variant(
-                label=method + _settings(values),
-                method=method,
-                result=i,
-                hyper={**info.get("hyper_parameters", {}), **{k: _python(v) for k, v in values.items()}},
-                split=split,
-                last=last,
-                final=final,
-                rounds=rows[["seed", "round", "metric", "value"]],
-                groups=mine["group"],
-                marginals=marginals(mine["group"], list(dict.fromkeys(mine["group"]["name"]))),
-                clients=mine["client"],
-                observed=_observed(result, keys, key),
-                models=_models(mine["group"], info),
-                data=fingerprint(info),
-                silos=silos,
-            )
+        mine = ended[_alike(ended, values)]
+        groups, clients = (
+            mine.loc[mine["kind"] == kind, ["seed", "name", "metric", "value"]] for kind in ("group", "client")
         )
-    return made
+        groups = as_disclosed(groups, silos)
+        final = mine[mine["kind"] == "global"].pivot_table(
+            index="seed", columns="metric", values="value", dropna=False, sort=False
+        )
+        observed = _observed(result, values)
+        method = str(values.pop("method"))
+        yield Variant(
+            label=method + _settings(values),
+            method=method,
+            result=i,
+            hyper={**info.get("hyper_parameters", {}), **{name: _python(value) for name, value in values.items()}},
+            split=split,
+            last=last,
+            final=final.rename_axis(columns=None),
+            rounds=rows[["seed", "round", "metric", "value"]].astype({"metric": str}),
+            groups=groups,
+            marginals=marginals(groups, list(dict.fromkeys(groups["name"]))),
+            clients=clients,
+            observed=observed,
+            models=_models(groups, info),
+            data=json.dumps([info.get(name) for name in _DATA], default=str),
+            silos=silos,
+        )
 
 
+LOG = "log:"
+"""Begins the name of what a method logs about itself, which has nothing to do with a metric of the same name."""
 _ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
 """Columns of every log; the others are what the method observes."""
+_DATA = ("data", "clients", "groups", "classes", "cells", "rows")
+"""Equal in results on the same data with the same partition."""
 
 
 def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
@@ -296,34 +287,11 @@ def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
     return max(1, round(counted.mean() / rows)) if rows and len(counted) else 1
 
 
-def _observed(result: Result, keys: list[str], key: Any) -> pd.DataFrame:
-    log = result.log
+def _observed(result: Result, values: dict[str, Any]) -> pd.DataFrame:
+    log = result.log[_alike(result.log, values)]
     names = [name for name in log.columns if name not in (*_ROUND, *result.swept)]
-    if not names:
-        return pd.DataFrame(columns=["seed", "round", "name", "value"])
-    rows = _alike(log, dict(zip(keys, key, strict=True)))
-    return log[rows].melt(["seed", "round"], names, "name", "value").astype({"value": float})
-
-
-def fingerprint(info: dict[str, Any]) -> str:
-    """Equal for results on the same data with the same partition."""
-    return json.dumps([info.get(key) for key in ("data", "clients", "groups", "classes", "cells", "rows")], default=str)
-
-
-def _named(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
-    return frame.assign(name=frame["scope"].astype(str).str.slice(len(kind) + 1))
-
-
-def _wide(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
-    """A row per seed, a column per name, undefined ones included."""
-    named = frame.assign(**{columns: frame[columns].astype(str)})
-    return named.pivot_table(index="seed", columns=columns, values="value", dropna=False, sort=False).rename_axis(
-        columns=None
-    )
-
-
-def _matching(frame: pd.DataFrame, values: dict[str, Any]) -> pd.DataFrame:
-    return frame.loc[_alike(frame, values), ["seed", "name", "metric", "value"]]
+    long = log.melt(["seed", "round"], names, "metric", "value").astype({"metric": str, "value": float})
+    return long.assign(metric=LOG + long["metric"])
 
 
 def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:

@@ -43,7 +43,7 @@ def parts(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
-    wide = frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, observed=True)
+    wide = frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, sort=False)
     rows = wide.reindex(columns=["count", "positives"])
     weights = _rows(rows["count"], rows["positives"], wide.get(DISCLOSED, rows["count"]))
 

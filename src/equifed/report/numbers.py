@@ -14,7 +14,7 @@ from equifed import metrics as M
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
 from equifed.metrics.seeds import Paired, mean_interval, moments_by
-from equifed.report.comparison import Comparison, Variant, against, is_pooled, measured_metrics, summary_of
+from equifed.report.comparison import LOG, Comparison, Variant, against, is_pooled, summary_of
 from equifed.report.groups import rate_interval
 from equifed.report.verdict import ranked, unclear
 
@@ -27,8 +27,6 @@ MAX_CLIENT_POINTS = 20_000
 """Clients drawn one by one, over all variants and metrics; beyond it only the boxes are."""
 MAX_BASELINES = 20
 """Arms up to which each can be chosen as the baseline in the page; their tests grow with the square."""
-LOG = "log:"
-"""Begins the name of a curve that a method logs about itself."""
 LOGGED = "Logged by the method itself."
 COSTS = ("bytes_up", "bytes_down", "seconds")
 """Columns of the comparison after its metrics."""
@@ -36,14 +34,13 @@ COSTS = ("bytes_up", "bytes_down", "seconds")
 
 def page_data(comparison: Comparison) -> dict[str, Any]:
     """All numbers of the page. nan is null; the values of the last round are exact, the curves have six digits."""
-    variants, names = comparison.variants, measured_metrics(comparison.variants)
+    variants, names = comparison.variants, comparison.measured
     groups, marginals, clients = (_scopes(variants, kind) for kind in ("groups", "marginals", "clients"))
-    logged = list(dict.fromkeys(f"{LOG}{name}" for variant in variants for name in variant.observed["name"].unique()))
+    logged = list(dict.fromkeys(name for variant in variants for name in variant.observed["metric"]))
     summary = summary_data(comparison)
     summary["metrics"] |= _described([*groups["metrics"], *clients["metrics"], *logged])
     return {
         **summary,
-        "task": comparison.task,
         "quality": comparison.quality,
         "disparity": comparison.disparity,
         "tests": _tests(comparison),
@@ -58,7 +55,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
 
 def summary_data(comparison: Comparison) -> dict[str, Any]:
     """The comparison table alone, and what its columns mean."""
-    names = measured_metrics(comparison.variants)
+    names = comparison.measured
     return {
         "metrics": _described([*names, *COSTS]),
         "variants": [_variant(variant, names) for variant in comparison.variants],
@@ -69,18 +66,16 @@ def summary_data(comparison: Comparison) -> dict[str, Any]:
 def _described(names: list[str]) -> dict[str, dict[str, str]]:
     described = {}
     for name in dict.fromkeys(names):
-        # what a method logs has nothing to do with a metric of the same name
         metric = Metric(name=name.removeprefix(LOG), help=LOGGED) if name.startswith(LOG) else describe(name)
         described[name] = {"title": metric.title, "help": metric.help, "better": metric.direction}
     return described
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _finite(values: Any) -> Any:
+    """As JSON has it: a number or lists of numbers, None for what is not finite."""
+    array = np.array(values, dtype=object)
+    array[~np.isfinite(array.astype(np.float64))] = None
+    return array.tolist()
 
 
 def _variant(variant: Variant, names: list[str]) -> dict[str, Any]:
@@ -101,40 +96,30 @@ def _variant(variant: Variant, names: list[str]) -> dict[str, Any]:
 def _final(variant: Variant, metric: str) -> dict[str, Any]:
     values = variant.values(metric)
     mean, std, n = variant.over_seeds(metric)
-    low, high = mean_interval(values) or (math.nan, math.nan)
-    return {
-        "mean": _finite(mean),
-        "std": _finite(std),
-        "low": _finite(low),
-        "high": _finite(high),
-        "n": n,
-        "values": [_finite(value) for value in values],
-    }
+    numbers = _finite([mean, std, *(mean_interval(values) or (math.nan, math.nan))])
+    return {**dict(zip(("mean", "std", "low", "high"), numbers, strict=True)), "n": n, "values": _finite(values)}
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
 def _table(comparison: Comparison) -> dict[str, Any]:
-    metrics = comparison.metrics
-    frame = summary_of(comparison.variants, comparison.results, metrics)
-    columns = [*metrics, *COSTS]
-    marks = {name: _marks(comparison, name) for name in metrics}
-    rows = []
+    frame = summary_of(comparison)
+    marks = {name: _marks(comparison, name) for name in comparison.metrics}
+    columns = [*comparison.metrics, *COSTS]
+    rows: list[list[dict[str, Any]]] = [[] for _ in comparison.variants]
     for i, variant in enumerate(comparison.variants):
-        cells: list[dict[str, Any]] = []
         for name in columns:
-            each = {what: frame[name, what].iloc[i] for what in frame[name].columns}
-            cells.append(
+            over_seeds = {"std": math.nan, "n": variant.seeds, **frame[name].iloc[i]}  # costs have a mean only
+            rows[i].append(
                 {
-                    "mean": _finite(each["mean"]),
-                    "std": _finite(each.get("std", math.nan)),
-                    "n": int(each.get("n", variant.seeds)),
+                    "mean": _finite(over_seeds["mean"]),
+                    "std": _finite(over_seeds["std"]),
+                    "n": int(over_seeds["n"]),
                     "mark": marks[name][i] if name in marks else "",
                     "absent": variant.absent(name),
                 }
             )
-        rows.append(cells)
     return {"columns": columns, "rows": rows}
 
 
@@ -145,52 +130,33 @@ def _marks(comparison: Comparison, metric: str) -> list[str]:
     if len(order) < 2 or not describe(metric).better:
         return [""] * len(variants)
     lowest = order[0].cost(metric)
-    close = unclear(order, metric)
-
-    def mark(variant: Variant) -> str:
-        if variant not in order:
-            return ""
-        if variant.cost(metric) == lowest:
-            return "best"
-        return "near" if variant in close else ""
-
-    marks = [mark(variant) for variant in variants]
-    return [""] * len(variants) if marks.count("best") == len(variants) else marks
+    marks = dict.fromkeys(unclear(order, metric), "near")
+    marks |= {variant: "best" for variant in order if variant.cost(metric) == lowest}
+    all_best = list(marks.values()).count("best") == len(variants)
+    return ["" if all_best else marks.get(variant, "") for variant in variants]
 
 
 def _tests(comparison: Comparison) -> dict[str, Any]:
     """[baseline][variant][metric]: the paired test of variant minus baseline, or None."""
-    variants = comparison.variants
+    variants, metrics = comparison.variants, comparison.metrics
     baselines = variants if len(variants) <= MAX_BASELINES else [comparison.baseline]
     cells = {}
     for other in baselines:
-        by_metric = [against(variants, other, metric) for metric in comparison.metrics]
+        tests = {metric: against(variants, other, metric) for metric in metrics}
         cells[str(variants.index(other))] = [
-            [
-                _test(tests[i], variant, other, metric)
-                for metric, tests in zip(comparison.metrics, by_metric, strict=True)
-            ]
+            [_test(tests[metric][i], variant, other, metric) for metric in metrics]
             for i, variant in enumerate(variants)
         ]
-    return {"baseline": variants.index(comparison.baseline), "columns": comparison.metrics, "cells": cells}
+    return {"baseline": variants.index(comparison.baseline), "columns": metrics, "cells": cells}
 
 
 def _test(test: Paired | None, variant: Variant, other: Variant, metric: str) -> dict[str, Any] | None:
     if test is None:
         return None
-    return {
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
-        "p": test.p,
-        "holm": test.holm,
-        "n": test.n,
-        "says": (
-            ("better" if variant.cost(metric) < other.cost(metric) else "worse")
-            if test.clear and describe(metric).better
-            else ""
-        ),
-    }
+    says = ""
+    if test.clear and describe(metric).better:
+        says = "better" if variant.cost(metric) < other.cost(metric) else "worse"
+    return {**vars(test), "says": says}
 
 
 def dominated(comparison: Comparison, disparity: str) -> list[bool]:
@@ -210,56 +176,47 @@ def _curves(variants: list[Variant], names: list[str], logged: list[str]) -> dic
     for variant in variants:
         numbers = np.sort(variant.rounds["round"].unique())
         kept = numbers[np.unique(np.append(np.arange(0, len(numbers), every), len(numbers) - 1))]
-        own = variant.observed.assign(metric=LOG + variant.observed["name"].astype(str)).drop(columns="name")
-        rows = pd.concat([variant.rounds.assign(metric=variant.rounds["metric"].astype(str)), own])
-        rows = rows[rows["round"].isin(kept)]
-        moments_by_round = moments_by(rows, ["metric", "round"])
-        one: dict[str, Any] = {"round": [int(number) for number in kept], "mean": {}, "std": {}}
-        present = set(moments_by_round.index.get_level_values(0))
-        for name in (*names, *logged):
-            if name in present:
-                block = moments_by_round.loc[name].reindex(kept)
-                one["mean"][name] = [_short(value) for value in block["mean"]]
-                one["std"][name] = [_short(value) for value in block["std"]]
-        series.append(one)
-    measured, own_names = (
-        [name for name in curves if any(name in one["mean"] for one in series)] for curves in (names, logged)
-    )
-    return {"metrics": measured, "logged": own_names, "series": series, "every": every}
+        rows = pd.concat([variant.rounds, variant.observed])
+        over_seeds = moments_by(rows[rows["round"].isin(kept)], ["metric", "round"])
+        curves: dict[str, Any] = {"round": kept.tolist(), "mean": {}, "std": {}}
+        for name, block in over_seeds.groupby(level="metric", sort=False):
+            by_round = block.droplevel("metric").reindex(kept)
+            for what in ("mean", "std"):
+                curves[what][name] = _finite([float(f"{value:.6g}") for value in by_round[what]])
+        series.append(curves)
+    drawn = set().union(*(curves["mean"] for curves in series))
+    measured, observed = ([name for name in listed if name in drawn] for listed in (names, logged))
+    return {"metrics": measured, "logged": observed, "series": series, "every": every}
+
+
+def _scope_moments(variant: Variant, kind: str) -> pd.DataFrame:
+    """Of every group, marginal or client (name) and metric: mean, std and n over seeds, and the interval [low, high] of
+    a group's rate."""
+    over_seeds = moments_by(getattr(variant, kind), ["name", "metric"])
+    means: dict[str, dict[str, float]] = {}
+    for (name, metric), mean in over_seeds["mean"].items():
+        means.setdefault(name, {})[metric] = mean
+    bounds = [rate_interval(metric, means[name], variant.models) for name, metric in over_seeds.index]
+    over_seeds[["low", "high"]] = np.reshape(bounds, (-1, 2))
+    return over_seeds
 
 
 def _scopes(variants: list[Variant], kind: str) -> dict[str, Any]:
-    """Mean and std over seeds per metric: [variant][name], for groups or clients; None where there is no value.
-
-    For groups also low and high, the intervals of their rates.
-    """
-    frames: list[pd.DataFrame] = [getattr(variant, kind) for variant in variants]
-    names = list(dict.fromkeys(str(name) for frame in frames for name in frame["name"].unique()))
-    metrics = list(dict.fromkeys(str(name) for frame in frames for name in frame["metric"].unique()))
-    values: dict[str, dict[str, list[list[float | None]]]] = {name: {"mean": [], "std": []} for name in metrics}
-    for frame in frames:
-        block = moments_by(frame, ["metric", "name"])
-        present = set(block.index.get_level_values(0))
-        for metric in metrics:
-            rows = block.loc[metric] if metric in present else pd.DataFrame({"mean": [], "std": []})
-            rows = rows.reindex(names)
-            for what in ("mean", "std"):
-                values[metric][what].append([_finite(value) for value in rows[what]])
-    if kind != "clients":
-        _add_intervals(values, [variant.models for variant in variants], len(names))
+    """{metric: {mean | std | low | high: [variant][name]}} over seeds, for groups, marginals or clients."""
+    frames = [_scope_moments(variant, kind) for variant in variants]
+    names, metrics = (
+        list(dict.fromkeys(key for frame in frames for key in frame.index.get_level_values(level)))
+        for level in ("name", "metric")
+    )
+    cells = pd.MultiIndex.from_product([metrics, names], names=["metric", "name"])
+    blocks = [frame.swaplevel().reindex(cells) for frame in frames]
+    values: dict[str, dict[str, Any]] = {metric: {} for metric in metrics}
+    for what in ("mean", "std", "low", "high"):
+        block = np.reshape([block[what] for block in blocks], (len(frames), len(metrics), len(names)))
+        for i, metric in enumerate(metrics):
+            values[metric][what] = _finite(block[:, i])
     drawn = [name for name in catalogue.ordered(metrics) if describe(name).in_groups not in ("count", "flag")]
     return {"names": names, "metrics": metrics, "drawn": drawn, "values": values}
-
-
-def _add_intervals(values: dict[str, dict[str, list[list[float | None]]]], models: list[int], groups: int) -> None:
-    for metric, both in values.items():
-        bounds = np.full((len(models), groups, 2), math.nan)
-        for i, times in enumerate(models):
-            for g in range(groups):
-                known = {name: each["mean"][i][g] for name, each in values.items()}
-                numbers = {name: math.nan if value is None else value for name, value in known.items()}
-                bounds[i, g] = rate_interval(metric, numbers, times)
-        both["low"], both["high"] = ([[_finite(v) for v in row] for row in bounds[..., k]] for k in range(2))
 
 
 def _clients(clients: dict[str, Any], count: int) -> dict[str, Any]:
@@ -331,40 +288,24 @@ def records(comparison: Comparison) -> pd.DataFrame:
     p_holm is corrected for all methods that are compared in this metric. The silos of a real federation have some
     metrics more: their rows, the rounds they missed, replies that were refused, groups that they withhold.
     """
-    lines: list[dict[str, Any]] = []
-    metrics = measured_metrics(comparison.variants)
-    tests = {metric: against(comparison.variants, comparison.baseline, metric) for metric in metrics}
+    lines: list[dict[Any, Any]] = []
+    tests = {metric: against(comparison.variants, comparison.baseline, metric) for metric in comparison.measured}
     for i, variant in enumerate(comparison.variants):
-        for metric in metrics:
+        for metric in comparison.measured:
             final, test = _final(variant, metric), tests[metric][i]
-            line: dict[str, Any] = {name: final[name] for name in ("mean", "std", "n", "low", "high")}
-            line |= {"method": variant.label, "scope": "global", "metric": metric}
+            line = {"method": variant.label, "scope": "global", "metric": metric, **final}
             line["interval"] = "" if final["low"] is None else "t"
             if test is not None:
                 line |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high}
                 line |= {"p": test.p, "p_holm": test.holm}
             lines.append(line)
         for kind in ("group", "marginal", "client"):
-            lines += _scope_lines(variant, kind)
+            block = _scope_moments(variant, f"{kind}s").reset_index()
+            block["interval"] = np.where(block["low"].isna(), "", "wilson")
+            lines += block.assign(method=variant.label, scope=f"{kind}:" + block["name"]).to_dict("records")
         for silo in variant.silos.members if variant.silos else ():
             for metric, value in silo.numbers().items():
                 lines.append(
                     {"method": variant.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
                 )
     return pd.DataFrame(lines, columns=list(COLUMNS))
-
-
-def _scope_lines(variant: Variant, kind: str) -> list[dict[str, Any]]:
-    frame: pd.DataFrame = getattr(variant, f"{kind}s")
-    block = moments_by(frame, ["name", "metric"])
-    keys = [(str(name), str(metric)) for name, metric in block.index]
-    means: dict[str, dict[str, float]] = {}
-    for (name, metric), mean in zip(keys, block["mean"], strict=True):
-        means.setdefault(name, {})[metric] = float(mean)
-    lines = []
-    for (name, metric), std, n in zip(keys, block["std"], block["n"], strict=True):
-        low, high = (math.nan, math.nan) if kind == "client" else rate_interval(metric, means[name], variant.models)
-        line = {"method": variant.label, "scope": f"{kind}:{name}", "metric": metric, "mean": means[name][metric]}
-        line |= {"std": std, "n": n, "low": low, "high": high, "interval": "" if math.isnan(low) else "wilson"}
-        lines.append(line)
-    return lines

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from equifed.metrics.catalogue import describe
-from equifed.metrics.seeds import MIN_SEEDS, Paired, mean_interval
+from equifed.metrics.seeds import MIN_SEEDS, mean_interval
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant, against
 from equifed.report.silos import Silos, other_notes
@@ -39,31 +40,24 @@ def verdict(results: Sequence[Result], *, disparity: str | None = None) -> Verdi
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
-    variants, quality, disparity = comparison.variants, comparison.quality, comparison.disparity
-    caveats = _caveats(variants, comparison.results, quality, disparity)
+    variants = comparison.variants
+    caveats = [caveat for about in _CAVEATS for caveat in about(comparison)]
     if len(variants) == 1:
-        return Verdict(variants[0].label, _single(variants[0], quality, disparity), caveats)
-    chosen, sentences = _compare(variants, quality, disparity)
+        return Verdict(variants[0].label, [_single(variants[0], comparison.judged)], caveats)
+    chosen, sentences = _compare(variants, comparison.quality, comparison.disparity)
     return Verdict(chosen.label if chosen else None, sentences, caveats)
 
 
 def ranked(variants: list[Variant], metric: str) -> list[Variant]:
     """Best mean first; variants that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    scored = [(variant.cost(metric), variant) for variant in variants]
-    usable = [(bad, variant) for bad, variant in scored if np.isfinite(bad) and variant.eligible]
-    return [variant for _, variant in sorted(usable, key=lambda pair: pair[0])]
-
-
-def tested(order: list[Variant], metric: str) -> dict[str, Paired]:
-    """The first of the order against each of the others that can be paired with it, corrected together; by label."""
-    tests = against(order, order[0], metric) if order else []
-    return {variant.label: test for variant, test in zip(order, tests, strict=True) if test is not None}
+    usable = [variant for variant in variants if variant.eligible and np.isfinite(variant.cost(metric))]
+    return sorted(usable, key=lambda variant: variant.cost(metric))
 
 
 def unclear(order: list[Variant], metric: str) -> list[Variant]:
     """Who cannot be told apart from the first of the order; without a test, nobody is claimed to be as good."""
-    tests = tested(order, metric)
-    return [variant for variant in order[1:] if variant.label in tests and not tests[variant.label].clear]
+    tests = against(order, order[0], metric) if order else []
+    return [variant for variant, test in zip(order, tests, strict=True) if test is not None and not test.clear]
 
 
 def _value(variant: Variant, metric: str) -> str:
@@ -82,25 +76,25 @@ def _over(variants: list[Variant]) -> str:
     return f"mean ± sample std over {' or '.join(map(str, counts))} seeds{brackets}"
 
 
-def _single(variant: Variant, quality: str, disparity: str | None) -> list[str]:
-    metrics = [quality, *([disparity] if disparity else [])]
-    withheld = [metric for metric in metrics if variant.withholds(metric)]
-    reached = "" if quality in withheld else f" reached {describe(quality).title} {_value(variant, quality)}"
-    if disparity and disparity not in withheld:
-        reached += (
-            f"{' with' if reached else ' has'} {wording.a(describe(disparity).title)} of {_value(variant, disparity)}"
-        )
-    text = (
-        f"{wording.plain(variant.label)}{reached} after round {variant.last} ({_over([variant])})." if reached else ""
-    )
+def _single(variant: Variant, metrics: list[str]) -> str:
+    name = wording.plain(variant.label)
+    withheld, reached = [], []
+    for metric in metrics:
+        title, value = describe(metric).title, _value(variant, metric)
+        if variant.withholds(metric):
+            withheld.append(title)
+        elif metric == metrics[0]:
+            reached.append(f"reached {title} {value}")
+        else:
+            reached.append(f"{'with' if reached else 'has'} {wording.a(title)} of {value}")
+    sentences = [f"{name} {' '.join(reached)} after round {variant.last} ({_over([variant])})."] if reached else []
     if withheld:
-        what = wording.listing([describe(metric).title for metric in withheld])
-        whose = "Its" if text else f"Of {wording.plain(variant.label)},"
-        text += (
-            f"{' ' * bool(text)}{whose} {what} {'is' if len(withheld) == 1 else 'are'} not known: the silos withhold "
-            "counts that are too small to be disclosed."
+        sentences.append(
+            f"{'Its' if reached else f'Of {name},'} {wording.listing(withheld)} "
+            f"{'is' if len(withheld) == 1 else 'are'} not known: the silos withhold counts that are too small to be "
+            "disclosed."
         )
-    return [f"{text} There is nothing else in this report to compare it with."]
+    return " ".join([*sentences, "There is nothing else in this report to compare it with."])
 
 
 def _compare(variants: list[Variant], quality: str, disparity: str | None) -> tuple[Variant | None, list[str]]:
@@ -112,195 +106,153 @@ def _compare(variants: list[Variant], quality: str, disparity: str | None) -> tu
             "group gets (almost) one and the same prediction in at least one seed."
         ]
     best = by_quality[0]
-    quality_word = f"{'lowest' if describe(quality).better == 'lower' else 'highest'} mean {describe(quality).title}"
-    over = _over(variants)
-    by_gap = ranked([best, *unclear(by_quality, quality)], disparity) if disparity else []
-    pick = by_gap[0] if by_gap else best
-    fairest = ranked(variants, disparity)[:1] if disparity else []
-    name, gap = wording.plain(pick.label), describe(disparity).title if disparity else ""
-    if pick is best and disparity and fairest and fairest[0] is pick:
-        first = (
-            f"Take {name}: it has both the {quality_word}, {_value(pick, quality)}, and the fairest mean {gap}, "
-            f"{_value(pick, disparity)} ({over})."
+    title, gap = describe(quality).title, describe(disparity).title if disparity else ""
+    highest = f"{'lowest' if describe(quality).better == 'lower' else 'highest'} mean {title}"
+    pick = fairest = best
+    if disparity:
+        pick = next(iter(ranked([best, *unclear(by_quality, quality)], disparity)), best)
+        fairest = next(iter(ranked(variants, disparity)), pick)
+    reached, gap_reached = _value(pick, quality), _value(pick, disparity) if disparity else ""
+    if pick is not best:
+        reason = (
+            f"the fairest mean {gap}, {gap_reached}, among the methods whose {title} cannot be told apart from the "
+            f"best: {reached}, against {_value(best, quality)} of {wording.plain(best.label)}"
         )
-    elif pick is best:
-        first = f"Take {name}: it has the {quality_word}, {_value(pick, quality)}"
-        first += f", with {wording.a(gap)} of {_value(pick, disparity)} ({over})." if disparity else f" ({over})."
+    elif not disparity:
+        reason = f"the {highest}, {reached}"
+    elif fairest is pick and ranked([pick], disparity):
+        reason = f"both the {highest}, {reached}, and the fairest mean {gap}, {gap_reached}"
     else:
-        first = (
-            f"Take {name}: it has the fairest mean {gap}, {_value(pick, disparity or '')}, among the methods whose "
-            f"{describe(quality).title} cannot be told apart from the best: {_value(pick, quality)}, against "
-            f"{_value(best, quality)} of {wording.plain(best.label)} ({over})."
+        reason = f"the {highest}, {reached}, with {wording.a(gap)} of {gap_reached}"
+    sentences = [f"Take {wording.plain(pick.label)}: it has {reason} ({_over(variants)})."]
+    if disparity and fairest is not pick:
+        sentences.append(
+            f"The fairest mean {gap} of all is that of {wording.plain(fairest.label)}, {_value(fairest, disparity)}, "
+            f"at {title} {_value(fairest, quality)}."
         )
-    second = ""
-    if fairest and fairest[0] is not pick and disparity:
-        low = fairest[0]
-        second = (
-            f"The fairest mean {gap} of all is that of {wording.plain(low.label)}, {_value(low, disparity)}, "
-            f"at {describe(quality).title} {_value(low, quality)}."
-        )
-    return pick, [sentence for sentence in (first, second) if sentence]
+    return pick, sentences
 
 
 # -- caveats -----------------------------------------------------------------------------------------------------------
 
 
-def _caveats(variants: list[Variant], results: Sequence[Result], quality: str, disparity: str | None) -> list[str]:
-    return [
-        *_degenerate(variants),
-        *_references(variants),
-        *_certainty(variants, quality, disparity),
-        *_undefined(variants, quality, disparity),
-        *_withheld(variants),
-        *_small_groups(variants),
-        *_unlike(results, variants),
-        *_incidents(results),
-    ]
-
-
-def _degenerate(variants: list[Variant]) -> list[str]:
+def _degenerate(comparison: Comparison) -> Iterator[str]:
     flat = []
-    for variant in variants:
-        bad = variant.degenerate
-        if not bad.any():
-            continue
-        flagged = variant.groups[(variant.groups["metric"] == "degenerate") & (variant.groups["value"] > 0)]
-        groups = list(dict.fromkeys(flagged["name"]))
-        where = f"group {wording.listing(groups)}, " if groups else ""
-        flat.append(f"{wording.plain(variant.label)} ({where}{int(bad.sum())} of {variant.seeds} seeds)")
-    if not flat:
-        return []
-    left_out = "" if len(variants) == 1 else " Left out of the verdict."
-    return [
-        f"Degenerate: {wording.listing(flat, most=8, longest=200)}. There more than 99\u00a0% of a group's rows get "
-        f"the same prediction; such a predictor can look fair and be useless.{left_out}"
-    ]
+    for variant in comparison.variants:
+        if seeds := int(variant.degenerate.sum()):
+            flagged = variant.groups[(variant.groups["metric"] == "degenerate") & (variant.groups["value"] > 0)]
+            groups = list(dict.fromkeys(flagged["name"]))
+            where = f"group {wording.listing(groups)}, " if groups else ""
+            flat.append(f"{wording.plain(variant.label)} ({where}{seeds} of {variant.seeds} seeds)")
+    if flat:
+        left_out = "" if len(comparison.variants) == 1 else " Left out of the verdict."
+        yield (
+            f"Degenerate: {wording.listing(flat, most=8, longest=200)}. There more than 99\u00a0% of a group's rows "
+            f"get the same prediction; such a predictor can look fair and be useless.{left_out}"
+        )
 
 
-def _references(variants: list[Variant]) -> list[str]:
-    pooled = [variant.label for variant in variants if variant.pooled]
-    if not pooled:
-        return []
-    left_out = "" if len(variants) == 1 else ", and is left out of the verdict"
-    return [
-        f"Reference: {wording.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the "
-        f"data would give{left_out}."
-    ]
+def _references(comparison: Comparison) -> Iterator[str]:
+    if pooled := [variant.label for variant in comparison.variants if variant.pooled]:
+        left_out = "" if len(comparison.variants) == 1 else ", and is left out of the verdict"
+        yield (
+            f"Reference: {wording.listing(pooled)} trains on all clients' rows in one place. It shows what pooling the "
+            f"data would give{left_out}."
+        )
 
 
-def _certainty(variants: list[Variant], quality: str, disparity: str | None) -> list[str]:
-    caveats = []
+def _certainty(comparison: Comparison) -> Iterator[str]:
+    variants = comparison.variants
     fewest = min(variant.seeds for variant in variants)
     if fewest == 1:
         more = "" if all(variant.silos for variant in variants) else " Run at least 3, better 10."
-        caveats.append(f"One seed only: nothing here says how much another seed would change.{more}")
+        yield f"One seed only: nothing here says how much another seed would change.{more}"
     elif fewest < MIN_SEEDS:
-        caveats.append(f"Only {fewest} seeds: too few for an interval, so differences are differences of means only.")
+        yield f"Only {fewest} seeds: too few for an interval, so differences are differences of means only."
     if len(variants) == 1:
-        return caveats
-    for metric in (quality, disparity):
-        order = ranked(variants, metric) if metric else []
-        close = unclear(order, metric) if metric else []
-        if close and metric:
-            caveats.append(
+        return
+    for metric in comparison.judged:
+        order = ranked(variants, metric)
+        if close := unclear(order, metric):
+            yield (
                 f"{describe(metric).heading}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
                 f"apart from {wording.listing([variant.label for variant in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= MIN_SEEDS:
-        caveats.append(
-            "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
-        )
-    return caveats
+        yield "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
 
 
-def _undefined(variants: list[Variant], quality: str, disparity: str | None) -> list[str]:
-    caveats = []
-    for metric in (quality, disparity):
-        missing = [
-            variant.label
-            for variant in variants
-            if metric and variant.over_seeds(metric).n < variant.seeds and not variant.withholds(metric)
-        ]
-        if missing and metric:
-            caveats.append(
-                f"{describe(metric).heading} is undefined in some or all seeds of {wording.listing(missing)}; "
+def _missing(comparison: Comparison) -> Iterator[str]:
+    """What is undefined in some seeds, and what is withheld."""
+    for metric in comparison.judged:
+        partial = [variant for variant in comparison.variants if variant.over_seeds(metric).n < variant.seeds]
+        if undefined := [variant.label for variant in partial if not variant.withholds(metric)]:
+            yield (
+                f"{describe(metric).heading} is undefined in some or all seeds of {wording.listing(undefined)}; "
                 "means are over the seeds where it is defined."
             )
-    return caveats
+    for variant in comparison.variants:
+        if variant.silos is not None and (who := variant.silos.withholding):
+            yield (
+                f"{wording.plain(variant.label)}: {wording.listing(who)} withhold{'s' * (len(who) == 1)} counts of "
+                f"test rows that are too small to be disclosed. {variant.silos.basis()}"
+            )
 
 
-def _withheld(variants: list[Variant]) -> list[str]:
-    return [
-        f"{wording.plain(variant.label)}: {wording.listing(variant.silos.withholding)} "
-        f"withhold{'s' * (len(variant.silos.withholding) == 1)} counts of test rows that are too small to be "
-        f"disclosed. {variant.silos.basis()}"
-        for variant in variants
-        if variant.silos is not None and variant.silos.withholding
-    ]
-
-
-def _small_groups(variants: list[Variant]) -> list[str]:
-    smallest: dict[str, float] = {}
-    for variant in variants:
-        counts = variant.groups[variant.groups["metric"] == "count"].dropna()
-        for name, value in counts.groupby("name", sort=False)["value"].min().items():
-            smallest[str(name)] = min(value, smallest.get(str(name), np.inf))
-    few = [f"{wording.plain(name)} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]
-    if not few:
-        return []
-    return [
-        f"Fewer than {SMALL_GROUP} test rows in group {wording.listing(few)}: these groups' rates, and every disparity "
-        "that rests on them, are mostly noise."
-    ]
+def _small_groups(comparison: Comparison) -> Iterator[str]:
+    groups = pd.concat([variant.groups for variant in comparison.variants])
+    smallest = groups[groups["metric"] == "count"].dropna().groupby("name", sort=False)["value"].min()
+    if few := [f"{wording.plain(str(name))} ({rows:.0f})" for name, rows in smallest.items() if rows < SMALL_GROUP]:
+        yield (
+            f"Fewer than {SMALL_GROUP} test rows in group {wording.listing(few)}: these groups' rates, and every "
+            "disparity that rests on them, are mostly noise."
+        )
 
 
 _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "local", "model", "seeds")
 
 
-def _unlike(results: Sequence[Result], variants: list[Variant]) -> list[str]:
-    caveats = []
+def _unlike(comparison: Comparison) -> Iterator[str]:
     # a reference on pooled rows has one client, which another caveat mentions
-    variants = [variant for variant in variants if not variant.pooled] or variants
-    results = [results[i] for i in dict.fromkeys(variant.result for variant in variants)]
+    variants = [variant for variant in comparison.variants if not variant.pooled] or comparison.variants
+    results = [comparison.results[i] for i in dict.fromkeys(variant.result for variant in variants)]
     known = [{**result.info, **result.settings.to_dict()} for result in results]
     differing = [name for name in _ALIKE if len({repr(facts.get(name)) for facts in known}) > 1]
     if "data" not in differing and len({variant.data for variant in variants}) > 1:
         differing.insert(0, "partition")
     if differing:
-        caveats.append(
+        yield (
             f"The results differ in more than the method: {', '.join(differing).replace('_', ' ')}. "
             "Part of what is seen may come from that."
         )
     if any(variant.split != "test" for variant in variants):
-        caveats.append("No test set: the numbers are from the server's validation rows, which training may have used.")
-    return caveats
+        yield "No test set: the numbers are from the server's validation rows, which training may have used."
 
 
-def _incidents(results: Sequence[Result]) -> list[str]:
-    caveats = []
+def _incidents(comparison: Comparison) -> Iterator[str]:
     notes: dict[str, list[str]] = {}
-    for result in results:
+    for result in comparison.results:
         method = str(result.info["method"])
         name = wording.plain(method)
-        silos = Silos.of(result)
-        caveats += [f"{name}: {sentence}" for sentence in silos.lost_rounds()] if silos else []
-        missing = [silo for silo in silos.members if silo.absence] if silos else []
-        if missing:
-            absent = wording.listing([f"{wording.plain(silo.name)} ({silo.absence})" for silo in missing], longest=300)
-            caveats.append(f"{name}: some silos did not answer: {absent}.")
+        if silos := Silos.of(result):
+            yield from (f"{name}: {sentence}" for sentence in silos.lost_rounds())
+            if absent := [f"{wording.plain(silo.name)} ({silo.absence})" for silo in silos.members if silo.absence]:
+                yield f"{name}: some silos did not answer: {wording.listing(absent, longest=300)}."
         refused = result.rejections[result.rejections["answered"].astype(bool)]
         if len(refused):
             who = refused["client"].astype(str).value_counts()
-            caveats.append(
+            yield (
                 f"{name}: {len(refused)} rejected repl{'y' if len(refused) == 1 else 'ies'}, from client "
-                f"{wording.listing([str(client) for client in who.index])} "
+                f"{wording.listing(list(who.index))} "
                 f"(first reason: {wording.plain(str(refused['reason'].iloc[0]), 200)})."
             )
         for note in other_notes(result):
             if note.kind != "replies-rejected":  # counted above, with clients and reasons
                 notes.setdefault(str(note), []).append(method)
-    return caveats + [
-        f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(note, 400)}"
-        for note, methods in notes.items()
-    ]
+    for text, methods in notes.items():
+        yield f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(text, 400)}"
+
+
+_CAVEATS = (_degenerate, _references, _certainty, _missing, _small_groups, _unlike, _incidents)
+"""In the order in which they are shown."""
