@@ -99,9 +99,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
             return import_module(module_name)
         except Exception as error:
             # one that is found may import something that is not
-            missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if not missing or not f"{module_name}.".startswith(f"{missing}."):
+            absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            if not absent or not f"{module_name}.".startswith(f"{absent}."):
                 raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
+            cause = error
         # An installed command does not look for modules where it was started. The folder goes last, so that no file in
         # it can take the place of an installed module, and stays, because the module may import its neighbours later.
         if (folder := os.getcwd()) not in sys.path:
@@ -111,7 +112,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             name,
             f"cannot be imported: there is no module {module_name} among the installed ones nor in {folder}. "
             "Install it, or start from the folder in which it lies.",
-        )
+        ) from cause
 
     def _refused(self, name: str, why: str) -> ConfigError:
         return ConfigError(f"The {self.noun} {name!r} {why}", value=name)

@@ -16,8 +16,9 @@ import equifed as ef
 from equifed import methods, tree
 from equifed.flower.agreement import Setting
 from equifed.flower.client import client_app
+from equifed.flower.link import Link
 from equifed.protocol import Method
-from flower.inprocess import Nodes, federate, memory_of, nodes, setting, simulate
+from flower.inprocess import Nodes, be_the_server, federate, memory_of, nodes, setting, simulate
 
 OPTIONS = [method for method in (*VARIANTS, *SKETCHES) if "+" not in method.name]
 FEDERATED = [
@@ -90,7 +91,7 @@ class Half(FedAvg):
 
 
 def test_a_method_from_outside_needs_its_module_at_the_silos(
-    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By `module:Name` in the configuration; a silo without the module is named with the reason, and left out."""
     (tmp_path / "halves.py").write_text(OUTSIDE)
@@ -113,8 +114,50 @@ def test_a_method_from_outside_needs_its_module_at_the_silos(
     assert missing.log["replied"].tolist() == [5, 5]
     (reason,) = set(missing.rejections["reason"])
     assert set(missing.rejections["client"]) == {"a"}
-    assert "its app cannot be loaded: The method 'halves:Half' cannot be imported" in reason
-    assert "there is no module halves" in reason
+    assert reason == (
+        "its app cannot be loaded: method.name: 'halves:Half' needs the module halves, which is not installed there"
+    )
+    assert f"no module halves among the installed ones nor in {silos}" in caplog.text  # the silo's own log
+
+
+BROKEN = {
+    "import nowhere.at_all": "needs the module nowhere, which is not installed there",
+    "raise OSError('/home/jane/secrets cannot be read')": "cannot be used there (its own log says why)",
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_why_an_app_cannot_be_loaded_names_no_path_to_the_server(
+    line: str, silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the module raises, and wherever it lies."""
+    name = f"broken{list(BROKEN).index(line)}"
+    (tmp_path / f"{name}.py").write_text(line)
+    raw = setting(silos).config.resolved(tmp_path) | {"method": {"name": f"{name}:Half"}}
+    (tmp_path / "federation.toml").write_text(tomli_w.dumps(raw))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    grid = Nodes(client_app(tmp_path / "federation.toml"), [{"client-id": "a"}])
+    be_the_server()
+    link = Link(grid, ["a", "b"], "digest", "run", scaled=4)
+    link.welcome(1.0)
+    reason = link.why_not("a")
+    assert reason.startswith("its app cannot be loaded: method.name: ")
+    assert reason.endswith(BROKEN[line])
+    assert "/" not in reason
+    assert str(tmp_path / f"{name}.py") in caplog.text
+
+
+def test_a_job_that_cannot_be_made_at_a_silo_names_no_path(tmp_path: Path, silos: Path) -> None:
+    """Of the configuration it names the key, not the file, which lies in the silo's own folder."""
+    raw = setting(silos).config.resolved(tmp_path) | {"method": {"name": "e2fl"}}  # which cannot train a bias
+    (tmp_path / "federation.toml").write_text(tomli_w.dumps(raw))
+    made = Setting.load(tmp_path / "federation.toml")
+    be_the_server()
+    grid = Nodes(client_app(tmp_path / "federation.toml"), [{"client-id": "a", "data": str(silos / "a.parquet")}])
+    link = Link(grid, made.silos, made.digest, "run", scaled=4)
+    link.welcome(1.0)
+    assert "bias" in link.why_not("a")
+    assert "/" not in link.why_not("a")
 
 
 def assert_measured_the_same(found: ef.Result, expected: ef.Result, personal: bool) -> None:

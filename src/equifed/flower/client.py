@@ -49,14 +49,14 @@ def client_app(path: str | Path) -> ClientApp:
     try:
         return app_of(Setting.load(path))
     except EquifedError as error:
-        reason = f"its app cannot be loaded: {error.text or error}"
+        failure = error
 
     app = ClientApp()
 
     @app.query("join")
     @_answering
     def refuse(message: Message, context: Context) -> RecordDict:
-        raise ConfigError(reason)
+        raise ConfigError(f"its app cannot be loaded: {_without_paths(failure)}") from failure
 
     return app
 
@@ -65,53 +65,56 @@ def app_of(setting: Setting) -> ClientApp:
     silos: dict[Any, OpenSilo] = {}
     app = ClientApp()
 
-    def silo(context: Context, scaling: Scaling | None) -> OpenSilo:
-        """Opened once for the messages of one process."""
+    def opened(message: Message, context: Context) -> tuple[OpenSilo, Memory, dict[str, Any]]:
+        """The silo, opened once for the messages of one process; what it remembers, and what it is asked."""
+        asked = read_about(message.content)
         name, file = _whose(setting, context)
-        key = (name, file, file.stat().st_mtime_ns if file.exists() else 0, scaling and scaling[0].tobytes())
+        scaling, min_count = _scaling(message), max(_min_count(context), setting.flower.min_count)
+        changed = file.stat().st_mtime_ns if file.exists() else 0
+        key = (name, file, changed, scaling and scaling[0].tobytes(), min_count)
         if key not in silos:
-            silos[key] = OpenSilo.open(setting, name, file, scaling)
-        return silos[key]
+            silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
+        folder = context.node_config.get("state")
+        memory = Memory(context, Path(str(folder)) / check_run(str(asked["run"])) / name if folder else None)
+        return silos[key], memory, asked
 
     @app.query("join")
     @_answering
     def join(message: Message, context: Context) -> RecordDict:
-        asked = read_about(message.content)
-        _same_app(setting, asked)
-        opened = silo(context, None)
-        return opened.introduce(opened.memory(context, asked), _min_count(context))
+        if read_about(message.content)["app"] != setting.digest:
+            raise ConfigError(
+                "its app has another configuration, schema or version of equifed than the server's: install the same "
+                "version everywhere."
+            )
+        silo, memory, _ = opened(message, context)
+        return silo.introduce(memory)
 
-    @app.evaluate("counts")
-    @_answering
-    def evaluate(message: Message, context: Context) -> RecordDict:
-        opened = silo(context, _scaling(message))
-        asked = read_about(message.content)
-        down = opened.received(message, opened.model_fields())
-        state = opened.memory(context, asked).recall(int(asked["from"]), opened.blank)
-        return RecordDict({ABOUT: opened.answer(asked), EVALUATION: opened.evaluated(down, state, _min_count(context))})
+    def handler(stage: Stage = "final", position: int | None = None) -> Work:
+        """The work of a phase; without one, an evaluation and no more."""
 
-    def handler(stage: Stage, position: int, phase: Phase) -> Work:
         def work(message: Message, context: Context) -> RecordDict:
-            opened = silo(context, _scaling(message))
-            asked = read_about(message.content)
-            expected = opened.fields(phase.down) | (opened.model_fields() if asked["evaluate"] else {})
-            down = opened.received(message, expected)
-            memory = opened.memory(context, asked)
-            state = memory.recall(int(asked["from"]), opened.blank)
-            content = RecordDict({ABOUT: opened.answer(asked)})
+            silo, memory, asked = opened(message, context)
+            job = silo.engine.job
+            # the job's phases: what leaves the silo has gone through the channel
+            phase = None if position is None else job.phases(stage)[position]
+            trained_with = () if phase is None else phase.down
+            down = silo.received(message, (*trained_with, *(job.method.predicts_with if asked["evaluate"] else ())))
+            state = memory.recall(int(asked["from"]), job.method.init_client(job.task, job.initial[0]))
+            content = RecordDict({ABOUT: about({"client": silo.name, "exchange": str(asked["exchange"])})})
             if asked["evaluate"]:
-                content[EVALUATION] = opened.evaluated(down, state, _min_count(context))
-            number = int(asked["round"])
-            through = opened.engine.job.phases(stage)[position]  # what leaves the silo has gone through the channel
-            reply, state = opened.work(through, {name: down[name] for name in phase.down}, state, number)
-            content[FIELDS] = pack(reply, codecs(setting.config.method))
-            memory.keep(exchange_number(number, stage, position), state, {int(asked["from"]), int(asked["keep"])})
+                content[EVALUATION] = silo.evaluated(down, state)
+            if phase is not None and position is not None:
+                number = int(asked["round"])
+                reply, state = silo.work(phase, {name: down[name] for name in phase.down}, state, number)
+                content[FIELDS] = pack(reply, codecs(job.method))
+                memory.keep(exchange_number(number, stage, position), state, {int(asked["from"]), int(asked["keep"])})
             return content
 
         return work
 
+    app.evaluate("counts")(_answering(handler()))
     for stage, position, phase in exchanges(setting.config.method):
-        app.train(action(stage, phase))(_answering(handler(stage, position, phase)))
+        app.train(action(stage, phase))(_answering(handler(stage, position)))
     return app
 
 
@@ -125,46 +128,28 @@ class OpenSilo:
     """Its position among the silos."""
     engine: Reference
     evaluator: Evaluator
+    min_count: int
+    """Counts of fewer rows are withheld."""
 
     @classmethod
-    def open(cls, setting: Setting, name: str, file: Path, scaling: Scaling | None) -> OpenSilo:
+    def open(cls, setting: Setting, name: str, file: Path, scaling: Scaling | None, min_count: int) -> OpenSilo:
         job = setting.job(setting.view(silo=name, file=file), scaling)
         tables = make_tables(job)
-        engine = Reference(job, tables)
-        return cls(setting, name, setting.silos.index(name), engine, Evaluator(job, tables))
+        return cls(setting, name, setting.silos.index(name), Reference(job, tables), Evaluator(job, tables), min_count)
 
-    @property
-    def blank(self) -> Any:
-        """The state of a client that has done nothing yet."""
-        job = self.engine.job
-        return job.method.init_client(job.task, job.initial[0])
-
-    def fields(self, names: tuple[str, ...]) -> Record:
-        """The server's fields as they are before the first round: what their names, shapes and types must be."""
-        job = self.engine.job
-        return job.method.sent(job.method.init(job.task, job.initial[0]), names)
-
-    def model_fields(self) -> Record:
-        return self.fields(self.engine.job.method.predicts_with)
-
-    def _here(self, values: Any) -> Any:
-        """On this silo's own device."""
+    def _on_device(self, values: Any) -> Any:
         return tree.map(lambda leaf: leaf.to(self.engine.job.device), values)
 
-    def received(self, message: Message, expected: Record) -> Record:
+    def received(self, message: Message, names: tuple[str, ...]) -> Record:
+        """The server's fields of these names, with shapes and types as they are before the first round."""
+        job = self.engine.job
+        expected = job.method.sent(job.method.init(job.task, job.initial[0]), names)
         try:
-            return unpack(message.content, FIELDS, expected, codecs(self.setting.config.method))
+            return unpack(message.content, FIELDS, expected, codecs(job.method))
         except BadMessage as error:
             raise ConfigError(f"the server's message {error}") from error
 
-    def memory(self, context: Context, asked: dict[str, Any]) -> Memory:
-        folder = context.node_config.get("state")
-        return Memory(context, Path(str(folder)) / check_run(str(asked["run"])) / self.name if folder else None)
-
-    def answer(self, asked: dict[str, Any]) -> Any:
-        return about({"client": self.name, "exchange": str(asked["exchange"])})
-
-    def introduce(self, memory: Memory, min_count: int) -> RecordDict:
+    def introduce(self, memory: Memory) -> RecordDict:
         """How many rows it has, and the sums that standardisation needs, unless they are of too few rows."""
         fed = self.engine.job.runs[0].federation
         assert fed.client_test is not None
@@ -173,26 +158,24 @@ class OpenSilo:
             raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
         content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test)})})
         scaled = self.setting.scaled
-        if scaled.any() and len(train) >= max(min_count, self.setting.flower.min_count):
+        if scaled.any() and len(train) >= self.min_count:
             x = fed.rows.x[train][:, scaled].astype(np.float64)
             content[FIELDS] = ArrayRecord({"sum": Array(x.sum(0)), "squares": Array((x * x).sum(0))})
         return content
 
     def work(self, phase: Phase, down: Record, state: Any, number: int) -> tuple[Record, Any]:
         with torch.no_grad():
-            reply, state = self.engine.work(phase, self._here(down), self._here(state), 0, self.place, number)
+            reply, state = self.engine.work(phase, self._on_device(down), self._on_device(state), 0, self.place, number)
         if not finite(state):
             raise BadMessage("would leave NaN or Inf in what the silo remembers")
         check_reply(self.engine.job.method, phase, reply)
         return reply, state
 
-    def evaluated(self, down: Record, state: Any, min_count: int) -> ArrayRecord:
+    def evaluated(self, down: Record, state: Any) -> ArrayRecord:
         """Counts on its own test rows, small ones withheld."""
+        server = self.engine.job.method.received(self._on_device(down))
         with torch.no_grad():
-            scored = self.evaluator.own(
-                self.engine.job.method.received(self._here(down)), self._here(state), self.place
-            )
-        return withheld(scored, max(min_count, self.setting.flower.min_count))
+            return withheld(self.evaluator.own(server, self._on_device(state), self.place), self.min_count)
 
 
 def _answering(work: Work) -> Callable[[Message, Context], Message]:
@@ -217,10 +200,20 @@ def _disclosed(error: Exception) -> str:
     if isinstance(error, DataError):
         return "its file cannot be used (its own log says why)"
     if isinstance(error, ConfigError):
-        return str(error)
+        return _without_paths(error)
     if isinstance(error, BadMessage):
         return f"its reply {error}"
     return f"its work failed with {type(error).__name__} (its own log says why)"
+
+
+def _without_paths(error: EquifedError) -> str:
+    """An error as the server may read it: where files lie at a silo is nobody else's business."""
+    text = error.text
+    if isinstance(error.__cause__, ModuleNotFoundError):
+        text = f"{error.value!r} needs the module {error.__cause__.name}, which is not installed there"
+    elif "/" in text or "\\" in text:
+        text = "cannot be used there (its own log says why)"
+    return ": ".join(filter(None, (error.where, text)))
 
 
 def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
@@ -239,14 +232,6 @@ def _min_count(context: Context) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"the node's min-count must be a whole number, got {value!r}.")
     return value
-
-
-def _same_app(setting: Setting, asked: dict[str, Any]) -> None:
-    if asked["app"] != setting.digest:
-        raise ConfigError(
-            "its app has another configuration, schema or version of equifed than the server's: install the same "
-            "version everywhere."
-        )
 
 
 def _scaling(message: Message) -> Scaling | None:

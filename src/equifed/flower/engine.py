@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
-from equifed.flower.evaluation import Withheld, together, withheld_by
+from equifed.flower.evaluation import together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_PHASES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
@@ -28,20 +28,8 @@ from equifed.tree import Tree
 LATE = "was not here in the exchanges before round 1, which the method needs"
 
 
-class Answer(NamedTuple):
-    """What came from a silo in an exchange."""
-
-    content: RecordDict | None
-    """None where there is nothing that can be read."""
-    problem: str = ""
-    """Why not."""
-    came: bool = True
-    """Whether anything came back at all."""
-
-    def readable(self) -> RecordDict:
-        if self.content is None:
-            raise BadMessage(self.problem)
-        return self.content
+class NoAnswer(BadMessage):
+    """Nothing came from a silo at all."""
 
 
 class FlowerEngine:
@@ -61,7 +49,7 @@ class FlowerEngine:
         """Why clients did not count with the last model."""
         self._ids = job.runs[0].federation.ids
         self._codecs = codecs(job.method)
-        self._scaling = None if scaling is None else _as_record(scaling)
+        self._scaling = scaling and ArrayRecord({"shift": Array(scaling[0]), "factor": Array(scaling[1])})
         self._like = _replies(job, tables)
         self._validation = tree.take(validation_data(job, tables), 0)
 
@@ -76,18 +64,24 @@ class FlowerEngine:
         if begins:
             self.link.welcome(min(self.deadline, 60.0))
         # the model that the round before left is measured with the first messages of this one
-        measured = round - 1 if begins and self._evaluates(round - 1) else None
+        measures = begins and round > 1 and (round - 1) % self.job.settings.eval_every == 0
         sampled = [int(k) for k in cohorts[0][present[0]]]
-        if not sampled and measured is None:
+        if not sampled and not measures:
             return Exchange(state, present, [])
         number, kind = exchange_number(round, stage, position), f"train.{action(stage, phase)}"
         down = self.job.method.sent(tree.take(state.server, 0), phase.down)
-        late = self._late(state) if stage != "setup" else {}
-        answers = self._ask(state, round, number, late, kind, sampled, down, evaluate=measured is not None)
+        answers = self._ask(state, round, number, measures, kind, sampled, down)
         rejections: list[Rejection] = []
-        if measured is not None:
-            counted, rejections = self._evaluations(answers, {self._ids[k] for k in sampled})
-            self.measured[measured] = state, counted
+        if measures:
+            counted, problems = self._evaluations(answers)
+            self.measured[round - 1] = state, counted
+            trained = {self._ids[k] for k in sampled}
+            rejections = [
+                Rejection(0, silo, EVALUATION, str(problem))
+                for silo, problem in problems.items()
+                # an answer that cannot be read at all is named below, for the training
+                if not (isinstance(problem, NoAnswer) or (problem is answers[silo] and silo in trained))
+            ]
         like = self._like[stage, position]
         self.messages.setdefault((stage, position), record_message(stage, phase, down, like, 0))
         replies, refused = self._trained(answers, phase, down, like, sampled)
@@ -121,12 +115,13 @@ class FlowerEngine:
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
-        number, late = exchange_number(round, "final", MOST_PHASES - 1), self._late(state)
-        answers = self._ask(state, round, number, late, evaluate=True)
-        self.messages.setdefault(("evaluate", 0), self._evaluation_message(self._model(state)))
-        counted, refused = self._evaluations(answers, set())
-        self.unmeasured = {rejection.client: rejection.reason for rejection in refused}
-        self.unmeasured |= {silo: answer.problem for silo, answer in answers.items() if not answer.came}
+        number, model = exchange_number(round, "final", MOST_PHASES - 1), self._model(state)
+        counted, problems = self._evaluations(self._ask(state, round, number, evaluate=True))
+        # no phase of a method, but a line of the table of messages
+        phase = Phase("counts", tuple(model), evaluation.FIELDS, None, None, codecs=self._codecs)  # type: ignore[arg-type]
+        message = record_message("evaluate", phase, model, evaluation.like(self.job.task), 0)
+        self.messages.setdefault(("evaluate", 0), message)
+        self.unmeasured = {silo: str(problem) for silo, problem in problems.items()}
         for silo, why in self.unmeasured.items():
             self.note("did-not-evaluate", client=silo, round=round, reason=why)
         return counted
@@ -146,9 +141,6 @@ class FlowerEngine:
         late = [silo for silo, last in zip(self._ids, state.last_reply[0], strict=True) if last < ready]
         return {silo: LATE if silo in connected else self.link.why_not(silo) for silo in late}
 
-    def _evaluates(self, round: int) -> bool:
-        return round >= 1 and round % self.job.settings.eval_every == 0
-
     def _model(self, state: State) -> Record:
         """The fields that clients predict with."""
         return self.job.method.sent(tree.take(state.server, 0), self.job.method.predicts_with)
@@ -158,52 +150,42 @@ class FlowerEngine:
         state: State,
         round: int,
         number: int,
-        late: Mapping[str, str],
+        evaluate: bool,
         kind: str = "",
         sampled: Sequence[int] = (),
         down: Mapping[str, Tree] | None = None,
-        *,
-        evaluate: bool,
-    ) -> dict[str, Answer]:
+    ) -> dict[str, RecordDict | BadMessage]:
         """Answers by silo: the sampled ones do the work called `kind`; to evaluate, all of them, and all others too."""
         model = self._model(state) if evaluate else {}
-        training = pack({**(down or {}), **model}, self._codecs)
-        messages = [(k, kind, training) for k in sampled]
-        if evaluate:
-            counts = pack(model, self._codecs)
-            messages += [(k, "evaluate.counts", counts) for k in range(len(self._ids)) if k not in sampled]
-        requests = {
-            self._ids[k]: Request(kind, self._request(fields, state, k, number, round, evaluate and k in sampled))
-            for k, kind, fields in messages
-        }
+        training, counts = pack({**(down or {}), **model}, self._codecs), pack(model, self._codecs)
+        requests = {}
+        late = self._late(state) if round else {}
+        for k in range(len(self._ids)) if evaluate else sampled:
+            question: dict[str, str | int] = {
+                "run": self.link.run,
+                "exchange": str(number),
+                "round": round,
+                "from": int(state.last_reply[0, k]),
+                "keep": int(self.committed[k]),
+                "evaluate": int(evaluate),
+            }
+            content = RecordDict({ABOUT: about(question), FIELDS: training if k in sampled else counts})
+            if self._scaling is not None:
+                content[SCALING] = self._scaling
+            requests[self._ids[k]] = Request(kind if k in sampled else "evaluate.counts", content)
         asked = {silo: request for silo, request in requests.items() if silo not in late}
-        answers = self.link.ask(asked, self.deadline) | {silo: late[silo] for silo in requests if silo in late}
-        return {silo: _opened(answer, silo, number) for silo, answer in answers.items()}
-
-    def _request(
-        self, fields: ArrayRecord, state: State, k: int, number: int, round: int, evaluate: bool = False
-    ) -> RecordDict:
-        question: dict[str, str | int] = {
-            "run": self.link.run,
-            "exchange": str(number),
-            "round": round,
-            "from": int(state.last_reply[0, k]),
-            "keep": int(self.committed[k]),
-            "evaluate": int(evaluate),
-        }
-        content = RecordDict({ABOUT: about(question), FIELDS: fields})
-        if self._scaling is not None:
-            content[SCALING] = self._scaling
-        return content
-
-    def _evaluation_message(self, model: Record) -> Message:
-        phase = Phase("counts", tuple(model), evaluation.FIELDS, _nothing, _nothing, codecs=self._codecs)  # type: ignore[arg-type]
-        return record_message("evaluate", phase, model, evaluation.like(self.job.task), 0)
+        answers = {**late, **self.link.ask(asked, self.deadline)}
+        return {silo: _opened(answers[silo], silo, number) for silo in requests}
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _trained(
-        self, answers: Mapping[str, Answer], phase: Phase, down: Record, like: Record, sampled: Sequence[int]
+        self,
+        answers: Mapping[str, RecordDict | BadMessage],
+        phase: Phase,
+        down: Record,
+        like: Record,
+        sampled: Sequence[int],
     ) -> tuple[dict[int, Record], list[Rejection]]:
         """The replies of a phase by client, and those that were refused or did not come."""
         replies: dict[int, Record] = {}
@@ -212,44 +194,40 @@ class FlowerEngine:
         for k in sampled:
             silo = self._ids[k]
             try:
-                reply = unpack(answers[silo].readable(), FIELDS, like, self._codecs)
-                self._check_limits(phase, reply, self.link.members[silo].rows)
-                self._check_norms(phase, down, reply)
+                reply = unpack(_readable(answers[silo]), FIELDS, like, self._codecs)
+                self._check(phase, down, reply, self.link.members[silo].rows)
             except BadMessage as error:
-                refused.append(Rejection(0, silo, phase.name, str(error), answers[silo].came))
+                refused.append(Rejection(0, silo, phase.name, str(error), not isinstance(error, NoAnswer)))
             else:
                 replies[k] = reply
         return replies, refused
 
-    def _check_limits(self, phase: Phase, reply: Record, rows: int) -> None:
+    def _check(self, phase: Phase, down: Record, reply: Record, rows: int) -> None:
+        """Refuse numbers that no honest silo sends: outside their limits, or an update longer than its clip."""
         for name, (low, high) in ({**LIMITS, **phase.limits}).items():
             for leaf in tree.leaves(reply[name]) if name in reply else ():
                 most, what = (rows, ", the rows that it declared") if high == ROWS else (high, "")
                 if (leaf < low).any() or (leaf > most).any():
                     raise BadMessage(f"has {name} outside {low:g} to {most:g}{what}")
-
-    def _check_norms(self, phase: Phase, down: Record, reply: Record) -> None:
         field = self.job.channel.too_long(phase, down, reply)
         if field:
             clip = self.job.channel.clip
             raise BadMessage(f"has an update in {field} with a norm above {clip:g}, to which updates are clipped")
 
     def _evaluations(
-        self, answers: Mapping[str, Answer], training: set[str]
-    ) -> tuple[list[Scored | None], list[Rejection]]:
-        """Every client's scores, None where there are none, and the evaluations that were refused; a client whose whole
-        answer is refused in training is not named twice."""
+        self, answers: Mapping[str, RecordDict | BadMessage]
+    ) -> tuple[list[Scored | None], dict[str, BadMessage]]:
+        """Every client's scores, None where there are none, and by client why not."""
         counted: list[Scored | None] = []
-        refused = []
+        problems = {}
         for silo in self._ids:
-            answer, scored = answers[silo], None
             try:
-                scored = evaluation.read(answer.readable(), self.job.task, self.link.members[silo].test_rows)
+                content, rows = _readable(answers[silo]), self.link.members[silo].test_rows
+                counted.append(evaluation.read(content, self.job.task, rows))
             except BadMessage as error:
-                if answer.came and (answer.content is not None or silo not in training):
-                    refused.append(Rejection(0, silo, EVALUATION, str(error)))
-            counted.append(scored)
-        return counted, refused
+                counted.append(None)
+                problems[silo] = error
+        return counted, problems
 
 
 def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
@@ -265,29 +243,27 @@ def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
     return found
 
 
-def _nothing(*_: object) -> None:
-    """An evaluation is no phase of a method."""
-
-
-def _opened(answer: RecordDict | str, silo: str, number: int) -> Answer:
-    """An answer, or a reason why there is none; it can be read if it is this silo's to this exchange."""
+def _opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict | BadMessage:
+    """An answer that can be read, because it is this silo's to this exchange; else why not. Text: why none came."""
     if isinstance(answer, str):
-        return Answer(None, answer, came=False)
+        return NoAnswer(answer)
     try:
         about = read_about(answer)
     except BadMessage as error:
-        return Answer(None, str(error))
+        return error
     if "refused" in about:
-        return Answer(None, str(about["refused"]))
+        return BadMessage(str(about["refused"]))
     if about.get("client") != silo:
-        return Answer(None, f"is signed by {about.get('client')!r}")
+        return BadMessage(f"is signed by {about.get('client')!r}")
     if about.get("exchange") != str(number):
-        return Answer(None, "belongs to another exchange")
-    return Answer(answer)
+        return BadMessage("belongs to another exchange")
+    return answer
 
 
-def _as_record(scaling: Scaling) -> ArrayRecord:
-    return ArrayRecord({"shift": Array(scaling[0]), "factor": Array(scaling[1])})
+def _readable(answer: RecordDict | BadMessage) -> RecordDict:
+    if isinstance(answer, BadMessage):
+        raise answer
+    return answer
 
 
 class FlowerEvaluator:
@@ -297,9 +273,10 @@ class FlowerEvaluator:
     def __init__(self, job: Job, tables: Tables, engine: FlowerEngine) -> None:
         self.job, self.engine = job, engine
         self._local = Evaluator(job, tables)
-        self.withheld: list[Withheld] = []
-        """What clients withheld in the last evaluation."""
-        self.disclosed: np.ndarray | None = None
+        self.withheld: dict[str, dict[str, list[str]]] = {}
+        """By client, the groups whose labels and predictions it withheld in the last evaluation ("counts"), and those
+        of which not even the predictions are disclosed ("predicted")."""
+        self.disclosed: dict[str, int] | None = None
         """Test rows of each group whose labels and predictions were disclosed in it; None before it."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
@@ -323,15 +300,14 @@ class FlowerEvaluator:
     def _note(self, counted: list[Scored | None]) -> None:
         """Note at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
-        self.withheld = withheld_by(counted, fed.ids)
-        self.disclosed = np.zeros(self.job.task.num_groups, dtype=np.int64)
-        for scored in counted:
-            if scored is not None:
-                self.disclosed += np.nansum(scored.counts[0], (-2, -1)).astype(np.int64)
-        for client, counts, predicted in self.withheld:
-            hidden = {"counts": counts, "predicted": predicted}
-            names = {what: [fed.groups[g] for g in groups] for what, groups in hidden.items()}
-            self.engine.note("withheld", client=client, **names)
+        self.withheld = {
+            client: {"counts": [fed.groups[g] for g in counts], "predicted": [fed.groups[g] for g in predicted]}
+            for client, counts, predicted in withheld_by(counted, fed.ids)
+        }
+        shown = together(counted, self.job.task)["test"].counts[0].sum((-2, -1))
+        self.disclosed = dict(zip(fed.groups, shown.astype(int).tolist(), strict=True))
+        for client, groups in self.withheld.items():
+            self.engine.note("withheld", client=client, **groups)
         if self.withheld:
-            rows = sum(member.test_rows for member in self.engine.link.members.values())
-            self.engine.note("disclosed", rows=int(self.disclosed.sum()), of=rows)
+            total = sum(member.test_rows for member in self.engine.link.members.values())
+            self.engine.note("disclosed", rows=sum(self.disclosed.values()), of=total)

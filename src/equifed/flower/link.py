@@ -119,23 +119,18 @@ class Link:
     def ask(self, requests: Mapping[str, Request], deadline: float) -> dict[str, RecordDict | str]:
         """Each silo's reply, or why there is none. What comes later than the deadline is never read."""
         connected = set(self.grid.get_node_ids())
-        there = {silo: self._nodes[silo] for silo in requests if self._nodes.get(silo) in connected}
-        replies = self._exchange({node: requests[silo] for silo, node in there.items()}, deadline)
-        return {silo: replies[there[silo]] if silo in there else self.why_not(silo) for silo in requests}
-
-    def _exchange(self, requests: Mapping[int, Request], patience: float) -> dict[int, RecordDict | str]:
-        """What these nodes answer within this time, or why they do not."""
-        waiting = self._send(requests, patience)
-        found: dict[int, RecordDict | str] = {
-            node: "Flower could not send the message" for node in requests if node not in waiting.values()
-        }
-        end = time.monotonic() + patience
+        silos = {self._nodes[silo]: silo for silo in requests if self._nodes.get(silo) in connected}
+        waiting = self._send({node: requests[silo] for node, silo in silos.items()}, deadline)
+        answers: dict[str, RecordDict | str] = {silo: self.why_not(silo) for silo in requests}
+        answers |= dict.fromkeys(silos.values(), "Flower could not send the message")
+        answers |= {silos[node]: f"no reply within {deadline:.0f} s" for node in waiting.values()}
+        end = time.monotonic() + deadline
         while waiting:
-            found |= self._collect(waiting)
+            answers |= {silos[node]: answer for node, answer in self._collect(waiting)}
             if not waiting or time.monotonic() >= end:
                 break
             time.sleep(POLL)
-        return found | dict.fromkeys(waiting.values(), f"no reply within {patience:.0f} s")
+        return answers
 
     def _send(self, requests: Mapping[int, Request], patience: float) -> dict[str, int]:
         """Nodes by the messages that were sent to them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from equifed.simulation import Training
 from equifed.simulator import Job, Message, State, Step, make_tables
 from equifed.store import Store
 from equifed.store.folder import FEDERATION
+
+_say = partial(print, flush=True)
 
 
 def server_app(path: str | Path) -> ServerApp:
@@ -70,7 +73,9 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
             _say(f"{silo} is not here: {link.why_not(silo)}")
     _greet(link)
     scaling = standardisation(setting, link.members) if before is None else before[1]
-    training = Federated(setting, link, scaling, _validation(setting, validation))
+    named = setting.config.data.validation_file
+    file = Path(validation) if validation else None if named is None else setting.config.folder / named
+    training = Federated(setting, link, scaling, file)
     if (folder / "status.json").is_file():
         recording = store.resume(str(folder), make=lambda config: training)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
@@ -78,12 +83,9 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
         recording = store.start(setting.config, training, id)
     with recording:
         _write_roster(folder, setting, link.members, scaling)
-        known = len(link.members)
         for step in recording.rounds():
             _say(_line(training.job, step))
-            if len(link.members) > known:
-                _write_roster(folder, setting, link.members, scaling)
-                known = len(link.members)
+            _write_roster(folder, setting, link.members, scaling)  # a silo may have joined late
             _greet(link)
         result = recording.finish()
     for note in result.notes:
@@ -126,7 +128,7 @@ class Federated(Training):
         if self._scores.disclosed is None:  # the run was killed after its last round: what is withheld was not kept
             self._scores.measured(self.job.rounds, self._state, np.zeros(1, dtype=bool))
         result = super().result()
-        members, groups = self._link.members, result.info["groups"]
+        members = self._link.members
         result.info["cells"] = None  # nobody knows them
         result.info["rows"] |= {
             "train": sum(member.rows for member in members.values()),
@@ -137,14 +139,8 @@ class Federated(Training):
             "min_replies": self._setting.min_replies,
             "min_count": self._setting.flower.min_count,
             "unmeasured": self.engine.unmeasured,
-            "disclosed": dict(zip(groups, np.asarray(self._scores.disclosed).tolist(), strict=True)),
-            "withheld": {
-                each.client: {
-                    "counts": [groups[g] for g in each.counts],
-                    "predicted": [groups[g] for g in each.predicted],
-                }
-                for each in self._scores.withheld
-            },
+            "disclosed": self._scores.disclosed,
+            "withheld": self._scores.withheld,
         }
         result.final_states = {  # what clients keep is not here
             key: dataclasses.replace(state, clients=None) for key, state in result.final_states.items()
@@ -173,14 +169,6 @@ def _greet(link: Link) -> None:
     """Say once who was sent away."""
     while link.strangers:
         _say(f"Sent away: {link.strangers.pop(0)}")
-
-
-def _validation(setting: Setting, given: str) -> Path | None:
-    """The server's own validation file."""
-    named = setting.config.data.validation_file
-    if given:
-        return Path(given)
-    return None if named is None else setting.config.folder / named
 
 
 def _join_message(members: Mapping[str, Member]) -> Message:
@@ -232,7 +220,3 @@ def _line(job: Job, step: Step) -> str:
         line += f"; the round was not applied: {log.obstacle}"
     missing = [f"{lost.client} in {lost.phase} ({lost.reason})" for _, lost in step.rejections]
     return line + (f"; without {'; '.join(missing)}" if missing else "") + f"; {step.seconds:.0f} s"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
