@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from rich.console import Console
@@ -105,28 +106,13 @@ def download(address: str) -> bytes:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     quiet = not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
-        bar = _Bar(progress, address.rsplit("/", 1)[-1])
+        task = progress.add_task(address.rsplit("/", 1)[-1], total=None)
+        # as pooch calls a progress bar; the display closes with its context
+        bar = SimpleNamespace(total=0, reset=lambda: progress.reset(task), close=lambda: None)
+        bar.update = lambda size: progress.update(task, advance=size, total=bar.total or None)
         headers = {"User-Agent": "equifed"}
         pooch.HTTPDownloader(bar, CHUNK, timeout=TIMEOUT_SECONDS, headers=headers)(address, content, None)
     return content.getvalue()
-
-
-class _Bar:
-    """A progress bar as pooch calls it, drawn by rich."""
-
-    total = 0
-
-    def __init__(self, progress: Progress, title: str) -> None:
-        self._progress, self._task = progress, progress.add_task(title, total=None)
-
-    def update(self, size: int) -> None:
-        self._progress.update(self._task, advance=size, total=self.total or None)
-
-    def reset(self) -> None:
-        self._progress.reset(self._task)
-
-    def close(self) -> None:
-        pass  # the display closes with its context
 
 
 def pip_download(requirement: str, folder: Path) -> Path:

@@ -365,9 +365,8 @@ def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scalin
     numbers = numbers_of(series)
     if scaling == "minmax":
         return Column(name=name, kind="numeric", low=float(numbers.min()), high=float(numbers.max()))
-    return Column(
-        name=name, kind="numeric", offset=float(numbers.mean()) if far_from_zero(numbers, FAR_DEVIATIONS) else 0.0
-    )
+    offset = float(numbers.mean()) if far_from_zero(numbers, FAR_DEVIATIONS) else 0.0
+    return Column(name=name, kind="numeric", offset=offset)
 
 
 def check_task(task: object) -> None:

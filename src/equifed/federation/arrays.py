@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from equifed.data.encode import as_numbers, as_text
 from equifed.errors import DataError
 from equifed.partition.base import is_missing
 from equifed.task import TaskKind
@@ -66,13 +67,6 @@ def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
     return Joined(rows, classes, groups, ranges)
 
 
-def _plain(value: Any) -> str:
-    """A readable name for a class or group value: 1 rather than 1.0."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
 def check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
     """The clients' names: those given, which must differ, or "0", "1", ..."""
     names = tuple(str(i) for i in ids) if ids is not None else tuple(str(i) for i in range(count))
@@ -100,7 +94,7 @@ def _check_part(label: str, part: Any, task: TaskKind) -> tuple[np.ndarray, np.n
         missing = is_missing(s).any(1)
         if missing.any():
             raise DataError(f"{label}: groups have a missing value at row {int(missing.argmax())}.")
-        s = np.array([" & ".join(_plain(v) for v in row) for row in s], dtype=object).astype(str)
+        s = np.array([" & ".join(as_text(value) for value in row) for row in s], dtype=object).astype(str)
     for what, values in (("labels", y), ("groups", s)):
         if values.ndim != 1 or len(values) != len(x):
             raise DataError(f"{label}: {len(x)} rows of features but {what} of shape {list(values.shape)}.")
@@ -149,8 +143,6 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
             f"Some parts are (x, y, s, a) and {without} is (x, y, s): give the attribute a for all or none."
         )
     if given == {False}:
-        from equifed.data.encode import as_numbers  # late: other arrays need no pandas
-
         tables = [np.asarray(_numpy(part[2])) for _, part in named]
         if all(table.ndim == 1 for table in tables):
             return None
@@ -159,15 +151,10 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
         return np.concatenate([as_numbers(code, int(code.max(initial=0)) + 1) for code in codes], axis=1)
     parts = []
     for label, part in named:
-        values = np.asarray(_numpy(part[3]))
-        if (
-            values.dtype.kind not in "biuf"
-            or values.ndim not in (1, 2)
-            or values.shape[1:] == (0,)
-            or len(values) != len(part[1])
-        ):
-            raise DataError(f"{label}: the attribute a must be numbers [{len(part[1])}] or [{len(part[1])}, d].")
-        values = _as_float32(values.reshape(len(values), -1) if values.ndim == 1 else values)
+        n, values = len(part[1]), np.asarray(_numpy(part[3]))
+        if values.dtype.kind not in "biuf" or values.shape[:1] != (n,) or values.ndim > 2 or values.shape[1:] == (0,):
+            raise DataError(f"{label}: the attribute a must be numbers [{n}] or [{n}, d].")
+        values = _as_float32(values[:, None] if values.ndim == 1 else values)
         if not np.isfinite(values).all():
             raise DataError(f"{label}: the attribute a has a missing or infinite value.")
         parts.append(values)
@@ -194,7 +181,7 @@ def _coded(what: str, labels: Sequence[str], parts: Sequence[np.ndarray]) -> tup
         values, codes = np.unique(np.concatenate([part for part in parts if len(part)] or parts), return_inverse=True)
     except TypeError:
         raise DataError(f"The {what} must be text or numbers, got {next(iter(kinds))}.") from None
-    return tuple(_plain(value) for value in values), codes.astype(np.int64)
+    return tuple(as_text(value) for value in values), codes.astype(np.int64)
 
 
 def _value_kinds(values: np.ndarray) -> list[str]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from equifed import partition as parts
+from equifed.data import Preset, data_home, get_dataset
+from equifed.data.encode import check_complete
 from equifed.errors import ConfigError
 from equifed.federation.federation import Federation, check_seed
 from equifed.federation.images import turned
 from equifed.federation.split import AnyPartitioner, blaming_partition, check_partition, deal
 from equifed.partition.base import columns_of
-
-if TYPE_CHECKING:
-    import os
-
-    from equifed.data import Preset
 
 
 @overload
@@ -51,9 +49,6 @@ def load(
     `name` is one of `equifed data list`, or "module:NAME" for an `equifed.data.Dataset` in a module of your own.
     Without a partition, the preset's own is used. The rows are held once however many seeds there are.
     """
-    from equifed.data import data_home, get_dataset
-    from equifed.data.encode import check_complete
-
     seed_list = [check_seed(value) for value in _seed_list(seed, seeds)]
     if partition is not None:
         check_partition(partition)

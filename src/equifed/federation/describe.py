@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +25,6 @@ class Description:
     @property
     def table(self) -> pd.DataFrame:
         """One row per client, one column per (group, label) cell, and the total."""
-        import pandas as pd
-
         columns = pd.MultiIndex.from_product([self.groups, self.labels], names=["group", "label"])
         cells = self.cells.reshape(len(self.ids), -1)
         frame = pd.DataFrame(cells, index=pd.Index(self.ids, name="client"), columns=columns)

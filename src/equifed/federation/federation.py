@@ -7,22 +7,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
-from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
+from equifed.data import Encoded, Schema, Sensitive
+from equifed.data.schema import check_task
+from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number
 from equifed.federation import arrays, tables
 from equifed.federation.arrays import Rows
 from equifed.federation.describe import Description
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
 from equifed.task import LabelKind, TaskKind, label_kind
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from equifed.data import Encoded, Schema, Sensitive
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ class Federation:
         (x, y, s, a) gives the sensitive attribute as numbers too, [n] or [n, d]: an age, say, where s is the age group.
         Methods that measure dependence (KFFL) take a in place of s; it should be scaled to a deviation of about 1.
         """
-        if task not in get_args(TaskKind):
-            raise unknown_name("task", task, get_args(TaskKind), key="task")
+        check_task(task)
         if len(clients) == 0:
             raise DataError("A federation needs at least one client, got none.")
         ids = arrays.check_ids(ids, len(clients))
@@ -253,21 +250,11 @@ class Federation:
             schema = tables.infer_schema(by_file, label, sensitive, positive)
         elif isinstance(schema, str | os.PathLike):
             schema = tables.read_schema(schema)
-        encoded = [tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()]
-        sizes = {silo: len(table.y) for silo, table in zip(paths, encoded, strict=True)}
-        server = (
-            [] if validation_file is None else [tables.encode_file(schema, validation_file, named="validation_file")]
-        )
-        holdings = split_silos(
-            sizes,
-            sum(len(table.y) for table in server),
-            seed=seed,
-            test=test,
-            validation=validation,
-            client_groups=tables.known_groups(client_groups, list(paths)),
-        )
+        silos = {silo: tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()}
+        server = tables.encode_file(schema, validation_file, named="validation_file")
+        groups = tables.known_groups(client_groups, list(paths))
+        whole, holdings = split_silos(silos, server, groups, seed=seed, test=test, validation=validation)
         provenance = {"silos": {silo: path.name for silo, path in paths.items()}}
-        whole = tables.join_tables([*encoded, *server])
         return cls.of(whole, holdings, seed=seed, name=name, provenance=provenance).checked()
 
     @classmethod

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from equifed.data import Encoded, rotate_images
+from equifed.data.images import rotate_cached
+from equifed.data.sets.femnist import read_femnist
 from equifed.errors import ConfigError
 from equifed.federation.arrays import Rows
 from equifed.federation.federation import Federation, RowSets
 from equifed.federation.split import Holdings
-
-if TYPE_CHECKING:
-    from equifed.data import Encoded
 
 
 def load_femnist(train: str | Path, test: str | Path) -> Federation:
@@ -23,8 +22,6 @@ def load_femnist(train: str | Path, test: str | Path) -> Federation:
     Federated's HDF5 files; every writer is tested on its own test rows. There is one group of rows, and no group of
     writers is known. A writer of the test file who has no training rows is left out.
     """
-    from equifed.data.sets.femnist import read_femnist
-
     train_rows, test_rows = read_femnist(train), read_femnist(test)
     none = (np.zeros((0, 1, 28, 28), np.float32), np.zeros(0, np.int64))
 
@@ -46,8 +43,6 @@ def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], fo
     All seeds share one table: for every group the training images that some seed deals to it, then the test images,
     which are the same for every partition and so kept, turned, in `folder`.
     """
-    from equifed.data.images import rotate_cached, rotate_images
-
     angles, client_groups, test = dealt[0].angles, dealt[0].client_groups, dealt[0].test  # the same for every seed
     assert angles is not None and client_groups is not None  # noqa: PT018 - the caller has checked
     if encoded.x.ndim != 4 or "split" not in encoded.columns:

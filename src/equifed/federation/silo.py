@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from equifed.data import Schema
 from equifed.federation import tables
 from equifed.federation.federation import Federation
 from equifed.federation.split import split_silos
-
-if TYPE_CHECKING:
-    from equifed.data import Schema
 
 
 def from_one_place(
@@ -31,14 +28,9 @@ def from_one_place(
     The rows and their split are those that `from_files` gives this silo. Inputs are standardised later, when the means
     over all silos are known.
     """
-    nothing = tables.no_rows(schema)
-    local = nothing if file is None else tables.encode_file(schema, file)
-    encoded = {member: local if member == silo else nothing for member in silos}
-    server = (
-        nothing if validation_file is None else tables.encode_file(schema, validation_file, named="validation_file")
-    )
-    sizes = {member: len(table.y) for member, table in encoded.items()}
+    local, nothing = tables.encode_file(schema, file), tables.no_rows(schema)
+    held = {member: local if member == silo else nothing for member in silos}
+    server = tables.encode_file(schema, validation_file, named="validation_file")
     groups = tables.known_groups(client_groups, silos)
-    holdings = split_silos(sizes, len(server.y), seed=seed, test=test, client_groups=groups)
-    whole = tables.join_tables([*encoded.values(), server])
+    whole, holdings = split_silos(held, server, groups, seed=seed, test=test)
     return Federation.of(whole, holdings, standardise=False, seed=seed, name=name)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from equifed import partition as parts
 from equifed import randomness
+from equifed.data import Encoded
 from equifed.errors import ConfigError, UnknownName, blaming
 from equifed.partition.base import sorted_values
-
-if TYPE_CHECKING:
-    from equifed.data import Encoded
 
 AnyPartitioner = parts.Partitioner | parts.PartitionFunction
 Split = tuple[float, float, float]
@@ -57,8 +55,10 @@ def deal(
             train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
         else:
             train, validation, test = _cut(order, split)
+        columns = {name: values[train] for name, values in table.columns.items()}
+        seen = parts.Table(table.label[train], table.group[train], columns, table.levels)
         with blaming_partition(partition), blaming(section="partition"):
-            dealt = partition(_take(table, train), randomness.generator(seed, "partition"))
+            dealt = partition(seen, randomness.generator(seed, "partition"))
         held = [train[rows] for rows in dealt.rows]
         client_tests = None
         if client_test:
@@ -71,24 +71,33 @@ def deal(
 
 
 def split_silos(
-    sizes: Mapping[str, int],
-    server_rows: int,
+    silos: Mapping[str, Encoded],
+    server: Encoded,
+    client_groups: np.ndarray | None,
     *,
     seed: int,
     test: float,
     validation: float = 0.0,
-    client_groups: np.ndarray | None = None,
-) -> Holdings:
-    """Each silo's rows split by themselves, where all rows stand one silo after the other and the server's last."""
+) -> tuple[Encoded, Holdings]:
+    """All rows, one silo's after another and the server's last, and who holds them: every silo has its own split."""
     splits: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     start = 0
-    for silo, size in sizes.items():
-        order = start + randomness.generator(seed, "split", randomness.key(silo)).permutation(size)
+    for silo, table in silos.items():
+        order = start + randomness.generator(seed, "split", randomness.key(silo)).permutation(len(table.y))
         splits.append(_cut(order, (1 - validation - test, validation, test)))
-        start += size
+        start += len(table.y)
     train, held, tests = zip(*splits, strict=True)
-    at_server = np.concatenate([*held, np.arange(start, start + server_rows)])
-    return Holdings(tuple(sizes), train, at_server, np.concatenate(tests), tests, client_groups)
+    at_server = np.concatenate([*held, np.arange(start, start + len(server.y))])
+    whole = _join([*silos.values(), server])
+    return whole, Holdings(tuple(silos), train, at_server, np.concatenate(tests), tests, client_groups)
+
+
+def _join(tables: Sequence[Encoded]) -> Encoded:
+    """The rows of several tables of one schema, one table after the other."""
+    x, y, s = (np.concatenate([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
+    attributes = [table.attribute for table in tables if table.attribute is not None]
+    attribute = np.concatenate(attributes) if attributes else None
+    return dataclasses.replace(tables[0], x=x, y=y, s=s, attribute=attribute)
 
 
 def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,9 +115,8 @@ def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.nd
     else:
         text = f"A split must add up to 1, or be numbers of rows within the {n} there are, got {split}."
         raise ConfigError(text, key="test")
-    stops = np.cumsum([train, validation, test])
-    first, second, third = (np.sort(part) for part in np.split(order[: stops[-1]], stops[:-1]))
-    return first, second, third
+    stop = train + validation
+    return np.sort(order[:train]), np.sort(order[train:stop]), np.sort(order[stop : stop + test])
 
 
 def _partition_table(encoded: Encoded) -> parts.Table:
@@ -121,12 +129,6 @@ def _partition_table(encoded: Encoded) -> parts.Table:
     named = {"label": label, "group": encoded.s, **columns}
     levels = {name: sorted_values(name, values) for name, values in named.items()}
     return parts.Table(label, encoded.s, columns, levels)
-
-
-def _take(table: parts.Table, rows: np.ndarray) -> parts.Table:
-    """The table of these rows only."""
-    columns = {name: values[rows] for name, values in table.columns.items()}
-    return parts.Table(table.label[rows], table.group[rows], columns, table.levels)
 
 
 def _hold_back(

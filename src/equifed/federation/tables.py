@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from equifed.data import Encoded, Schema
+from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.partition.base import client_columns_of, columns_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from equifed.data import Encoded, Schema
 
 
 def encode_frame(
     frame: pd.DataFrame, partition: AnyPartitioner, features: Sequence[str] | None, **options: Any
 ) -> Encoded:
     """A frame as numbers, with the columns that the partitioner looks at; `options`: of `Schema.infer`."""
-    import pandas as pd
-
-    from equifed.data import Schema
-    from equifed.data.encode import check_complete
-
     if not isinstance(frame, pd.DataFrame):
         raise ConfigError(f"from_frame needs a pandas data frame, got {type(frame).__name__}.")
     frame = _with_text_names(frame)
@@ -72,10 +64,6 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
 
 def infer_schema(frames: Mapping[str, pd.DataFrame], label: str, sensitive: Any, positive: object) -> Schema:
     """The schema of all files together; each row is labelled with its place and its file, for messages."""
-    import pandas as pd
-
-    from equifed.data import Schema
-
     filled = {file: frame for file, frame in frames.items() if len(frame)}
     if not filled:
         raise DataError(f"None of the files has a row: {', '.join(frames)}.", key="files")
@@ -85,8 +73,6 @@ def infer_schema(frames: Mapping[str, pd.DataFrame], label: str, sensitive: Any,
 
 def read_schema(path: str | Path) -> Schema:
     """The schema file that silos share."""
-    from equifed.data import Schema
-
     with blaming(key="schema", file=str(path)):
         try:
             return Schema.from_json(_existing(path).read_text(encoding="utf-8"))
@@ -94,8 +80,15 @@ def read_schema(path: str | Path) -> Schema:
             raise DataError("The schema is not a text file in UTF-8.") from None
 
 
-def encode_file(schema: Schema, path: str | Path, frame: pd.DataFrame | None = None, named: str = "files") -> Encoded:
-    """A file's rows as numbers; what does not fit the schema is refused with the file's name. named: by what."""
+def encode_file(
+    schema: Schema, path: str | Path | None, frame: pd.DataFrame | None = None, named: str = "files"
+) -> Encoded:
+    """A file's rows as numbers, none without a file; what does not fit the schema is refused with the file's name.
+
+    named: the argument that names the file.
+    """
+    if path is None:
+        return no_rows(schema)
     path = Path(path)
     with blaming(key=named, file=path.name):
         return schema.encode(read_table(path) if frame is None else frame)
@@ -103,17 +96,7 @@ def encode_file(schema: Schema, path: str | Path, frame: pd.DataFrame | None = N
 
 def no_rows(schema: Schema) -> Encoded:
     """What a table without rows becomes: everything that a schema says of the numbers."""
-    import pandas as pd
-
     return schema.encode(pd.DataFrame({name: [] for name in schema.column_names}))
-
-
-def join_tables(tables: Sequence[Encoded]) -> Encoded:
-    """The rows of several tables of one schema, one table after the other."""
-    x, y, s = (np.concatenate([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
-    attributes = [table.attribute for table in tables if table.attribute is not None]
-    attribute = np.concatenate(attributes) if attributes else None
-    return dataclasses.replace(tables[0], x=x, y=y, s=s, attribute=attribute)
 
 
 def known_groups(groups: Mapping[str, str] | None, silos: Sequence[str]) -> np.ndarray | None:
@@ -133,8 +116,6 @@ def known_groups(groups: Mapping[str, str] | None, silos: Sequence[str]) -> np.n
 
 def read_table(path: Path) -> pd.DataFrame:
     """A silo's file as it is."""
-    import pandas as pd
-
     _existing(path)
     try:
         if path.suffix == ".parquet":

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from equifed.data.dataset import Dataset, Preset, kffl, presets
+from equifed.data.dataset import Dataset, Preset, kffl, names, presets
 from equifed.data.download import File, Url, Wheel
 from equifed.data.schema import Sensitive
 
@@ -21,12 +21,11 @@ ARCHIVE = "https://archive.ics.uci.edu/static/public/222/bank+marketing.zip"
 OLD_FOLDER = "https://archive.ics.uci.edu/ml/machine-learning-databases/00222"
 LABEL = "y"
 
-FIRST = ("job", "marital", "education", "default", "housing", "loan", "contact", "month", "poutcome")
-FIRST_NUMBERS = ("balance", "day", "duration", "campaign", "pdays", "previous")
+FIRST = names("job marital education default housing loan contact month poutcome")
+FIRST_NUMBERS = names("balance day duration campaign pdays previous")
 LATER = (*FIRST, "day_of_week")
-LATER_NUMBERS = (
-    *("duration", "campaign", "pdays", "previous"),
-    *("emp.var.rate", "cons.price.idx", "cons.conf.idx", "euribor3m", "nr.employed"),
+LATER_NUMBERS = names(
+    "duration campaign pdays previous emp.var.rate cons.price.idx cons.conf.idx euribor3m nr.employed"
 )
 
 
