@@ -72,10 +72,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):

@@ -118,12 +118,11 @@ class Adapted:
 
     def predict(self, x: Any) -> dict[Any, np.ndarray]:
         """Probabilities (or values) for the rows x, by seed."""
-        predicted = {}
         with torch.no_grad():
-            for key, run in self.runs.items():
-                inputs = run.features(np.asarray(x))
-                predicted[key] = run.method.predict(run.task, run.server, self.states[key], inputs).cpu().numpy()
-        return predicted
+            return {
+                key: run.method.predict(run.task, run.server, self.states[key], run.features(x)).cpu().numpy()
+                for key, run in self.runs.items()
+            }
 
 
 def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:

@@ -140,17 +140,8 @@ def record_message(stage: str, phase: Phase, down: Record, reply: Record, leadin
     """Sizes of one client's messages, from values with so many leading axes for clients."""
     sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
     sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
-    return Message(
-        stage,
-        phase.name,
-        phase.down,
-        phase.up,
-        phase.gather,
-        sum(sizes_down.values()),
-        sum(sizes_up.values()),
-        sizes_down,
-        sizes_up,
-    )
+    totals = sum(sizes_down.values()), sum(sizes_up.values())
+    return Message(stage, phase.name, phase.down, phase.up, phase.gather, *totals, sizes_down, sizes_up)
 
 
 def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:

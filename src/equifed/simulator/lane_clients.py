@@ -238,12 +238,7 @@ class LaneSteps:
         return tree.unflatten(moved, self.structure)[0]
 
     def step(
-        self,
-        moved: list[Tensor],
-        fixed: tuple[Tree, Inputs],
-        batch: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
-        rows: Tree,
+        self, moved: list[Tensor], fixed: Tree, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree
     ) -> list[Tensor]:
         """One step of any number of lanes, each with its batch (x, y, s). fixed: context and inputs."""
         stepped: list[Tensor] = vmap(self._lane)(moved, fixed, *batch, mask, rows)

@@ -74,7 +74,7 @@ class LanesEngine(LocalEngine):
             name = self.job.runs[run].federation.ids[lanes.client[lane]]
             rejections.append(Rejection(run, name, phase.name, "NaN or Inf in its reply"))
             present[run, lanes.slot[lane]] = False
-        replies, clipped = self._gather(phase, reply, use, runs, slot, cohorts, present)
+        replies, clipped = self._gather(phase, reply, use, (run_at, self._clients.index(slot)), cohorts, present)
         server = self._server(stage, position, state.server, replies, np.asarray(present.any(axis=1)))
         counted = None if clipped is None else clipped.cpu().numpy()
         return Exchange(State(server, state.clients), present, rejections, clipped=counted)
@@ -93,21 +93,14 @@ class LanesEngine(LocalEngine):
         return Lanes(run, slot, client, n, self.tables.start[run, client])
 
     def _gather(
-        self,
-        phase: Phase,
-        reply: Record,
-        use: Tensor,
-        runs: np.ndarray,
-        slots: np.ndarray,
-        cohorts: np.ndarray,
-        present: np.ndarray,
+        self, phase: Phase, reply: Record, use: Tensor, at: tuple[Tensor, ...], cohorts: np.ndarray, present: np.ndarray
     ) -> Gathered:
-        """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero."""
-        run, slot = self._clients.index(runs), self._clients.index(slots)
+        """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero. at: the run
+        and the slot of each."""
 
         def spread(leaf: Tensor) -> Tensor:
-            out = torch.zeros(*cohorts.shape, *leaf.shape[runs.ndim :], dtype=leaf.dtype, device=leaf.device)
-            out[run, slot] = tree.where(use, leaf, torch.zeros_like(leaf))
+            out = leaf.new_zeros(*cohorts.shape, *leaf.shape[use.dim() :])
+            out[at] = tree.where(use, leaf, torch.zeros_like(leaf))
             return out
 
         stacked: Record = tree.map(spread, reply)

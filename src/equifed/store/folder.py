@@ -80,10 +80,7 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """status.json; a run that says "running" without a living process was killed, which is an interruption."""
-        try:
-            recorded: dict[str, Any] = json.loads((self.path / "status.json").read_text())
-        except (OSError, ValueError) as error:
-            raise RunError(f"Run {self.id}: status.json cannot be read ({error}); it is not a usable run.") from None
+        recorded = self._read("status.json", json.loads)
         if recorded.get("status") == "running" and not is_held(self.lock):
             recorded |= {"status": "interrupted", "reason": "the process was killed"}
         return recorded
@@ -93,10 +90,13 @@ class RunFolder:
 
     def settings(self) -> dict[str, Any]:
         """config.toml as it is."""
+        return self._read("config.toml", tomllib.loads)
+
+    def _read(self, name: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         try:
-            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+            return parse((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunError(f"Run {self.id}: config.toml cannot be read ({error}); it is not a usable run.") from None
+            raise RunError(f"Run {self.id}: {name} cannot be read ({error}); it is not a usable run.") from None
 
     def rounds_done(self) -> int:
         """The last committed round; 0 before the first."""
