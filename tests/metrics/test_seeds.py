@@ -110,3 +110,13 @@ def test_a_bootstrap_draws_the_same_seeds_for_all_settings():
     expected = stats.bootstrap((np.arange(6.0),), np.mean, method="percentile", random_state=1).confidence_interval
     assert (low[0, 0], high[0, 0]) == pytest.approx((expected.low, expected.high), abs=0.2)
     assert np.isnan(seeds.resampled_means(values[:, :1], -2)).all()
+
+
+def test_moments_of_every_column() -> None:
+    frame = pd.DataFrame({"method": ["a", "a", "b", "b"], "seed": [0, 1, 0, 1], "x": [1.0, 3.0, 5.0, np.nan]})
+    found = seeds.moments_wide(frame, ["method"])
+    assert found.loc["a", ("x", "mean")] == 2
+    assert found.loc["a", ("x", "std")] == pytest.approx(np.sqrt(2))
+    assert found.loc["b", ("x", "mean")] == 5
+    assert np.isnan(found.loc["b", ("x", "std")])
+    assert list(found.columns.get_level_values(0).unique()) == ["x"]

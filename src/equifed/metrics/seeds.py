@@ -59,6 +59,11 @@ def moments_by(frame: Any, keys: Sequence[str], column: str = "value") -> Any:
     return groups.agg(mean="mean", std="std", n="count")
 
 
+def moments_wide(frame: Any, keys: Sequence[str]) -> Any:
+    """Mean and std of every column of a frame with a row for each seed, a row for each value of the keys."""
+    return frame.drop(columns="seed").groupby(list(keys), observed=True, sort=False).agg(["mean", "std"])
+
+
 def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     """Means over an axis of seeds; nan where no value is defined."""
     defined = ~np.isnan(values)

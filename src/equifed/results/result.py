@@ -11,6 +11,7 @@ import numpy as np
 
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.metrics import catalogue
+from equifed.metrics.seeds import moments_wide
 from equifed.notes import Note
 from equifed.results import tradeoff
 from equifed.results.predict import Adapted, FinalState
@@ -129,11 +130,8 @@ class Result:
         if "feasible" in self.log and not wide.empty:
             ends = self.log.groupby([*self.swept, "seed"], sort=False).tail(1)[[*self.swept, "seed", "feasible"]]
             wide = wide.merge(ends.rename(columns={"feasible": "constraint_met"}), on=[*self.swept, "seed"])
-        wide = wide.drop(columns="seed")
-        if wide.empty:
-            return wide.set_index(["method", *self.swept])
-        grouped = wide.groupby(["method", *self.swept], observed=True, sort=False)
-        return grouped.agg(["mean", "std"])
+        keys = ["method", *self.swept]
+        return wide.drop(columns="seed").set_index(keys) if wide.empty else moments_wide(wide, keys)
 
     def pareto(
         self, quality: str = "accuracy", disparity: str = "demographic_parity_difference", split: str = "test"

@@ -22,7 +22,7 @@ from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, ch
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
-from equifed.metrics.seeds import moments
+from equifed.metrics.seeds import moments, moments_wide
 from equifed.models import Logistic
 from equifed.results import Result
 from equifed.settings import Local, RunSettings
@@ -231,7 +231,7 @@ def figure2(
         frame = final.merge(ends[["epsilon", "seed", "constraint", "feasible", "round"]], on=["epsilon", "seed"])
         frame = frame.rename(columns={"constraint": "afe"})
         frame["fairness"], frame["accuracy"] = values["FR"][:, 0], values["AC"][:, 0]
-        yield dataset, frame.drop(columns="seed").groupby("epsilon").agg(["mean", "std"]), result
+        yield dataset, moments_wide(frame, ["epsilon"]), result
 
 
 @dataclass(frozen=True)
