@@ -9,7 +9,7 @@ import pytest
 
 import equifed as ef
 from equifed.config import build, load_config
-from equifed.flower.deployment.folder import APP, create
+from equifed.flower.deployment.folder import create
 from equifed.flower.deployment.programs import LocalFederation
 from equifed.store import RunFolder
 from flower.test_deploy import left_behind, log, rounds, status, wait_for
@@ -17,9 +17,7 @@ from flower.test_inprocess import assert_measured_the_same
 
 pytestmark = pytest.mark.full
 
-LIAR = (
-    APP
-    + """
+LIE = """
 
 def lying(handle):
     def answer(message, context):
@@ -39,7 +37,7 @@ from flwr.app import Array
 
 client._registered_funcs["train.train"] = lying(client._registered_funcs["train.train"])
 """
-)
+"""What one silo's app does besides."""
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +92,12 @@ def test_real_silos_equal_the_simulator(federation: LocalFederation, method: str
 def test_a_silo_that_sends_nan_is_refused_by_name(federation: LocalFederation) -> None:
     configure(federation, "fedavg")
     app = federation.folder.app / "app.py"
-    app.write_text(LIAR)
+    honest = app.read_text()
+    app.write_text(honest + LIE)
     try:
         found = carry_out(federation, "nan")
     finally:
-        app.write_text(APP)
+        app.write_text(honest)
     assert found.rejections[["round", "client", "answered"]].to_numpy().tolist() == [[2, "hospital-b", True]]
     assert "has NaN or Inf in" in found.rejections["reason"].iloc[0]
     assert found.log["replied"].tolist() == [3, 2]

@@ -19,8 +19,7 @@ from equifed.cli.app import app
 from equifed.config import load_config, load_federations
 from equifed.data import Schema
 from equifed.errors import ConfigError
-from equifed.flower.deployment import folder as making
-from equifed.flower.deployment import installed
+from equifed.flower.deployment import credentials, installed
 from equifed.flower.deployment.folder import Folder, create, node_config
 from equifed.flower.deployment.programs import free_ports
 
@@ -310,7 +309,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
     def fail(folder: Path, name: str) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(making, "write_key_pair", fail)
+    monkeypatch.setattr(credentials, "write_key_pair", fail)
     with pytest.raises(OSError, match="disk full"):
         create(tmp_path / "fed", schema=schema)
     assert list(tmp_path.iterdir()) == []
@@ -334,7 +333,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
         ),
         (["--table", "none.csv", "--label", "cured", "--sensitive", "sex"], 3, "none.csv: There is no such file"),
         (["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"], 2, "Give one of them"),
-        (["--schema", "none.json"], 2, "--schema none.json cannot be read"),
+        (["--schema", "none.json"], 3, "none.json: There is no such file"),
         (["--schema", "own.csv"], 2, "Not a valid schema"),
         (["--silos", "a,b,a"], 2, "have the same name"),
     ],

@@ -7,10 +7,9 @@ import shlex
 import time
 from json import loads
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import typer
-from rich.status import Status
 
 from equifed.cli.console import err, near, say
 from equifed.cli.options import Output
@@ -19,9 +18,9 @@ from equifed.cli.runs import print_result
 from equifed.config import Config
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
+from equifed.federation.tables import read_schema, read_table
 from equifed.flower.agreement import Setting, reason_file
-from equifed.flower.deployment import folder as deployment
-from equifed.flower.deployment.folder import Folder
+from equifed.flower.deployment.folder import Folder, create
 from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.processes import ending_on_signals
 from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
@@ -44,38 +43,42 @@ def schema_of_options(
     if table is None:
         if given:
             raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
-        return None if schema is None else deployment.read_schema(schema)
+        return None if schema is None else read_schema(schema)
     if schema is not None:
         raise ConfigError("--table and --schema both say what the columns are. Give one of them.")
     if label is None or sensitive is None:
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
-    return deployment.schema_of_table(table, label, sensitive, positive)
+    frame = read_table(table)
+    for option, column in (("--label", label), ("--sensitive", sensitive)):
+        if column not in frame.columns:
+            known = ", ".join(map(str, frame.columns))
+            raise ConfigError(f"{option} {column!r}: {table} has no such column. It has: {known}.")
+    return Schema.infer(frame, label=label, sensitive=sensitive, positive=positive)
 
 
 def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
     """A new folder; options that were not given have the defaults of `create`."""
     if silos is not None:
         options["silos"] = [name.strip() for name in silos.split(",")]
-    return deployment.create(path, **{name: value for name, value in options.items() if value is not None})
+    return create(path, **{name: value for name, value in options.items() if value is not None})
 
 
 def demonstrate(path: Path, method: str | None, rounds: int | None, json: bool = False) -> None:
     require_flower()
     folder = _demo_folder(path, method, rounds)
-    _on_this_machine(folder, _new_run(folder), json)
+    _carry_out(LocalFederation(folder), _new_run(folder), json)
 
 
 def run(path: Path, json: bool = False) -> None:
     folder = Folder.of(path)
-    _on_the_superlink(folder, _new_run(folder), json)
+    _carry_out(SubmittedRun(folder), _new_run(folder), json)
 
 
 def resume(path: Path, reference: str | None, local: bool, json: bool = False) -> None:
     folder = Folder.of(path)
     unfinished = _unfinished(folder, reference)
-    if unfinished is None:
-        return
-    (_on_this_machine if local else _on_the_superlink)(folder, unfinished.id, json)
+    if unfinished is not None:
+        _carry_out(LocalFederation(folder) if local else SubmittedRun(folder), unfinished.id, json)
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------
@@ -83,7 +86,7 @@ def resume(path: Path, reference: str | None, local: bool, json: bool = False) -
 
 def _demo_folder(path: Path, method: str | None, rounds: int | None) -> Folder:
     """A new one, or the one that an earlier demo made, if it is what is wanted."""
-    if not (path / "app" / "federation.toml").is_file():
+    if not Folder(path).federation.is_file():
         folder = make(path, method=method, rounds=rounds)
         say(f"Made {near(folder.path)}: an app, certificates, keys and data of three silos.")
         return folder
@@ -140,44 +143,44 @@ def _new_run(folder: Folder) -> str:
     return run
 
 
-# -- on which machines -------------------------------------------------------------------------------------------------
+# -- carrying it out ---------------------------------------------------------------------------------------------------
 
 
-def _on_this_machine(folder: Folder, run: str, json: bool) -> None:
-    """Server and silos as programs of ours, which end with us."""
+def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
+    """Follow the run to its report: with server and silos as programs of ours, which end with us, or on the SuperLink
+    that the folder names, which goes on without us."""
+    folder, local = programs.folder, programs if isinstance(programs, LocalFederation) else None
     try:
-        with ending_on_signals(), LocalFederation(folder) as programs:
-            say(f"Starting the server and {len(programs.silos)} silos; their logs are in {near(folder.logs)}.")
-            programs.start_all()
+        with ending_on_signals(), programs:
+            if local is None:
+                _require_superlink(folder, run)
+            else:
+                say(f"Starting the server and {len(local.silos)} silos; their logs are in {near(folder.logs)}.")
+                local.start_all()
             _follow(programs, run)
     except KeyboardInterrupt:
-        done, total = RunFolder(folder.runs / run).rounds_done(), _config(folder).run.rounds
-        say(
-            f"Interrupted after round {done} of {total}; everything is stopped. "
-            f"Continue with: equifed flower {_local(folder, run)}"
-        )
+        if local is None:
+            say(
+                f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end "
+                f"it with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
+            )
+        else:
+            done, total = RunFolder(folder.runs / run).rounds_done(), _config(folder).run.rounds
+            say(
+                f"Interrupted after round {done} of {total}; everything is stopped. "
+                f"Continue with: equifed flower {_local(folder, run)}"
+            )
         raise typer.Exit(130) from None
     _report(folder, run, json)
 
 
-def _on_the_superlink(folder: Folder, run: str, json: bool) -> None:
-    """The SuperLink that the folder names; it goes on without us."""
+def _require_superlink(folder: Folder, run: str) -> None:
     host, port = folder.superlink()
     if not listens(host, port):
         text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says"
         if all(folder.data(silo).is_file() for silo in folder.silos()):
             text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
         raise RunError(text)
-    try:
-        with ending_on_signals(), SubmittedRun(folder) as programs:
-            _follow(programs, run)
-    except KeyboardInterrupt:
-        say(
-            f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end it "
-            f"with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
-        )
-        raise typer.Exit(130) from None
-    _report(folder, run, json)
 
 
 def _local(folder: Folder, run: str) -> str:
@@ -199,19 +202,19 @@ def _follow(programs: SubmittedRun, run: str) -> None:
     reason = reason_file(programs.folder.runs, run)
     reason.unlink(missing_ok=True)
     programs.run(run)
-    with rounds:
+    with rounds.waiting:
         while True:
-            over = programs.ended(run) is not None  # looked at first, so that the last lines are shown
+            over = programs.ended(run) is not None
             # until the server has written, the files are those of an earlier attempt, and its lock is not to be touched
             begun = _text(run_folder.path / "status.json") != before
-            rounds.show(begun)
             status = run_folder.status() if begun else {"status": "not begun", "reason": ""}
+            rounds.show(begun)  # after its status is known, so that no line is missed at the end
             if status["status"] in ("finished", "failed", "interrupted") or (over and not begun):
                 break
             time.sleep(PAUSE)
-        rounds.show(begun)
     if status["status"] == "finished":
-        programs.settle(run, CLOSING)
+        with contextlib.suppress(RunError):  # Flower may close it later
+            programs.wait(run, CLOSING)
     elif status["reason"]:
         local = " --local" if isinstance(programs, LocalFederation) else ""
         raise RunError(
@@ -231,16 +234,9 @@ class _Rounds:
         self.folder, self.total = folder, total
         self._shown = folder.rounds_done()
         self._since = time.monotonic()
-        self._console = err()  # lines and the status must share it, or they overwrite each other
-        self._status = Status("", console=self._console)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._status.stop()
+        self._console = err()  # lines and the waiting must share it, or they overwrite each other
+        self.waiting = self._console.status("")
+        """Shown on a terminal while it is entered."""
 
     def show(self, begun: bool) -> None:
         text = _text(self.folder.path / "rounds.jsonl") if begun else ""
@@ -251,9 +247,9 @@ class _Rounds:
                     self._console.print(f"Round {line['round']} of {self.total}: {_happened(line)}", soft_wrap=True)
         waited = f"{time.monotonic() - self._since:.0f} s"
         if not self.folder.path.exists():
-            self._status.update(f"Waiting for the silos: {waited}")
+            self.waiting.update(f"Waiting for the silos: {waited}")
         else:
-            self._status.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited}")
+            self.waiting.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited}")
 
 
 def _happened(line: dict[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""Keys and certificates: an authority and the server's certificate for TLS, a key pair per silo to know it by."""
+"""Keys and certificates: an authority and the server's certificate for TLS, a key pair per silo to know it by.
+
+Flower brings the package `cryptography`, so this is imported where Flower is known to be installed.
+"""
 
 from __future__ import annotations
 
@@ -6,79 +9,57 @@ import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from equifed.flower.deployment.installed import require_flower
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from equifed.flower.deployment.folder import LOOPBACK
 
-YEARS = 5
-"""How long the certificates are valid."""
-LOOPBACK = ("127.0.0.1", "localhost")
+VALIDITY = timedelta(days=5 * 365)
+AUTHORITY = "equifed federation"
 
 
 def write_certificates(folder: Path, address: str) -> datetime:
     """ca.crt, ca.key, server.crt and server.key for a server at `address` and on its own machine; when they end."""
-    require_flower()  # which brings the package `cryptography`
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    now = datetime.now(UTC)
-    end = now + timedelta(days=365 * YEARS)
-
-    def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def certificate(subject: str, key: EllipticCurvePrivateKey, authority: bool) -> x509.CertificateBuilder:
-        usage = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
-        ) | {"encipher_only": False, "decipher_only": False}
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name(subject))
-            .issuer_name(name(AUTHORITY))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))  # another machine's clock may be late
-            .not_valid_after(end)
-            .add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
-            .add_extension(
-                x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **usage),
-                critical=True,
-            )
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        )
-
+    end = datetime.now(UTC) + VALIDITY
     ca, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     names = [_alternative(name) for name in dict.fromkeys((address, *LOOPBACK))]
-    of_ca = certificate(AUTHORITY, ca, authority=True)
     of_server = (
-        certificate(address[:64], server, authority=False)
+        _certificate(address[:64], server, end, authority=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False)
     )
     folder.mkdir(mode=0o700)
-    for stem, key, built in (("ca", ca, of_ca), ("server", server, of_server)):
-        signed = built.sign(ca, hashes.SHA384())
-        (folder / f"{stem}.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        write_private(folder / f"{stem}.key", pem)
+    for stem, key, unsigned in (
+        ("ca", ca, _certificate(AUTHORITY, ca, end, authority=True)),
+        ("server", server, of_server),
+    ):
+        (folder / f"{stem}.crt").write_bytes(unsigned.sign(ca, hashes.SHA384()).public_bytes(Encoding.PEM))
+        _write_private(folder / f"{stem}.key", key, PrivateFormat.PKCS8)
     return end
 
 
-AUTHORITY = "equifed federation"
+def _certificate(
+    subject: str, key: ec.EllipticCurvePrivateKey, end: datetime, authority: bool
+) -> x509.CertificateBuilder:
+    issued, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, AUTHORITY))
+    # of the nine uses of a key, in X.509's order: to sign with; four others; to sign certificates and their revocations
+    uses = (not authority, False, False, False, False, authority, authority, False, False)
+    return (
+        x509.CertificateBuilder(issuer, issued, key.public_key(), x509.random_serial_number())
+        .not_valid_before(end - VALIDITY - timedelta(hours=1))  # another machine's clock may be late
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
+        .add_extension(x509.KeyUsage(*uses), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
 
 
 def _alternative(address: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:
@@ -87,21 +68,14 @@ def _alternative(address: str) -> x509.GeneralName:
 
 def write_key_pair(folder: Path, name: str) -> None:
     """NAME and NAME.pub: an ECDSA key on P-384 in OpenSSH's form, as Flower's node authentication wants it."""
-    require_flower()
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP384R1())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     folder.mkdir(mode=0o700, exist_ok=True)
-    write_private(folder / name, pem)
+    _write_private(folder / name, key, PrivateFormat.OpenSSH)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     (folder / f"{name}.pub").write_bytes(public + f" {name}\n".encode())
 
 
-def write_private(path: Path, content: bytes) -> None:
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:
     """A new file that nobody else can read, from its first moment on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+        file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))

@@ -12,6 +12,7 @@ runs/ logs/ local/            made later: results, the programs' logs, memory of
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import shlex
@@ -19,32 +20,33 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tomli_w
 
-from equifed.config import Config, load_config, parse_config
+from equifed.config import Config, load_config
 from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, check_number
-from equifed.flower.deployment.credentials import LOOPBACK, write_certificates, write_key_pair
+from equifed.files import writable_folder
 from equifed.flower.deployment.installed import require_flower
 from equifed.methods import make
 from equifed.settings import Local
+from equifed.task import label_kind
 
 if TYPE_CHECKING:
     import pandas as pd
+    from jinja2 import Environment
 
     from equifed.protocol import Method
-from equifed.task import label_kind
 
 NAME = "federation"
 """Of the SuperLink in Flower's config.toml."""
 SILOS = ("hospital-a", "hospital-b", "hospital-c")
 METHOD = "fedavg-gr"
 ROUNDS = 5
+LOOPBACK = ("127.0.0.1", "localhost")
 ADDRESS = LOOPBACK[0]
 PORT = 8000
 VALIDATION = "validation"
@@ -54,29 +56,17 @@ HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SEED = 0
 """By which the trial's rows are dealt to the silos."""
 
-APP = '''"""What Flower starts: on the server's machine `server`, on each silo's `client`."""
 
-from pathlib import Path
-
-from equifed.flower import client_app, server_app
-
-FEDERATION = Path(__file__).with_name("federation.toml")
-client = client_app(FEDERATION)
-server = server_app(FEDERATION)
-'''
-
-HEADER = """\
-# What is trained, by which method and for how long. It travels to every silo with the app, and has to be the same
-# everywhere. Where all files are at hand, `equifed run` on it simulates the same federation.
-
-"""
-
-
-@dataclass(frozen=True)
 class Folder:
-    """A federation's folder that exists, and where things lie in it."""
+    """A federation's folder, and where things lie in it."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.app, self.runs, self.logs = path / "app", path / "runs", path / "logs"
+        self.federation = self.app / "federation.toml"
+        self.certificates = path / "certificates"
+        self.home = path / "flwr"
+        """FLWR_HOME of the server's machine."""
 
     @classmethod
     def of(cls, path: Path) -> Folder:
@@ -85,31 +75,6 @@ class Folder:
         if not folder.federation.is_file():
             raise ConfigError(f"{path} is not the folder of a federation. Make one with: equifed flower init {path}")
         return folder
-
-    @property
-    def app(self) -> Path:
-        return self.path / "app"
-
-    @property
-    def federation(self) -> Path:
-        return self.app / "federation.toml"
-
-    @property
-    def home(self) -> Path:
-        """FLWR_HOME of the server's machine."""
-        return self.path / "flwr"
-
-    @property
-    def runs(self) -> Path:
-        return self.path / "runs"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def certificates(self) -> Path:
-        return self.path / "certificates"
 
     def key(self, silo: str) -> Path:
         return self.path / "keys" / silo
@@ -162,33 +127,12 @@ def create(
     trial = schema is None
     tables, schema = _trial(silos, trained) if schema is None else ({}, schema)
     _check_method(trained, schema)
-    files = {name: f"../data/{name}.parquet" for name in silos}
-    local = Local().for_task(schema.task)
-    needed = {"validation-file": f"../data/{VALIDATION}.parquet"} if trained.needs_validation else {}
-    settings: dict[str, Any] = {
-        "run": {"rounds": rounds},
-        "data": {"schema": "schema.json", **needed, "files": files},
-        "local": {
-            "local-epochs": local.epochs,
-            "batch-size": local.batch_size,
-            "learning-rate": local.learning_rate,
-        },
-        "method": {"name": method},
-        "flower": {"deadline": 300.0, "join-deadline": 300.0, "min-count": 10},
-    }
+    from equifed.flower.deployment import credentials
+
     with _in_one_step(target) as draft:
-        app = draft / "app"
-        app.mkdir()
-        (app / "app.py").write_text(APP, encoding="utf-8")
-        (app / "pyproject.toml").write_text(tomli_w.dumps(_project(target)), encoding="utf-8")
-        (app / "schema.json").write_text(schema.to_json(), encoding="utf-8")
-        (app / "federation.toml").write_text(HEADER + tomli_w.dumps(settings), encoding="utf-8")
-        parse_config(settings, source="federation.toml", folder=app)
-        end = write_certificates(draft / "certificates", address)
+        end = credentials.write_certificates(draft / "certificates", address)
         for silo in silos:
-            write_key_pair(draft / "keys", silo)
-        (draft / "flwr").mkdir()
-        (draft / "flwr" / "config.toml").write_text(tomli_w.dumps(connection(target, port)), encoding="utf-8")
+            credentials.write_key_pair(draft / "keys", silo)
         (draft / "data").mkdir(mode=0o700)
         for name, table in tables.items():
             table.to_parquet(draft / "data" / f"{name}.parquet", index=False)
@@ -197,53 +141,30 @@ def create(
             "silos": silos,
             "method": method,
             "rounds": rounds,
+            "local": Local().for_task(schema.task),
             "address": address,
             "port": port,
             "remote": address not in LOOPBACK,
             "trial": trial,
             "needs_validation": trained.needs_validation,
             "end": end.date().isoformat(),
-            "schema": schema,
         }
-        (draft / "README.md").write_text(_guide(words), encoding="utf-8")
+        for name in _templates().list_templates():
+            file = draft / name.removesuffix(".j2")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(render(name, words), encoding="utf-8")
+        (draft / "app" / "schema.json").write_text(schema.to_json(), encoding="utf-8")
     return Folder(target)
 
 
-def connection(folder: Path, port: int) -> dict[str, Any]:
-    """Flower's config.toml. Commands always go to this machine's own SuperLink: see the guide on its open port."""
-    return {
-        "superlink": {
-            "default": NAME,
-            NAME: {
-                "address": f"{LOOPBACK[0]}:{port}",
-                "root-certificates": str(folder / "certificates" / "ca.crt"),
-            },
-        }
-    }
+def render(template: str, words: Mapping[str, Any]) -> str:
+    """A file of the folder, from the template that is called as it is."""
+    return _templates().get_template(template).render(words, node_config=node_config)
 
 
 def node_config(silo: str, data: Path, state: Path) -> str:
     """A SuperNode's --node-config."""
     return f'client-id="{silo}" data="{data}" state="{state}"'
-
-
-def schema_of_table(table: Path, label: str, sensitive: str, positive: str | None) -> Schema:
-    """The schema that a table has, which the silos' files must have too."""
-    from equifed.federation.tables import read_table
-
-    frame = read_table(table)
-    for option, column in (("--label", label), ("--sensitive", sensitive)):
-        if column not in frame.columns:
-            columns = ", ".join(map(str, frame.columns))
-            raise ConfigError(f"{option} {column!r}: {table} has no such column. It has: {columns}.")
-    return Schema.infer(frame, label=label, sensitive=sensitive, positive=positive)
-
-
-def read_schema(path: Path) -> Schema:
-    try:
-        return Schema.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--schema {path} cannot be read: {error}.") from None
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -264,54 +185,29 @@ def _trial(silos: Sequence[str], method: Method) -> tuple[dict[str, pd.DataFrame
     return tables, preset.schema(frame)
 
 
-def _project(folder: Path) -> dict[str, Any]:
-    return {
-        "project": {
-            "name": "equifed-federation",
-            "version": "1.0.0",
-            "description": "A fair federation, trained with equifed.",
-            "license": "Apache-2.0",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "equifed",
-                    "components": {"serverapp": "app:server", "clientapp": "app:client"},
-                    "config": {"runs": str(folder / "runs"), "run": "", "validation": ""},
-                }
-            }
-        },
-    }
-
-
-def _guide(words: Mapping[str, Any]) -> str:
+@cache
+def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("equifed.flower.deployment", "."),
+        loader=PackageLoader("equifed.flower.deployment"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # it is Markdown
+        autoescape=False,  # none of them is HTML
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    return environment.get_template("guide.md.j2").render(words, node_config=node_config)
+    environment.filters["toml"] = lambda value: json.dumps(str(value), ensure_ascii=False)
+    return environment
 
 
 @contextmanager
 def _in_one_step(target: Path) -> Iterator[Path]:
     """A draft beside the target that takes its place at the end, or leaves nothing behind."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot write to {target.parent} ({error.strerror or error}). Name another folder."
-        ) from None
-    with beside:
-        draft = Path(beside.name) / target.name
+    writable_folder(target.parent, "Name another folder.")
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
+        draft = Path(beside) / target.name
         draft.mkdir()
         yield draft
         os.replace(draft, target)

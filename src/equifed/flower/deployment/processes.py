@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from equifed.errors import RunError
@@ -70,18 +70,10 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise RunError(f"{name} did not end in {seconds:.0f} s.\n{self.tail(name)}") from None
 
-    def settle(self, name: str, seconds: float) -> None:
-        """Give it so long to end by itself."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._running[name].wait(seconds)
-
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of what a program has logged since it was last started, for a message."""
-        return f"The end of {self.log(name)}:\n" + "\n".join(f"  {line}" for line in self.lines(name)[-lines:])
-
-    def lines(self, name: str) -> list[str]:
-        """The lines that a program has logged since it was last started."""
-        return COLOURS.sub(b"", self.log(name).read_bytes()[self._begins[name] :]).decode(errors="replace").splitlines()
+        logged = COLOURS.sub(b"", self.log(name).read_bytes()[self._begins[name] :]).decode(errors="replace")
+        return "\n  ".join([f"The end of {self.log(name)}:", *logged.splitlines()[-lines:]])
 
     def alive(self, *names: str) -> set[int]:
         """The programs of these names, or all, and everything that they have started."""
@@ -94,7 +86,8 @@ class Processes:
 
     def stop(self) -> None:
         """End everything: ask, wait a little, then make it."""
-        with _uninterrupted():
+        # an impatient second Ctrl-C must not leave half of the programs behind
+        with _handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
             self._end(GRACE)
 
     def _end(self, grace: float, *names: str) -> None:
@@ -103,16 +96,16 @@ class Processes:
         while alive := self.alive(*names):
             late = time.monotonic() >= deadline
             for pid in alive if late else alive - asked:
-                _send(pid, signal.SIGKILL if late else signal.SIGTERM)
+                # to this one where all are known, since Flower takes a second request for impatience; else to its group
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    (os.kill if SHOWN else os.killpg)(pid, signal.SIGKILL if late else signal.SIGTERM)
             asked |= alive
             time.sleep(PAUSE)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
@@ -126,12 +119,6 @@ def _marked(mark: str, names: Collection[str]) -> set[int]:
             if any(marker in variables for marker in markers):
                 processes.add(int(entry.parent.name))
     return processes
-
-
-def _send(pid: int, what: signal.Signals) -> None:
-    """To this one where all are known, since Flower takes a second request for impatience; else to its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        (os.kill if SHOWN else os.killpg)(pid, what)
 
 
 @contextlib.contextmanager
@@ -149,13 +136,6 @@ def ending_on_signals() -> Iterator[None]:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     with _handlers(dict.fromkeys(numbers, end)):
-        yield
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """An impatient second Ctrl-C must not leave half of the programs behind."""
-    with _handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
         yield
 
 

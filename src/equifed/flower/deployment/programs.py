@@ -9,11 +9,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-import tomli_w
-
 from equifed.errors import RunError
-from equifed.flower.deployment.credentials import LOOPBACK
-from equifed.flower.deployment.folder import NAME, Folder, connection, node_config
+from equifed.flower.deployment.folder import LOOPBACK, NAME, Folder, node_config, render
 from equifed.flower.deployment.installed import programs
 from equifed.flower.deployment.processes import GRACE, Processes
 from equifed.store.locks import lock_at, take
@@ -101,7 +98,8 @@ class LocalFederation(SubmittedRun):
 
     def start_superlink(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "config.toml").write_text(tomli_w.dumps(connection(self.folder.path, self.port)))
+        words = {"folder": self.folder, "port": self.port}
+        (self.home / "config.toml").write_text(render("flwr/config.toml.j2", words), encoding="utf-8")
         certificates = self.folder.certificates
         self.start(
             "superlink",
