@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import pandas as pd
 from rich.live import Live
@@ -42,11 +41,13 @@ class Watch:
         self._shown = catalogue.shown(measured, "table")
         self._before: dict[str, Moments] = {}
         self._seconds: list[float] = []
-        self._done, self._last, self._figures = done, 0.0, ""
-        self._next = 0.0
+        self._last, self._figures, self._next = 0.0, "", 0.0
         console = err()
-        self._bar = (
-            Progress(
+        self._bar = self._live = None
+        if console.is_terminal and closely:
+            self._live = Live(console=console, auto_refresh=False)
+        elif console.is_terminal:
+            self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=12),
                 MofNCompleteColumn(),
@@ -55,26 +56,16 @@ class Watch:
                 console=console,
                 transient=True,
             )
-            if console.is_terminal and not closely
-            else None
-        )
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal and closely else None
+            self._task = self._bar.add_task(title, total=self.job.rounds, completed=done, figures="")
 
     def __enter__(self) -> Watch:
-        if self._live is not None:
-            self._live.start()
-        if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.job.rounds, completed=self._done, figures="")
+        if display := self._live or self._bar:
+            display.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, *error: object) -> None:
+        if display := self._live or self._bar:
+            display.stop()
 
     def step(self, step: Step) -> None:
         self._seconds.append(step.seconds)
@@ -106,14 +97,13 @@ class Watch:
         values = self._values(step, ("loss", *self._shown))
         title = f"{self.title}: round {step.round} of {self.job.rounds}{self._left(step)}"
         table = plain_table("metric", "now", "± over runs", "change", numbers=[1, 2, 3], title=title)
-        several = len(self.job.runs) > 1
-        for name, value in values.items():
-            change = f"{value.mean - self._before[name].mean:+.3f}" if name in self._before else ""
-            table.add_row(name.replace("_", " "), f"{value.mean:.3f}", f"{value.std:.3f}" if several else "", change)
-        observed = pd.DataFrame([log.observed for log in step.logs])
-        for column in observed:
-            mean, std, _ = moments(observed[column])
-            table.add_row(f"{column} (of the method)", f"{mean:.3f}", f"{std:.3f}" if several else "", "")
+        spread = "{:.3f}".format if len(self.job.runs) > 1 else lambda std: ""
+        for name, (mean, std, _) in values.items():
+            change = f"{mean - self._before[name].mean:+.3f}" if name in self._before else ""
+            table.add_row(name.replace("_", " "), f"{mean:.3f}", spread(std), change)
+        for column, observed in pd.DataFrame([log.observed for log in step.logs]).items():
+            mean, std, _ = moments(observed)
+            table.add_row(f"{column} (of the method)", f"{mean:.3f}", spread(std), "")
         lost = sum(log.dropped + log.rejected for log in step.logs)
         sampled = sum(log.sampled for log in step.logs)
         table.add_row("replies", f"{sampled - lost} of {sampled}", "", "")

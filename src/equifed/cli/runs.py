@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from equifed.cli.checks import AnyCheck, checks_of_each, require_known
-from equifed.cli.console import name_of, near, out, print_json, say, show, traceback_if_wanted
+from equifed.cli.console import name_of, near, print_json, say, show, traceback_if_wanted
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.progress import Watch
 from equifed.cli.report import check_page, documented
@@ -23,6 +23,7 @@ from equifed.cli.tables import (
     frame_table,
     groups_table,
     metrics_table,
+    pareto_of,
     pareto_table,
     record,
     silos_table,
@@ -32,7 +33,6 @@ from equifed.config import Config, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
-from equifed.metrics import catalogue
 from equifed.report.silos import other_notes
 from equifed.results import Result
 from equifed.simulation import Simulation
@@ -186,7 +186,7 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record]) ->
         f"{fed.name} ({config.data.preset}): {fed.num_clients} clients, {clients} per round, "
         f"{config.run.rounds} rounds, {len(config.run.seed_list)} seeds, {settings['model']['kind']}, "
         f"partition {settings['partition']['kind']}\n",
-        comparison(records, out().width),
+        comparison(records),
         footnotes(records),
     )
 
@@ -220,9 +220,9 @@ def print_result(folder: RunFolder, result: Result, output: Output, checks: Sequ
         print_json(summary | more | {"failed_checks": failed})
     else:
         if result.swept:
-            show(pareto_table(pareto_of(result)))
+            show(pareto_table(result))
         else:
-            show(comparison([summary], out().width), footnotes([summary]), *silos_table(result))
+            show(comparison([summary]), footnotes([summary]), *silos_table(result))
         say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
     fail(failed)
 
@@ -256,7 +256,7 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
         return
     show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s\n")
     if result.swept:
-        show(pareto_table(pareto_of(result)))
+        show(pareto_table(result))
     else:
         show(metrics_table(summary), "", groups_table(result), *silos_table(result), "", warnings_of([summary]))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
@@ -291,11 +291,6 @@ def _heading(folder: RunFolder, config: dict[str, Any]) -> str:
         f"{folder.id}{name}: {config['method']['name']} on {where}, {run['rounds']} rounds, "
         f"{len(run['seeds'])} seeds, {config['model']['kind']}"
     )
-
-
-def pareto_of(result: Result) -> Any:
-    """The mean trade-off of each swept setting, by the task's main metrics."""
-    return result.pareto(*catalogue.main_pair(result.final().columns))
 
 
 def _failures(checks: Sequence[AnyCheck], result: Result) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
+from equifed.cli.console import out
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import moments
@@ -65,7 +67,8 @@ def record(folder: RunFolder, result: Result) -> Record:
     }
 
 
-def plain_table(*headings: str, numbers: Sequence[int] = (), title: str | None = None) -> Table:
+def plain_table(*headings: str, numbers: Container[int] = (), title: str | None = None) -> Table:
+    """numbers: the columns that are set flush right."""
     table = Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
     )
@@ -74,29 +77,25 @@ def plain_table(*headings: str, numbers: Sequence[int] = (), title: str | None =
     return table
 
 
-def comparison(records: Sequence[Record], width: int) -> Table:
+def comparison(records: Sequence[Record]) -> Table:
     """A row per method: mean ± sample standard deviation over seeds of the final test metrics."""
     from equifed.report.wording import size
 
-    narrow = width < NARROW
-    columns = catalogue.shown((name for run in records for name in run["metrics"]), "table")
+    columns = catalogue.shown(set().union(*(each["metrics"] for each in records)), "table")
     headings = ["method", *(describe(name).short for name in columns), "up + down", "seconds"]
+    narrow = out().width < NARROW
     if narrow:
         headings = [heading.replace(" ", "\n", 1) for heading in headings]
     table = plain_table(*headings, numbers=range(1, len(headings)))
-    for run in records:
-        table.add_row(
-            run["method"] + ("*" if run["degenerate_runs"] else ""),
-            *(_cell(run, name, narrow) for name in columns),
-            f"{size(run['bytes_up'])}{chr(10) if narrow else ' '}+ {size(run['bytes_down'])}",
-            f"{run['seconds']:.1f}",
+    for each in records:
+        cells = (
+            each["method"] + ("*" if each["degenerate_runs"] else ""),
+            *(spread(each["metrics"].get(name), each["runs"]) for name in columns),
+            f"{size(each['bytes_up'])} + {size(each['bytes_down'])}",
+            f"{each['seconds']:.1f}",
         )
+        table.add_row(*(re.sub(r"(?=±)| (?=[(+])", "\n", cell) if narrow else cell for cell in cells))
     return table
-
-
-def _cell(run: Record, name: str, narrow: bool) -> str:
-    text = spread(run["metrics"].get(name), run["runs"])
-    return text.replace("±", "\n±").replace(" (", "\n(") if narrow else text
 
 
 def footnotes(records: Sequence[Record]) -> str:
@@ -148,25 +147,27 @@ def frame_table(frame: Any, title: str | None = None) -> Table:
     """A data frame as it is, numbers rounded."""
     numbers = [i for i, kind in enumerate(frame.dtypes) if kind.kind in "fiu"]
     table = plain_table(*map(str, frame.columns), numbers=numbers, title=title)
+    written = {float: "{:.4g}".format, bool: {True: "yes", False: "no"}.__getitem__}
     for row in frame.itertuples(index=False):
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else _word(value) for value in row))
+        table.add_row(*(written.get(type(value), str)(value) for value in row))
     return table
 
 
-def _word(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def metrics_table(run: Record) -> Table:
-    table = plain_table("metric", "mean ± std", numbers=[1], title=f"Final test metrics over {run['runs']} runs")
-    for name, value in run["metrics"].items():
-        table.add_row(name, spread(value, run["runs"]))
+def metrics_table(each: Record) -> Table:
+    table = plain_table("metric", "mean ± std", numbers=[1], title=f"Final test metrics over {each['runs']} runs")
+    for name, value in each["metrics"].items():
+        table.add_row(name, spread(value, each["runs"]))
     return table
 
 
-def pareto_table(points: Any, title: str | None = None) -> Table:
-    """The trade-off of `pareto_of`; in how many runs both metrics are defined is shown where it is not in all."""
-    counts = points["defined"].astype(str) + " of " + points["runs"].astype(str)
+def pareto_of(result: Result) -> Any:
+    """The mean trade-off of each swept setting, by the task's main metrics."""
+    return result.pareto(*catalogue.main_pair(result.final().columns))
+
+
+def pareto_table(result: Result) -> Table:
+    """The trade-off; in how many runs both metrics are defined is shown where it is not in all."""
+    points = pareto_of(result)
     shown = points.drop(columns=["defined", "runs"])
     for name in [str(column).removesuffix("_low") for column in shown if str(column).endswith("_low")]:
         # mean [interval], where there is one
@@ -174,7 +175,9 @@ def pareto_table(points: Any, title: str | None = None) -> Table:
         shown[name] = [
             f"{mean:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]") for mean, low, high in ends
         ]
-    return frame_table(shown if (points["defined"] == points["runs"]).all() else shown.assign(defined=counts), title)
+    if not (points["defined"] == points["runs"]).all():
+        shown["defined"] = points["defined"].astype(str) + " of " + points["runs"].astype(str)
+    return frame_table(shown)
 
 
 def groups_table(result: Result) -> Table:
@@ -187,11 +190,18 @@ def groups_table(result: Result) -> Table:
     frame = frame[frame["scope"].astype(str).str.startswith("group:")]
     frame = as_disclosed(frame.assign(name=frame["scope"].astype(str).str.removeprefix("group:")), silos)
     names, metrics = (list(dict.fromkeys(frame[column].astype(str))) for column in ("name", "metric"))
-    table = plain_table("metric", *names, numbers=range(1, 1 + len(names)), title="By group, means over seeds")
     cells = dict(iter(frame.groupby(["metric", "name"], observed=True)["value"]))
+
+    def cell(metric: str, name: str) -> str:
+        values = cells.get((metric, name), ())
+        mean, _, defined = moments(values)
+        if not defined:
+            return "withheld" if silos is not None and silos.hides(metric, groups=[name]) else "undefined"
+        return f"{mean:.4g}" + ("" if defined == len(values) else f" ({defined} of {len(values)})")
+
+    table = plain_table("metric", *names, numbers=range(1, 1 + len(names)), title="By group, means over seeds")
     for metric in metrics:
-        hidden = [silos is not None and silos.hides(metric, groups=[name]) for name in names]
-        table.add_row(metric, *(_mean(cells.get((metric, name)), hid) for name, hid in zip(names, hidden, strict=True)))
+        table.add_row(metric, *(cell(metric, name) for name in names))
     return table
 
 
@@ -210,34 +220,16 @@ def silos_table(result: Result) -> list[Table | str]:
     return ["", table, *silos.sentences()]
 
 
-def _mean(values: Any, withheld: bool = False) -> str:
-    over = moments([] if values is None else values)
-    if not over.n:
-        return "withheld" if withheld else "undefined"
-    return f"{over.mean:.4g}" + ("" if over.n == len(values) else f" ({over.n} of {len(values)})")
-
-
-def _headline(metrics: dict[str, Any], name: str) -> str:
-    mean, undefined = float(metrics[name]), metrics.get("undefined", {}).get(name, 0)
-    if math.isnan(mean):
-        return "undefined"
-    return f"{mean:.3f}" + (f" ({undefined} undefined)" if undefined else "")
-
-
 def runs_table(entries: Sequence[Entry]) -> Table:
     table = plain_table("run", "status", "method", "data", "rounds", "seeds", "result", "name", numbers=[4, 5])
     table.columns[0].no_wrap = True  # to be copied
     for entry in entries:
-        main = filter(None, catalogue.main_pair(entry.metrics))
-        shown = [f"{describe(name).short} {_headline(entry.metrics, name)}" for name in main]
-        table.add_row(
-            entry.id,
-            entry.status,
-            entry.method,
-            entry.data,
-            str(entry.rounds),
-            str(entry.seeds),
-            ", ".join(shown),
-            entry.name,
-        )
+        undefined = entry.metrics.get("undefined", {})
+        headline = []
+        for name in filter(None, catalogue.main_pair(entry.metrics)):
+            lost = f" ({undefined[name]} undefined)" if undefined.get(name) else ""
+            mean = float(entry.metrics[name])
+            headline.append(f"{describe(name).short} " + ("undefined" if math.isnan(mean) else f"{mean:.3f}{lost}"))
+        facts = (entry.id, entry.status, entry.method, entry.data, entry.rounds, entry.seeds)
+        table.add_row(*map(str, facts), ", ".join(headline), entry.name)
     return table
