@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.seeds import moments
@@ -63,20 +64,14 @@ class Check:
         lines = []
         for key, values in final.groupby(["method", *result.swept], observed=True, sort=False)[self.metric]:
             mean, _, defined = moments(values)
-            undefined = len(values) - defined
-            if undefined:
-                what = f"is undefined for {undefined} of {len(values)} seeds, so it cannot be shown not to be"
-                what = f"{what} {self.sign} {self.bound:g}"
+            if defined < len(values):
+                lost = f"{len(values) - defined} of {len(values)} seeds"
+                what = f"is undefined for {lost}, so it cannot be shown not to be {self.sign} {self.bound:g}"
             elif OPERATORS[self.sign](mean, self.bound):
                 what = f"is {mean:.4g}, and the run fails if {self.text}"
             else:
                 continue
-            names = key if isinstance(key, tuple) else (key,)
-            where = ", ".join(
-                f"{name}={part}" if name != "method" else str(part)
-                for name, part in zip(["method", *result.swept], names, strict=True)
-            )
-            lines.append(f"{where}: {self.metric} {what}")
+            lines.append(f"{_setting(result, key)}: {self.metric} {what}")
         return lines
 
 
@@ -93,23 +88,26 @@ class ConstraintCheck:
         an infeasible problem comes to rest there too.
         """
         if "feasible" not in result.log:
-            raise ConfigError(_no_constraint(result.info["method"]))
+            raise _no_constraint(result.info["method"])
         last = result.log.groupby([*result.swept, "seed"], sort=False).tail(1)
         missed = last[last["excess"] > CONSTRAINT_TOLERANCE] if "excess" in last else last[last["feasible"] == 0]
-        lines = []
-        for key, rows in missed.groupby(["method", *result.swept], sort=False):
-            setting = [f"{name}={value:g}" for name, value in zip(result.swept, key[1:], strict=True)]
-            seeds = ", ".join(map(str, rows["seed"]))
-            lines.append(f"{', '.join([str(key[0]), *setting])}: constraint violated at the end for seed {seeds}")
-        return lines
+        return [
+            f"{_setting(result, key)}: constraint violated at the end for seed {', '.join(map(str, rows['seed']))}"
+            for key, rows in missed.groupby(["method", *result.swept], sort=False)
+        ]
 
 
 AnyCheck = Check | ConstraintCheck
 
 
-def _no_constraint(*methods: str) -> str:
+def _setting(result: Result, key: tuple[Any, ...]) -> str:
+    """The method and the swept values that a group of rows is about."""
+    return ", ".join([key[0], *(f"{name}={value:g}" for name, value in zip(result.swept, key[1:], strict=True))])
+
+
+def _no_constraint(*methods: str) -> ConfigError:
     who = f"{methods[0]} has no" if len(methods) == 1 else f"none of {', '.join(methods)} has a"
-    return f"--fail-if 'constraint violated': {who} constraint to train under. Leave the check out."
+    return ConfigError(f"--fail-if 'constraint violated': {who} constraint to train under. Leave the check out.")
 
 
 def parse_checks(texts: Sequence[str] | None) -> list[AnyCheck]:
@@ -117,27 +115,18 @@ def parse_checks(texts: Sequence[str] | None) -> list[AnyCheck]:
     return [plain if " ".join(text.split()) == plain.text else Check.parse(text) for text in texts or ()]
 
 
-def require_known(checks: Sequence[AnyCheck], job: Job) -> None:
-    """Refuse checks of metrics, or of a constraint, that this run will not have."""
-    known = [metric.name for metric in job.metrics if metric.overall or metric.over_clients]
-    for check in checks:
-        if isinstance(check, Check):
-            check.require(known)
-        elif not has_constraint(job):
-            raise ConfigError(_no_constraint(job.method.name))
-
-
-def has_constraint(job: Job) -> bool:
-    return "feasible" in job.method.observe(job.method_of(0).init(job.task, job.initial[0]))
-
-
 def checks_of_each(checks: Sequence[AnyCheck], jobs: Sequence[Job]) -> list[list[AnyCheck]]:
-    """The checks of each of several methods; that of a constraint is for those that have one, and one must have it."""
-    of_constraint = any(isinstance(check, ConstraintCheck) for check in checks)
-    constrained = [of_constraint and has_constraint(job) for job in jobs]
-    if jobs and of_constraint and not any(constrained):
-        raise ConfigError(_no_constraint(*(job.method.name for job in jobs)))
-    by_job = [[check for check in checks if has or not isinstance(check, ConstraintCheck)] for has in constrained]
-    for job, job_checks in zip(jobs, by_job, strict=True):
-        require_known(job_checks, job)
-    return by_job
+    """The checks of each job: that of a constraint is for the methods that have one, and some must. Refuses a metric
+    that a run will not have."""
+    plain = [check for check in checks if isinstance(check, Check)]
+    for job in jobs:
+        known = [metric.name for metric in job.metrics if metric.overall or metric.over_clients]
+        for check in plain:
+            check.require(known)
+    if len(plain) == len(checks) or not jobs:
+        return [[*checks] for _ in jobs]
+    states = [job.method.observe(job.method_of(0).init(job.task, job.initial[0])) for job in jobs]
+    constrained = ["feasible" in observed for observed in states]
+    if not any(constrained):
+        raise _no_constraint(*(job.method.name for job in jobs))
+    return [[*checks] if has else [*plain] for has in constrained]

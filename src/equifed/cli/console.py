@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import os
 import sys
 import traceback
@@ -41,18 +40,14 @@ def _visible(character: str) -> str:
     return repr(character)[1:-1] if control else character
 
 
-def out() -> Console:
-    return _console(stderr=False)
-
-
-def err() -> Console:
-    return _console(stderr=True)
-
-
-def _console(stderr: bool) -> Console:
+def out(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
     return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
+
+
+def err() -> Console:
+    return out(stderr=True)
 
 
 def show(*parts: RenderableType) -> None:
@@ -70,20 +65,10 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """The only thing on stdout with --json. NaN and infinities, which JSON lacks, become null."""
-    sys.stdout.write(json.dumps(_strict(value), indent=2) + "\n")
-
-
-def _strict(value: Any) -> Any:
     from equifed.files import plain
 
-    def nulls(each: Any) -> Any:
-        if isinstance(each, dict):
-            return {str(key): nulls(inner) for key, inner in each.items()}
-        if isinstance(each, list | tuple):
-            return [nulls(inner) for inner in each]
-        return None if isinstance(each, float) and not math.isfinite(each) else plain(each)
-
-    return nulls(value)
+    strict = json.loads(json.dumps(value, default=plain), parse_constant=lambda name: None)
+    sys.stdout.write(json.dumps(strict, indent=2) + "\n")
 
 
 def near(path: Path) -> str:

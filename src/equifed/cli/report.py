@@ -68,32 +68,29 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
 
 def documented(folder: RunFolder, result: Result) -> Result:
     """The result with what its folder knows beside it: configuration, versions, data, time."""
-    saved: dict[str, Any] = {
-        name: json.loads((folder.path / f"{name}.json").read_text()) for name in ("data", "environment", "status")
-    }
-    run = {
-        "id": folder.id,
-        "started": _time(saved["status"]["created"]),
-        "finished": _time(saved["status"]["changed"]),
-    }
+    data, status = saved(folder, "data"), saved(folder, "status")
+    times = {"started": status["created"], "finished": status["changed"]}
     whose = "server's rows" if "federation" in result.info else "rows"
-    data = {f"fingerprint of the {whose}": saved["data"]["fingerprint"], "files of the silos": saved["data"]["files"]}
+    origins = {f"fingerprint of the {whose}": data["fingerprint"], "files of the silos": data["files"]}
     more = {
-        "run": run,
-        "provenance": {**result.info.get("provenance", {}), **{name: each for name, each in data.items() if each}},
-        "versions": saved["environment"],
+        "run": {
+            "id": folder.id,
+            **{what: f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M:%S UTC}" for what, time in times.items()},
+        },
+        "provenance": result.info.get("provenance", {}) | {what: known for what, known in origins.items() if known},
+        "versions": saved(folder, "environment"),
         "config": (folder.path / "config.toml").read_text(encoding="utf-8"),
     }
     return replace(result, info={**result.info, **more})
 
 
-def _time(stamp: str) -> str:
-    return datetime.fromisoformat(stamp).strftime("%Y-%m-%d %H:%M:%S UTC")
+def saved(folder: RunFolder, name: str) -> Any:
+    """What a file of the run's folder holds."""
+    return json.loads((folder.path / f"{name}.json").read_text())
 
 
-def check_page(page: Path, option: str) -> Path:
-    """The page, if a file can be written there."""
+def check_page(page: Path, option: str) -> None:
+    """Refuse a page that is a folder, or in a folder where no file can be written."""
     if page.is_dir():
         raise ConfigError(f"{option} {page} is a folder. Name a file in it, e.g. {page / 'report.html'}.")
     writable_folder(page.parent, f"Name another file with {option}.")
-    return page

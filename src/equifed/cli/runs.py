@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,11 +10,11 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import AnyCheck, checks_of_each, require_known
+from equifed.cli.checks import AnyCheck, checks_of_each
 from equifed.cli.console import name_of, near, print_json, say, show, traceback_if_wanted
 from equifed.cli.options import Output, Settings, split_names
 from equifed.cli.progress import Watch
-from equifed.cli.report import check_page, documented
+from equifed.cli.report import check_page, documented, saved
 from equifed.cli.tables import (
     Record,
     comparison,
@@ -64,7 +63,7 @@ def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely:
     store = Store(output.runs)
     store.prepare()
     job = job_of(config, load_federations(config))
-    require_known(checks, job)
+    checks_of_each(checks, [job])
     recording = store.start(config, Simulation(job))
     say(f"Run {recording.folder.id}")
     print_result(recording.folder, train(recording, checks, closely), output, checks)
@@ -83,7 +82,7 @@ def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], close
             print_json(record(folder, result) | {"status": "finished", "failed_checks": failed})
         fail(failed)
         return
-    recording = store.resume(reference, lambda simulation: require_known(checks, simulation.job))
+    recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]))
     say(f"Run {folder.id} continues after round {recording.done} of {recording.config.run.rounds}.")
     print_result(recording.folder, train(recording, checks, closely), output, checks)
 
@@ -95,11 +94,18 @@ def compare(
     data: str, names: str | None, settings: Settings, report: Path | None, output: Output, checks: Sequence[AnyCheck]
 ) -> None:
     """Every method on the same federations, a run each; then the table and the report."""
+    from equifed.report import write_report
+
     store = Store(output.runs)
-    methods = list(REGISTRY.usable()) if names is None else _names(names)
+    methods = list(REGISTRY.usable()) if names is None else split_names(names, "--methods")
+    if names is not None:
+        for name in methods:
+            make(name)
     configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
-    page = _page(report, store, data)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    page = report or store.root / f"compare-{data.replace(':', '-')}-{stamp}.html"
+    check_page(page, "--report")
     feds = load_federations(configs[0])
     # every job is made before the first trains: what is wrong with the last method must not come after hours of others
     runs = [(config, job) for config in configs if (job := _job(config, feds, names is not None)) is not None]
@@ -120,14 +126,16 @@ def compare(
         failed += _failures(own_checks, result)
     if not results:
         raise RunError("No method finished.")
-    if output.json:
-        able = {config.method.name for config, _ in runs}
-        left_out = [config.method.name for config in configs if config.method.name not in able]
-        whole = _whole(configs[0], records, page)
-        print_json(whole | {"left_out": left_out, "failed_methods": broken, "failed_checks": failed})
-    else:
-        _print_comparison(configs[0], feds[0], records)
-    _write_report(results, page)
+    able = {config.method.name for config, _ in runs}
+    more = {
+        "report": str(page),
+        "left_out": [config.method.name for config in configs if config.method.name not in able],
+        "failed_methods": broken,
+        "failed_checks": failed,
+    }
+    _print_comparison(configs[0], feds[0], records, output, more)
+    write_report(results, page)
+    say(f"Report: {near(page)}")
     if broken:
         raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.")
     fail(failed)
@@ -138,14 +146,6 @@ def _config(data: str, method: str, settings: Settings, methods: Sequence[str]) 
     changed = any(text.startswith("method.") for text in overrides)
     source = f"compare ({method})" if changed else "compare"
     return parse_config({"data": {"name": data}, "method": {"name": method}}, overrides, source=source)
-
-
-def _names(text: str) -> list[str]:
-    """The methods that --methods names."""
-    names = split_names(text, "--methods")
-    for name in names:
-        make(name)
-    return names
 
 
 def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
@@ -166,44 +166,20 @@ def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
         return None
 
 
-def _whole(config: Config, records: list[Record], page: Path) -> dict[str, Any]:
-    settings = config.resolved()
-    return {
-        "data": config.data.name,
-        "preset": config.data.preset,
-        "rounds": config.run.rounds,
-        "seeds": config.run.seed_list,
-        "settings": {key: settings[key] for key in ("run", "partition", "model", "local") if key in settings},
-        "methods": records,
-        "report": str(page),
-    }
-
-
-def _print_comparison(config: Config, fed: Federation, records: list[Record]) -> None:
-    settings = config.resolved()
-    clients = settings["run"]["clients-per-round"]
+def _print_comparison(config: Config, fed: Federation, records: list[Record], output: Output, more: Record) -> None:
+    settings, data, run = config.resolved(), config.data, config.run
+    if output.json:
+        kept = {key: settings[key] for key in ("run", "partition", "model", "local") if key in settings}
+        facts = {"data": data.name, "preset": data.preset, "rounds": run.rounds, "seeds": run.seed_list}
+        print_json(facts | {"settings": kept, "methods": records} | more)
+        return
     show(
-        f"{fed.name} ({config.data.preset}): {fed.num_clients} clients, {clients} per round, "
-        f"{config.run.rounds} rounds, {len(config.run.seed_list)} seeds, {settings['model']['kind']}, "
+        f"{fed.name} ({data.preset}): {fed.num_clients} clients, {settings['run']['clients-per-round']} per round, "
+        f"{run.rounds} rounds, {len(run.seed_list)} seeds, {settings['model']['kind']}, "
         f"partition {settings['partition']['kind']}\n",
         comparison(records),
         footnotes(records),
     )
-
-
-def _page(path: Path | None, store: Store, data: str) -> Path:
-    """Where the report will be; refused when it could not be written there."""
-    if path is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return store.root / f"compare-{data.replace(':', '-')}-{stamp}.html"
-    return check_page(path, "--report")
-
-
-def _write_report(results: list[Result], page: Path) -> None:
-    from equifed.report import write_report
-
-    write_report(results, page)
-    say(f"Report: {near(page)}")
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
@@ -231,12 +207,7 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
     """Print everything about a run."""
     folder = Store(output.runs).find(reference)
     status, config = folder.status(), folder.settings()
-    summary: dict[str, Any] = {
-        "run": folder.id,
-        "folder": str(folder.path),
-        **status,
-        "rounds_done": folder.rounds_done(),
-    }
+    summary: Record = {"run": folder.id, "folder": str(folder.path), **status, "rounds_done": folder.rounds_done()}
     if status["status"] != "finished":
         _show_unfinished(folder, summary, config, output, checks)
         return
@@ -247,13 +218,17 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
         more = {
             "messages": result.messages.to_dict("records"),
             "config": config,
-            "environment": json.loads((folder.path / "environment.json").read_text()),
-            "data_record": json.loads((folder.path / "data.json").read_text()),
+            "environment": saved(folder, "environment"),
+            "data_record": saved(folder, "data"),
             "failed_checks": failed,
         }
         print_json(summary | more)
-        fail(failed)
-        return
+    else:
+        _show_finished(folder, summary, config, result)
+    fail(failed)
+
+
+def _show_finished(folder: RunFolder, summary: Record, config: dict[str, Any], result: Result) -> None:
     show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s\n")
     if result.swept:
         show(pareto_table(result))
@@ -265,7 +240,6 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
     for note in other_notes(result):
         show(f"Note: {note}")
     say(f"Folder: {near(folder.path)}")
-    fail(failed)
 
 
 def _show_unfinished(

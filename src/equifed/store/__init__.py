@@ -46,7 +46,7 @@ class Store:
     def resume(
         self,
         reference: str,
-        check: Callable[[Training], None] | None = None,
+        check: Callable[[Training], object] | None = None,
         make: Callable[[Config], Training] = build,
     ) -> Recording:
         """The run from its last checkpoint on; what `check` refuses stays as it is. make: its training, from its
