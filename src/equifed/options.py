@@ -26,6 +26,11 @@ class Option:
     choices: tuple[Any, ...] | None = None
     several: bool = False
     vanishes: bool = False
+    key: str = ""
+    """Its name in configurations and on the command line, with underscores; left out: the field's."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.name)
 
     @property
     def required(self) -> bool:
@@ -49,7 +54,7 @@ class Option:
 @cache
 def options_of(kind: type) -> list[Option]:
     """The fields of a dataclass, in their order."""
-    limits = ("low", "high", "choices", "several", "vanishes")
+    limits = ("low", "high", "choices", "several", "vanishes", "key")
     return [
         Option(kind, field.name, field.default, **{key: field.metadata[key] for key in limits if key in field.metadata})
         for field in dataclasses.fields(kind)

@@ -22,7 +22,7 @@ SEEDS = 5
 class Local:
     """How each client trains between two exchanges. The optimiser starts afresh every round."""
 
-    epochs: int = 2
+    epochs: int = field(default=2, metadata={"key": "local_epochs"})
     """Passes over the client's rows per round, each in a new order."""
     batch_size: int | None = 32
     """Rows per step; the last batch of an epoch may be shorter. None: all rows in one step."""

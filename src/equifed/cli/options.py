@@ -71,10 +71,10 @@ def _generated() -> Iterator[tuple[str, Any, Any]]:
     options = dict(_OTHER_SECTIONS)
     for section, kind in (("run", RunSettings), ("local", Local)):
         for option in options_of(kind):
-            name = {"epochs": "local_epochs"}.get(option.name, option.name)
             metavar = {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
             default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
-            options[name] = (f"{section}.{name.replace('_', '-')}", metavar, option.description + default)
+            key = f"{section}.{option.key.replace('_', '-')}"
+            options[option.key] = (key, metavar, option.description + default)
     for name, (key, metavar, text) in options.items():
         yield name, str | None, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
 

@@ -21,31 +21,27 @@ if TYPE_CHECKING:
 
 def load_federations(config: Config) -> list[Federation]:
     """One federation per seed: its own split and partition, the rows held once."""
-    with _placing(config), blaming(section="data"):
-        return _load_federations(config)
-
-
-def _load_federations(config: Config) -> list[Federation]:
     data, seeds = config.data, config.run.seed_list
-    if data.name is not None:
-        feds: list[Federation] = load(data.name, preset=data.preset, partition=config.partition, seeds=seeds)
-        return feds
-    made = [
-        Federation.from_files(
-            config.paths(),
-            schema=None if data.schema_ is None else config.folder / data.schema_,
-            label=data.label,
-            sensitive=data.sensitive,
-            positive=data.positive,
-            test=data.test,
-            validation=data.validation,
-            validation_file=None if data.validation_file is None else config.folder / data.validation_file,
-            client_groups=data.client_groups,
-            seed=seed,
-            name=data.title,
-        )
-        for seed in seeds
-    ]
+    with _placing(config), blaming(section="data"):
+        if data.name is not None:
+            feds: list[Federation] = load(data.name, preset=data.preset, partition=config.partition, seeds=seeds)
+            return feds
+        made = [
+            Federation.from_files(
+                config.paths(),
+                schema=None if data.schema_ is None else config.folder / data.schema_,
+                label=data.label,
+                sensitive=data.sensitive,
+                positive=data.positive,
+                test=data.test,
+                validation=data.validation,
+                validation_file=None if data.validation_file is None else config.folder / data.validation_file,
+                client_groups=data.client_groups,
+                seed=seed,
+                name=data.title,
+            )
+            for seed in seeds
+        ]
     first = made[0]
     same = all(np.array_equal(fed.rows.x, first.rows.x) for fed in made)
     return [dataclasses.replace(fed, rows=first.rows) for fed in made] if same else made

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from equifed import methods, models, partition
-from equifed.config.sections import FILE_KEYS, SECTIONS, Config, DataSection, FlowerSection, RunSection, kebab
+from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, described, kebab
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.protocol import Method
@@ -60,18 +60,22 @@ def parse_config(
     reader.stop_if_wrong()
     assert run is not None
     assert data is not None
-    division = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, _partition_of(preset))
+    usual = {} if preset is None else described(preset.default_partition(), partition.REGISTRY)
+    division = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, usual)
     if data.files and "partition" in merged:
         reader.problem("The files already say which client holds which rows; remove this section.", "partition")
-    model = reader.choice("model", "kind", models.REGISTRY, _model_of(data, preset, folder))
-    local = reader.local()
-    method = reader.choice("method", "name", methods.REGISTRY, None, methods.make)
+    task = _schema_task(data, folder) if preset is None else preset.task
+    usual = {"kind": "linear" if task == "regression" else "logistic"}
+    if preset is not None:
+        usual = {"kind": models.REGISTRY.name_of(type(preset.default_model()))}
+        data = data.model_copy(update={"preset": preset.name})
+    model = reader.choice("model", "kind", models.REGISTRY, usual)
+    batch = {"batch-size": None} if merged.get("local", {}).get("batch-size") == "all" else {}
+    local = reader.made("local", Local, {**merged.get("local", {}), **batch})
+    method = reader.choice("method", "name", methods.REGISTRY, {}, methods.make)
     sweep = reader.sweep(method)
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
     reader.stop_if_wrong()
-    if preset is not None:
-        data = data.model_copy(update={"preset": preset.name})
-    task = _schema_task(data, folder) if preset is None else preset.task
     run = dataclasses.replace(
         run,
         seeds=run.seeds or (1 if flower else SEEDS),
@@ -101,7 +105,7 @@ def _data_of(data: DataSection) -> Preset | None:
         if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
             raise ConfigError('need different names; otherwise write them as a table, client = "file".', key="files")
         return None
-    given = [kebab(key) for key in FILE_KEYS if key in data.model_fields_set]
+    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - {"name", "preset"}]
     if given:
         raise ConfigError(
             f"The section has both a name and {', '.join(given)}; those belong to files. Keep one of them.",
@@ -119,17 +123,6 @@ def _sampled(preset: Preset | None, division: Any, changed: bool) -> int | Liter
         return "all"
     clients = getattr(division, "num_partitions", None if changed else preset.num_partitions)
     return None if clients is None else min(preset.sampled, clients)
-
-
-def _partition_of(preset: Preset | None) -> dict[str, Any]:
-    described = {} if preset is None else partition.describe(preset.default_partition())
-    return {kebab(key): value for key, value in described.items()}
-
-
-def _model_of(data: DataSection, preset: Preset | None, folder: Path) -> dict[str, Any]:
-    if preset is None:
-        return {"kind": "linear" if _schema_task(data, folder) == "regression" else "logistic"}
-    return {"kind": models.REGISTRY.name_of(type(preset.default_model()))}
 
 
 def _schema_task(data: DataSection, folder: Path) -> str:
@@ -194,7 +187,7 @@ class _Reader:
         name: str,
         selector: str,
         registry: Registry[Any],
-        default: dict[str, Any] | None,
+        default: dict[str, Any],
         find: Callable[[str], Any] | None = None,
     ) -> Any:
         """A section whose `kind` (or `name`) chooses a dataclass and whose other keys are its fields.
@@ -203,7 +196,7 @@ class _Reader:
         """
         find = find or registry.__getitem__
         given = dict(self.raw.get(name, {}))
-        kind = given.pop(selector, (default or {}).get(selector))
+        kind = given.pop(selector, default.get(selector))
         if kind is None:
             names = sorted(registry)
             self.problem(ConfigError(f"is required. Known: {', '.join(names)}.", allowed=names), name, selector)
@@ -220,34 +213,18 @@ class _Reader:
                 self.problem(f"There is nothing to set: {kind} has no options.", name, key)
             return chosen
         known = {kebab(option) for option in methods.options(chosen)}
-        options = {key: value for key, value in (default or {}).items() if key in known and key not in given}
-        if default and kind != default.get(selector):
-            options = {key: value for key, value in options.items() if key == "num-partitions"}
-        return self.made(name, chosen, options | given)
+        kept = known if kind == default.get(selector) else known & {"num-partitions"}
+        return self.made(name, chosen, {key: value for key, value in default.items() if key in kept} | given)
 
-    def local(self) -> Local:
-        given = dict(self.raw.get("local", {}))
-        if given.get("batch-size") == "all":
-            given["batch-size"] = None
-        made: Local = self.made("local", Local, given, renamed={"epochs": "local-epochs"})
-        return made
-
-    def made(
-        self,
-        name: str,
-        kind: type | Method,
-        given: Mapping[str, Any] | None = None,
-        renamed: Mapping[str, str] | None = None,
-    ) -> Any:
+    def made(self, name: str, kind: type | Method, given: Mapping[str, Any] | None = None) -> Any:
         """The dataclass or method whose fields a section gives."""
-        checked = self.section(name, _options_model(kind, tuple((renamed or {}).items())), given)
+        checked = self.section(name, _options_model(kind), given)
         if checked is None:
             return None
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
-        keys = {field: info.alias or field for field, info in type(checked).model_fields.items()}
-        if isinstance(kind, Method):
-            return self.checked(name, lambda: methods.make(kind.name, **values), keys)
-        return self.checked(name, lambda: kind(**values), keys)
+        keys = {option: kebab(facts.key) for option, facts in methods.options(kind).items()}
+        make = partial(methods.make, kind.name) if isinstance(kind, Method) else kind
+        return self.checked(name, lambda: make(**values), keys)
 
     def sweep(self, method: Method | None) -> dict[str, list[float]]:
         if method is None:
@@ -271,27 +248,16 @@ class _Reader:
 
 
 @cache
-def _options_model(kind: type | Method, renamed: tuple[tuple[str, str], ...]) -> type[BaseModel]:
-    """A pydantic model of a dataclass, with its defaults and the docstrings under its fields as descriptions."""
+def _options_model(kind: type | Method) -> type[BaseModel]:
+    """A pydantic model of a dataclass, with its defaults and limits."""
     fields: dict[str, Any] = {}
     for name, option in methods.options(kind).items():
         default: Any = ... if option.default is dataclasses.MISSING else option.default
-        bounds: dict[str, Any] = {"ge": option.low, "le": option.high}
-        fields[name] = (
-            Annotated[option.type, BeforeValidator(_tuples)],
-            Field(
-                default,
-                alias=dict(renamed).get(name, kebab(name)),
-                description=option.description,
-                **{key: value for key, value in bounds.items() if value is not None},
-            ),
-        )
+        tuples = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+        limits = Field(default, alias=kebab(option.key), ge=option.low, le=option.high)
+        fields[name] = (Annotated[option.type, tuples], limits)
     settings = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=False, protected_namespaces=())
     return create_model(kind.name if isinstance(kind, Method) else kind.__name__, __config__=settings, **fields)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 _MUST_BE = {

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from equifed import models, partition
+from equifed.options import options_of
 from equifed.protocol import Method
 from equifed.registry import Registry
 from equifed.settings import RunSettings
@@ -85,19 +86,6 @@ class FlowerSection(_Section):
     """Clients withhold counts of their test rows below this number; a silo's own setting may be higher. 0: nothing."""
 
 
-FILE_KEYS = (
-    "files",
-    "schema_",
-    "label",
-    "sensitive",
-    "positive",
-    "test",
-    "validation",
-    "validation_file",
-    "client_groups",
-)
-
-
 @dataclass(frozen=True)
 class Config:
     """A checked configuration with every default filled in."""
@@ -119,19 +107,16 @@ class Config:
 
     def resolved(self, folder: Path | None = None) -> dict[str, Any]:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
-        run, local = fields_of(self.run), fields_of(self.run.local)
-        del run["local"]
         data = _spelt(self.data.model_dump())
         if self.data.name is not None:
             data = {key: data[key] for key in ("name", "preset")}
         elif folder is not None:
             data |= self._moved(folder)
-        sections: dict[str, Any] = {"run": _spelt(run), "data": data}
+        sections: dict[str, Any] = {"run": _options(self.run), "data": data}
         if self.partition is not None:
-            sections["partition"] = _described(self.partition, partition.REGISTRY)
-        sections["model"] = _described(self.model, models.REGISTRY)
-        local = {"local_epochs": local.pop("epochs"), **local, "batch_size": self.run.local.batch_size or "all"}
-        sections["local"] = _spelt(local)
+            sections["partition"] = described(self.partition, partition.REGISTRY)
+        sections["model"] = described(self.model, models.REGISTRY)
+        sections["local"] = {**_options(self.run.local), "batch-size": self.run.local.batch_size or "all"}
         sections["method"] = {"name": self.method.name} | _spelt(self.method.hyper)
         if self.sweep:
             sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
@@ -160,8 +145,10 @@ class Config:
         return moved
 
 
-def fields_of(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+def _options(value: Any) -> dict[str, Any]:
+    """A dataclass's options by their keys."""
+    owner: type = type(value)
+    return _spelt({option.key: getattr(value, option.name) for option in options_of(owner)})
 
 
 def _spelt(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +160,8 @@ def _spelt(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _described(value: Any, registry: Registry[Any]) -> dict[str, Any]:
+def described(value: Any, registry: Registry[Any]) -> dict[str, Any]:
+    """A partition or a model as its section."""
     if dataclasses.is_dataclass(value):
-        return {"kind": registry.name_of(type(value))} | _spelt(fields_of(value))
+        return {"kind": registry.name_of(type(value))} | _options(value)
     return {"kind": registry.name_of(value)}
