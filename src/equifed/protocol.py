@@ -103,10 +103,14 @@ class Data:
         """How many rows there are, as a tensor."""
         return self.mask.sum()
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum over the rows [n, ...] -> [...], padding excluded whatever stands there."""
+    def masked(self, values: Tensor) -> Tensor:
+        """Values of the rows [n, ...], with zeros in place of padding whatever stands there."""
         mask = self.mask.reshape(self.mask.shape + (1,) * (values.dim() - 1))
-        return torch.where(mask > 0, values, torch.zeros_like(values)).sum(0)
+        return torch.where(mask > 0, values, torch.zeros_like(values))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the rows [n, ...] -> [...], padding excluded."""
+        return self.masked(values).sum(0)
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the rows; 0 for a client without any, whose weight is 0 too."""

@@ -143,3 +143,14 @@ def test_which_methods_declare_the_loss_and_which_do_not() -> None:
     assert losses(ef.methods.FairFed(debias="reweighing")) == [WEIGHTED]
     assert losses(ef.methods.FairFed(debias="fairbatch")) == [MEAN]
     assert losses(ef.methods.make("fedprox+eo", mu=0.5)) == [EmpiricalRisk(mu=0.5)]
+
+
+@pytest.mark.parametrize("alpha", [0.0123, 0.03, 0.7, 3.3, 10.0])
+def test_the_proximal_term_of_kffl_is_the_papers_to_the_bit(alpha: float) -> None:
+    """||theta - theta_half||^2 / (2 alpha) in 32 bits, for any alpha: its slope with nothing else in the loss."""
+    (loss,) = losses(ef.methods.KFFL(step_size=alpha))
+    theta, centre = ({"weight": torch.from_numpy(values[:1]).float()} for values in (THETA, CENTRE))
+    empty = batch(W[:, 0]).where(torch.zeros(12))
+    slope = grad(loss)(theta, {"centre": centre}, empty.replace(x=empty.x.float()))["weight"]
+    expected = grad(lambda theta: (theta - centre["weight"]).square().sum() / (2 * alpha))(theta["weight"])
+    assert torch.equal(slope, expected)

@@ -101,12 +101,16 @@ class Constrained(Method):
     def gaps(self, theta: Tree, data: Data) -> tuple[Tensor, Tensor]:
         """D_i [P], and whether the client holds both cells [P]."""
         weights, holds = self.gap_weights(data)
-        return weights @ _losses(theta, data), holds
+        return weights @ data.masked(data.task.row_loss(theta, data.x, data.y)), holds
 
     def terms(self, theta: Tree, data: Data) -> Terms:
         """One forward pass, and one backward pass for the loss and all gaps together."""
         weights, holds = self.gap_weights(data)
-        losses, pull = vjp(lambda parameters: _losses(parameters, data), theta)  # type: ignore[misc]
+
+        def row_losses(theta: Tree) -> Tensor:
+            return data.masked(data.task.row_loss(theta, data.x, data.y))
+
+        losses, pull = vjp(row_losses, theta)  # type: ignore[misc]
         (gradients,) = vmap(pull)(torch.cat([data.mask[None], weights]))
         loss_gradient, gap_gradient = tree.take(gradients, 0), tree.take(gradients, slice(1, None))
         return Terms(loss_gradient, weights @ losses, gap_gradient, holds)
@@ -167,12 +171,6 @@ class Converging(Constrained):
 def lagrangian(loss_gradient: Tree, m: Tensor, gap_gradient: Tree, price: Tensor) -> Tree:
     """loss gradient / m + sum over pairs of price times gap gradient."""
     return tree.map(lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1), loss_gradient, gap_gradient)
-
-
-def _losses(theta: Tree, data: Data) -> Tensor:
-    """The loss of each row [n], 0 for padding."""
-    losses = data.task.row_loss(theta, data.x, data.y)
-    return torch.where(data.mask > 0, losses, torch.zeros_like(losses))
 
 
 def counted(constraints: Tensor, violated: Tensor, excess: Tensor) -> dict[str, Tensor]:

@@ -64,14 +64,9 @@ def outputs(theta: Tree, data: Data) -> Tensor:
     return f[:, None] if f.dim() == 1 else f
 
 
-def own_rows(values: Tensor, data: Data) -> Tensor:
-    """Values [n, D] with zeros in place of padding, whatever stands there."""
-    return torch.where(data.mask[:, None] > 0, values, torch.zeros_like(values))
-
-
 def dependence(s: Tensor, f: Tensor, data: Data, draws: Mapping[str, Tensor], width: Tensor | float) -> Tensor:
     """psi of the rows of `data` alone, by random features: a local regulariser."""
-    zs, zf = own_rows(phi(s, draws["phi_s"], width), data), own_rows(phi(f, draws["phi_f"], width), data)
+    zs, zf = data.masked(phi(s, draws["phi_s"], width)), data.masked(phi(f, draws["phi_f"], width))
     n = data.n.clamp_min(1)
     # G = Z_s'Z_f - n mu_s mu_f'
     G = zs.T @ zf - torch.outer(zs.sum(0), zf.sum(0)) / n
@@ -84,7 +79,7 @@ def exact_dependence(s: Tensor, f: Tensor, data: Data, width: Tensor | float) ->
     n = data.n.clamp_min(1)
 
     def kernel(a: Tensor) -> Tensor:
-        a = own_rows(a, data)
+        a = data.masked(a)
         distance = (a[:, None] - a[None]).square().sum(-1)
         return pair * torch.exp(-distance / (2 * width**2))
 

@@ -104,22 +104,19 @@ class FCFL(Method):
         answered = (replies["present"] > 0) & (replies["rows"] > 0)
         if not bool(answered.any()):
             return server
-        new = int(server.t) == int(server.second)  # stage 2 begins as smooth as stage 1 did
-        start = np.full(2, float(self.smoothness))
-        delta = start if new else server.delta.double().cpu().numpy()
+        t, second = int(server.t), int(server.second)
+        # stage 2 begins as smooth as stage 1 did
+        delta = np.full(2, float(self.smoothness)) if t == second else server.delta.double().cpu().numpy()
         losses, gaps, defined = (replies[name][answered].double().cpu().numpy() for name in ("loss", "gap", "defined"))
         of_loss, of_gap = (_rows(replies[name], answered) for name in ("loss_gradient", "gap_gradient"))
         excess = np.where(defined > 0, gaps, -np.inf) - float(self.epsilon)
         violated = bool((excess > 0).any())
         g_l = _smooth(losses, delta[0]) @ of_loss
         g_g = _smooth(excess, delta[1]) @ of_gap if defined.any() else np.zeros_like(g_l)
-        missed = False
-        if int(server.t) < int(server.second):
-            direction = first_direction(g_l, g_g, violated)
-        else:
-            common = second_direction(of_loss, g_g if violated else np.zeros_like(g_g))
-            missed = common is None
-            direction = of_loss.mean(0) if common is None else common
+        direction = first_direction(g_l, g_g, violated) if t < second else second_direction(of_loss, g_g * violated)
+        missed = direction is None
+        if direction is None:
+            direction = of_loss.mean(0)
         norm = float(np.linalg.norm(direction))
         # delta <- 0.01 delta whenever 0.1 ||g|| <= delta
         delta = np.where(0.1 * norm <= delta, np.maximum(0.01 * delta, SMALLEST), delta)

@@ -25,7 +25,7 @@ from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
-from equifed.methods._kernels import feature_draws, outputs, own_rows, phi
+from equifed.methods._kernels import feature_draws, outputs, phi
 from equifed.methods.fedavg import apply_mean_update, averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
@@ -115,8 +115,8 @@ class KFFL(Method):
     def sums(self, theta: Tree, data: Data) -> Record:
         """n_i, sum Z_s, sum Z_f, Z_s'Z_f."""
         rows = self.counted(data)
-        zs = own_rows(phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width), rows)
-        zf = own_rows(phi(outputs(theta, rows), rows.draws["phi_f"], self.kernel_width), rows)
+        zs = rows.masked(phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width))
+        zf = rows.masked(phi(outputs(theta, rows), rows.draws["phi_f"], self.kernel_width))
         return {"n": rows.n, "sum_s": zs.sum(0), "sum_f": zf.sum(0), "sum_sf": zs.T @ zf}
 
     def counted(self, data: Data) -> Data:
