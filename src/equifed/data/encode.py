@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equifed.errors import DataError, RowError
+from equifed.partition.base import as_text
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 NUMBERS_SHARE = 0.9
@@ -77,13 +78,6 @@ def sorted_texts(series: pd.Series[Any]) -> list[str]:
         return sorted(texts)
 
 
-def as_text(value: object) -> str:
-    """One spelling per value, so that a silo whose reader took the code 1 for 1.0 still means the same."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
 def holds_numbers(series: pd.Series[Any]) -> bool:
     """Whether a column is one of numbers; a bad cell among numbers is an error, not a reason to call them categories.
 
@@ -116,11 +110,6 @@ def holds_numbers(series: pd.Series[Any]) -> bool:
 def far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:
     """Whether the mean is more than so many deviations from 0; never for a constant, which has no digits to lose."""
     return bool(len(values)) and 0 < values.std() * deviations < abs(values.mean()) and bool(np.ptp(values))
-
-
-def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
-    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
-    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]
 
 
 def check_complete(frame: pd.DataFrame, columns: Iterable[str]) -> None:

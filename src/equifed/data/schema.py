@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from equifed.data.encode import (
-    as_numbers,
-    as_text,
     check_size,
     codes_of,
     column_of,
@@ -31,7 +29,7 @@ from equifed.data.encode import (
     sorted_texts,
 )
 from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, unknown_name
-from equifed.partition.base import check_column
+from equifed.partition.base import as_numbers, as_text, check_column
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -221,7 +219,8 @@ class Schema(_Strict):
         Without `features` every column but the label and those to `exclude` is an input, and the sensitive ones only
         with `sensitive_as_input`. `categorical` names number columns whose numbers are codes.
         """
-        check_task(task)
+        if task not in get_args(TaskKind):
+            raise unknown_name("task", task, get_args(TaskKind), key="task")
         if len(frame) == 0:
             raise DataError("The table has no rows.")
         if isinstance(features, str):
@@ -367,11 +366,6 @@ def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scalin
         return Column(name=name, kind="numeric", low=float(numbers.min()), high=float(numbers.max()))
     offset = float(numbers.mean()) if far_from_zero(numbers, FAR_DEVIATIONS) else 0.0
     return Column(name=name, kind="numeric", offset=offset)
-
-
-def check_task(task: object) -> None:
-    if task not in get_args(TaskKind):
-        raise unknown_name("task", task, get_args(TaskKind), key="task")
 
 
 def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: TaskKind) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from equifed.data.encode import as_numbers, as_text
 from equifed.errors import DataError
-from equifed.partition.base import is_missing
+from equifed.partition.base import as_numbers, as_text, is_missing
 from equifed.task import TaskKind
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,8 @@ class Description:
     @property
     def table(self) -> pd.DataFrame:
         """One row per client, one column per (group, label) cell, and the total."""
+        import pandas as pd
+
         columns = pd.MultiIndex.from_product([self.groups, self.labels], names=["group", "label"])
         cells = self.cells.reshape(len(self.ids), -1)
         frame = pd.DataFrame(cells, index=pd.Index(self.ids, name="client"), columns=columns)

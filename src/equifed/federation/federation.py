@@ -7,20 +7,22 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import pandas as pd
 
-from equifed.data import Encoded, Schema, Sensitive
-from equifed.data.schema import check_task
-from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number
-from equifed.federation import arrays, tables
+from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
+from equifed.federation import arrays
 from equifed.federation.arrays import Rows
 from equifed.federation.describe import Description
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
 from equifed.task import LabelKind, TaskKind, label_kind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equifed.data import Encoded, Schema, Sensitive
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ class Federation:
         (x, y, s, a) gives the sensitive attribute as numbers too, [n] or [n, d]: an age, say, where s is the age group.
         Methods that measure dependence (KFFL) take a in place of s; it should be scaled to a deviation of about 1.
         """
-        check_task(task)
+        if task not in get_args(TaskKind):
+            raise unknown_name("task", task, get_args(TaskKind), key="task")
         if len(clients) == 0:
             raise DataError("A federation needs at least one client, got none.")
         ids = arrays.check_ids(ids, len(clients))
@@ -190,6 +193,8 @@ class Federation:
         check_seed(seed)
         for option, share in (("validation", validation), ("test", test), ("client_test", client_test)):
             check_number(option, share, low=0, high=1)
+        from equifed.federation import tables
+
         encoded = tables.encode_frame(
             frame,
             partition,
@@ -239,6 +244,8 @@ class Federation:
                 "Give the server's validation rows as a file or as a share of the clients' rows, not both.",
                 key="validation_file",
             )
+        from equifed.federation import tables
+
         paths = tables.named_paths(files)
         with blaming(key="files"):
             frames = {silo: tables.read_table(path) for silo, path in paths.items()}

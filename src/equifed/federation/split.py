@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from equifed import partition as parts
 from equifed import randomness
-from equifed.data import Encoded
 from equifed.errors import ConfigError, UnknownName, blaming
 from equifed.partition.base import sorted_values
+
+if TYPE_CHECKING:
+    from equifed.data import Encoded
 
 AnyPartitioner = parts.Partitioner | parts.PartitionFunction
 Split = tuple[float, float, float]

@@ -181,3 +181,15 @@ def shuffled_by(cell: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """All row positions, cell after cell, in random order within each cell."""
     order = rng.permutation(len(cell))
     return order[np.argsort(cell[order], kind="stable")]
+
+
+def as_text(value: object) -> str:
+    """One spelling per value, so that a silo whose reader took the code 1 for 1.0 still means the same."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
+    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
+    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]

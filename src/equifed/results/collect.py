@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from equifed import tree
 from equifed.metrics.frame import metrics_frame
@@ -19,6 +18,8 @@ from equifed.results.predict import FinalState
 from equifed.results.result import Result
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from equifed.simulator import Job, Message, Rejection, RoundLog, State, Step
 
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
@@ -175,6 +176,8 @@ def _first(job: Job, final: dict[int, RoundLog], runs: list[int]) -> dict[str, A
 
 
 def _messages(messages: Iterable[Message]) -> pd.DataFrame:
+    import pandas as pd
+
     return pd.DataFrame(
         [{**message._asdict(), "down": ", ".join(message.down), "up": ", ".join(message.up)} for message in messages],
         columns=MESSAGES,
@@ -182,6 +185,8 @@ def _messages(messages: Iterable[Message]) -> pd.DataFrame:
 
 
 def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
+    import pandas as pd
+
     columns = ("round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
     labels = job.labels
     return pd.DataFrame(
@@ -190,6 +195,8 @@ def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
 
 
 def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFrame:
+    import pandas as pd
+
     labels = job.labels
     rows = [{**labels[each.run], "round": number, **each._asdict()} for number, each in rejections]
     return pd.DataFrame(rows, columns=[*job.hyper, *REJECTIONS])

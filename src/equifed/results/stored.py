@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file
 from torch import Tensor
 
 from equifed import methods, models, tree
@@ -48,6 +47,8 @@ class StoredStates(Mapping[Any, FinalState]):
             return self._arrays
         if not self._arrays.is_file():
             raise RunError(f"{self._arrays} is missing, so this result cannot predict. Put it back, or run again.")
+        from safetensors.numpy import load_file
+
         return load_file(self._arrays)
 
     def rebuilt(self, model: Any = None) -> dict[Any, FinalState]:
