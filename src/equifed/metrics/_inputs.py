@@ -108,12 +108,10 @@ def groups(sensitive_features: Any) -> tuple[np.ndarray, list[Any]]:
 
     Several columns (a DataFrame or a 2-D array) give the intersections that occur, named by tuples.
     """
-    if hasattr(sensitive_features, "iloc") and getattr(sensitive_features, "ndim", 1) == 2:
-        parts = [sensitive_features.iloc[:, j] for j in range(sensitive_features.shape[1])]
-    elif getattr(sensitive_features, "ndim", 1) == 2:
-        parts = [sensitive_features[:, j] for j in range(sensitive_features.shape[1])]
-    else:
-        parts = [sensitive_features]
+    parts = [sensitive_features]
+    if getattr(sensitive_features, "ndim", 1) == 2:
+        table = getattr(sensitive_features, "iloc", sensitive_features)
+        parts = [table[:, j] for j in range(sensitive_features.shape[1])]
     columns = [column(part, "sensitive_features") for part in parts]
     if not columns:
         raise DataError("sensitive_features has no column.")

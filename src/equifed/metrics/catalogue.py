@@ -320,10 +320,7 @@ def _equality(over: Literal["client_equality", "group_equity"], part: str) -> Me
 _COSTS = {
     "bytes_up": ("bytes up", "What one client sends in one round."),
     "bytes_down": ("bytes down", "What one client receives in one round."),
-    "seconds": (
-        "seconds per run",
-        "Wall time of the call divided by its runs; seeds and settings share a call.",
-    ),
+    "seconds": ("seconds per run", "Wall time of the call divided by its runs; seeds and settings share a call."),
 }
 _ALL = (
     *_ENTRIES,

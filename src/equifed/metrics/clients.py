@@ -11,6 +11,16 @@ from equifed.metrics import _inputs
 from equifed.metrics.rates import divide
 
 
+def _defined(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Values [..., K], which of them are defined, how many those are and their mean [...]."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim == 0:
+        raise DataError("values must hold one number per client.")
+    known = ~np.isnan(values)
+    total = known.sum(-1)
+    return values, known, total, divide(np.where(known, values, 0.0).sum(-1), total)
+
+
 def client_equality(values: Any) -> dict[str, Any]:
     """Mean, worst 10 %, best 10 % and population variance over clients of `values` [..., K], each [...].
 
@@ -18,16 +28,10 @@ def client_equality(values: Any) -> dict[str, Any]:
     variance 10,000 times larger. worst10 is the mean of the K // 10 lowest clients, at least one. Clients
     without a value (nan, e.g. no test rows) are left out; without any client all four are nan.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim == 0:
-        raise DataError("values must hold one number per client.")
-    known = ~np.isnan(values)
-    total = known.sum(-1)
+    values, known, total, mean = _defined(values)
     tenth = np.maximum(total // 10, 1)
     place = np.arange(values.shape[-1])
     ranked = np.sort(values, axis=-1)  # nan last
-    zeroed = np.where(known, values, 0.0)
-    mean = divide(zeroed.sum(-1), total)
     spread = np.where(known, values - mean[..., None], 0.0)
     lowest = place < tenth[..., None]
     highest = (place >= (total - tenth)[..., None]) & (place < total[..., None])
@@ -45,12 +49,7 @@ def client_range(values: Any, *, lower_is_better: bool = False) -> dict[str, Any
 
     Clients without a value (nan: no test rows, or none of one group) are left out; without any client all are nan.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim == 0:
-        raise DataError("values must hold one number per client.")
-    known = ~np.isnan(values)
-    total = known.sum(-1)
-    mean = divide(np.where(known, values, 0.0).sum(-1), total)
+    values, known, total, mean = _defined(values)
     low = np.where(total > 0, np.where(known, values, np.inf).min(-1), np.nan)
     high = np.where(total > 0, np.where(known, values, -np.inf).max(-1), np.nan)
     worst, best = (high, low) if lower_is_better else (low, high)

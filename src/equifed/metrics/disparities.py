@@ -13,7 +13,9 @@ fairlearn gives a rate with an empty denominator the value 0; here it is undefin
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, ParamSpec
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from equifed.metrics import _inputs
 from equifed.metrics.rates import check_counts, confusion, counts, divide, group_means, hits, rates
 
 PaperCompat = Literal["fair-fate"] | None
+P = ParamSpec("P")
 
 
 def difference(rate: np.ndarray, reference: int | None = None) -> np.ndarray:
@@ -74,7 +77,8 @@ def disparities(
     """
     counts = check_counts(counts)
     rate = rates(counts, positive)
-    _check_compat(paper_compat)
+    if paper_compat not in (None, "fair-fate"):
+        raise unknown_name("paper_compat", paper_compat, ["fair-fate"])
     result: dict[str, np.ndarray] = {}
     if "selection_rate" in rate:
         selection, tpr, fpr = rate["selection_rate"], rate["true_positive_rate"], rate["false_positive_rate"]
@@ -131,103 +135,74 @@ def _fair_fate_ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 _round2 = np.vectorize(lambda value: round(float(value), 2), otypes=[np.float64])
 
 
-def _check_compat(paper_compat: str | None) -> None:
-    if paper_compat not in (None, "fair-fate"):
-        raise unknown_name("paper_compat", paper_compat, ["fair-fate"])
-
-
-class Difference(Protocol):
-    """(y_true, y_pred, sensitive_features) -> gap; signed against `reference_group` with signed=True."""
-
-    def __call__(
-        self,
-        y_true: Any,
-        y_pred: Any,
-        *,
-        sensitive_features: Any,
-        pos_label: Any = None,
-        signed: bool = False,
-        reference_group: Any = None,
-    ) -> float: ...
-
-
-class Ratio(Protocol):
-    """(y_true, y_pred, sensitive_features) -> smallest ratio between two groups."""
-
-    def __call__(
-        self,
-        y_true: Any,
-        y_pred: Any,
-        *,
-        sensitive_features: Any,
-        pos_label: Any = None,
-        paper_compat: PaperCompat = None,
-    ) -> float: ...
-
-
 def _binary_counts(y_true: Any, y_pred: Any, sensitive_features: Any, pos_label: Any) -> tuple[np.ndarray, list]:
     true, pred = _inputs.binary(y_true, y_pred, pos_label)
     group, names = _inputs.groups(sensitive_features)
     return counts(true, pred, sensitive_features=group, num_groups=len(names), num_classes=2), names
 
 
-def _difference(name: str, meaning: str) -> Difference:
-    def gap(
-        y_true: Any,
-        y_pred: Any,
-        *,
-        sensitive_features: Any,
-        pos_label: Any = None,
-        signed: bool = False,
-        reference_group: Any = None,
-    ) -> float:
-        table, names = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
-        reference = _inputs.reference_index(names, signed, reference_group)
-        return float(disparities(table, reference=reference)[name])
+def _difference(
+    name: str,
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    pos_label: Any = None,
+    signed: bool = False,
+    reference_group: Any = None,
+) -> float:
+    """; 0 is fair, nan with fewer than two defined groups.
 
-    gap.__name__ = gap.__qualname__ = name
-    gap.__doc__ = (
-        f"{meaning}; 0 is fair, nan with fewer than two defined groups.\n\n"
-        "    With `signed=True` it is (other - reference_group), of the group farthest from the reference."
-    )
-    return gap
+    With `signed=True` it is (other - reference_group), of the group farthest from the reference."""
+    table, names = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
+    reference = _inputs.reference_index(names, signed, reference_group)
+    return float(disparities(table, reference=reference)[name])
 
 
-def _ratio(name: str, meaning: str) -> Ratio:
-    def smallest(
-        y_true: Any,
-        y_pred: Any,
-        *,
-        sensitive_features: Any,
-        pos_label: Any = None,
-        paper_compat: PaperCompat = None,
-    ) -> float:
-        table, _ = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
-        return float(disparities(table, paper_compat=paper_compat)[name])
+def _ratio(
+    name: str,
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    pos_label: Any = None,
+    paper_compat: PaperCompat = None,
+) -> float:
+    """; 1 is fair, nan with fewer than two defined groups or when all rates are 0.
 
-    smallest.__name__ = smallest.__qualname__ = name
-    smallest.__doc__ = (
-        f"{meaning}; 1 is fair, nan with fewer than two defined groups or when all rates are 0.\n\n"
-        '    `paper_compat="fair-fate"` gives the value as FAIR-FATE publishes it; see `fair_fate_ratios`.'
-    )
-    return smallest
+    `paper_compat="fair-fate"` gives the value as FAIR-FATE publishes it; see `fair_fate_ratios`."""
+    table, _ = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
+    return float(disparities(table, paper_compat=paper_compat)[name])
 
 
-demographic_parity_difference = _difference(
-    "demographic_parity_difference", "Largest gap in selection rate between two groups"
+def _named(compute: Callable[Concatenate[str, P], float], name: str, meaning: str) -> Callable[P, float]:
+    """The function of rows for one disparity. Its docstring begins with what it means, and ends as that of `compute`"""
+
+    def disparity(*args: P.args, **kwargs: P.kwargs) -> float:
+        return compute(name, *args, **kwargs)
+
+    disparity.__name__ = disparity.__qualname__ = name
+    disparity.__doc__ = f"{meaning}{compute.__doc__}"
+    whole = inspect.signature(compute)
+    disparity.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
+    return disparity
+
+
+demographic_parity_difference = _named(
+    _difference, "demographic_parity_difference", "Largest gap in selection rate between two groups"
 )
-demographic_parity_ratio = _ratio("demographic_parity_ratio", "Smallest ratio of two groups' selection rates")
-equal_opportunity_difference = _difference(
-    "equal_opportunity_difference", "Largest gap in true positive rate between two groups"
+demographic_parity_ratio = _named(_ratio, "demographic_parity_ratio", "Smallest ratio of two groups' selection rates")
+equal_opportunity_difference = _named(
+    _difference, "equal_opportunity_difference", "Largest gap in true positive rate between two groups"
 )
-equal_opportunity_ratio = _ratio("equal_opportunity_ratio", "Smallest ratio of two groups' true positive rates")
-equalized_odds_difference = _difference(
-    "equalized_odds_difference", "The larger of the gaps in true and in false positive rate"
+equal_opportunity_ratio = _named(_ratio, "equal_opportunity_ratio", "Smallest ratio of two groups' true positive rates")
+equalized_odds_difference = _named(
+    _difference, "equalized_odds_difference", "The larger of the gaps in true and in false positive rate"
 )
-average_odds_ratio = _ratio(
-    "average_odds_ratio", "Mean of the ratios of true and of false positive rates (FAIR-FATE's EQO)"
+average_odds_ratio = _named(
+    _ratio, "average_odds_ratio", "Mean of the ratios of true and of false positive rates (FAIR-FATE's EQO)"
 )
-discrimination_index = _difference("discrimination_index", "Largest gap in F1 score between two groups")
+discrimination_index = _named(_difference, "discrimination_index", "Largest gap in F1 score between two groups")
 
 
 def equalized_odds_ratio(y_true: Any, y_pred: Any, *, sensitive_features: Any, pos_label: Any = None) -> float:

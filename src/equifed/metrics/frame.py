@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,17 +19,6 @@ Scope = tuple[str, str, np.ndarray]
 """Whose it is (global | client:<id> | group:<name>), the metric, its values [T]."""
 
 
-class _Piece(NamedTuple):
-    """One metric of all evaluations."""
-
-    round: np.ndarray
-    run: np.ndarray
-    split: str
-    scope: str
-    metric: str
-    values: np.ndarray
-
-
 def metrics_frame(
     scores: Sequence[tuple[int, int, Mapping[str, Scored]]],
     population: Population,
@@ -43,14 +32,14 @@ def metrics_frame(
     import pandas as pd
 
     metrics = measured(population, outside)
-    pieces: list[_Piece] = []
+    pieces: list[tuple[np.ndarray, np.ndarray, str, str, str, np.ndarray]] = []
     for name in ("test", "validation", "clients"):
         entries = [(number, run, scored[name]) for number, run, scored in scores if name in scored]
         if entries:
             numbers, runs = (np.array(values) for values in list(zip(*entries, strict=True))[:2])
             stacked = _stacked([scored for _, _, scored in entries])
             scopes, split = (_of_clients, "test") if name == "clients" else (_of_all, name)
-            pieces += [_Piece(numbers, runs, split, *each) for each in scopes(stacked, metrics, population)]
+            pieces += [(numbers, runs, split, *piece) for piece in scopes(stacked, metrics, population)]
     return _tidy(labels, pieces, pd)
 
 
@@ -110,23 +99,18 @@ def _checked(metric: Metric, values: Any, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def _tidy(labels: Sequence[Mapping[str, Any]], pieces: list[_Piece], pd: Any) -> pd.DataFrame:
-    lengths = np.array([len(piece.round) for piece in pieces], dtype=np.int64)
+def _tidy(labels: Sequence[Mapping[str, Any]], pieces: Sequence[tuple[Any, ...]], pd: Any) -> pd.DataFrame:
+    """pieces: round and run [T], split, scope, metric, values [T]."""
+    number, run, split, scope, metric, value = zip(*pieces, strict=True) if pieces else ([],) * 6
+    lengths = [len(values) for values in value]
 
-    def column(values: list[str]) -> Any:
-        names = list(dict.fromkeys(values))
-        code = {name: i for i, name in enumerate(names)}
-        codes = np.repeat(np.array([code[value] for value in values], dtype=np.int64), lengths)
-        return pd.Categorical.from_codes(codes, categories=names)
+    def column(names: Sequence[str]) -> Any:
+        codes, categories = pd.factorize(np.array(names, dtype=object))  # in order of appearance
+        return pd.Categorical.from_codes(np.repeat(codes, lengths), categories=categories)
 
-    number, run = (
-        np.concatenate([np.empty(0, np.int64), *parts])
-        for parts in ([piece.round for piece in pieces], [piece.run for piece in pieces])
-    )
-    columns: dict[str, Any] = {name: np.array([label[name] for label in labels])[run] for name in labels[0]}
-    columns["method"] = pd.Categorical.from_codes(np.zeros(len(run), dtype=np.int8), categories=[labels[0]["method"]])
-    columns["round"] = number
-    columns |= {name: column([getattr(piece, name) for piece in pieces]) for name in ("split", "scope", "metric")}
-    values = [np.asarray(piece.values, dtype=np.float64) for piece in pieces]
-    columns["value"] = np.concatenate([np.empty(0), *values])
+    rounds, runs = (np.concatenate([np.empty(0, np.int64), *parts]) for parts in (number, run))
+    columns: dict[str, Any] = {name: np.array([label[name] for label in labels])[runs] for name in labels[0]}
+    columns["method"] = pd.Categorical.from_codes(np.zeros(len(runs), dtype=np.int8), categories=[labels[0]["method"]])
+    columns |= {"round": rounds, "split": column(split), "scope": column(scope), "metric": column(metric)}
+    columns["value"] = np.concatenate([np.empty(0), *value]).astype(np.float64, copy=False)
     return pd.DataFrame(columns)

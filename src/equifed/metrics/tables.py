@@ -29,18 +29,13 @@ def bootstrap_interval(
     `statistic` is the name of a rate or disparity, or a function of counts with leading axes. Rows are drawn
     with replacement from all rows, so group sizes vary too. Draws without a defined value are left out.
     """
-    compute = _named(statistic) if isinstance(statistic, str) else statistic
-    return _percentiles(compute(_resample(check_counts(counts), n, seed)), confidence)
-
-
-def _named(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    def compute(counts: np.ndarray) -> np.ndarray:
-        known = rates(counts) | disparities(counts)
-        if name not in known:
-            raise unknown_name("statistic", name, known)
-        return known[name]
-
-    return compute
+    draws = _resample(check_counts(counts), n, seed)
+    if isinstance(statistic, str):
+        known = rates(draws) | disparities(draws)
+        if statistic not in known:
+            raise unknown_name("statistic", statistic, known)
+        return _percentiles(known[statistic], confidence)
+    return _percentiles(statistic(draws), confidence)
 
 
 def _resample(counts: np.ndarray, n: int, seed: int) -> np.ndarray:

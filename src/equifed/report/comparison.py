@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -258,7 +258,7 @@ def _variants_of(i: int, result: Result) -> Iterator[Variant]:
             label=method + _settings(values),
             method=method,
             result=i,
-            hyper={**info.get("hyper_parameters", {}), **{name: _python(value) for name, value in values.items()}},
+            hyper={**info.get("hyper_parameters", {}), **values},
             split=split,
             last=last,
             final=final.rename_axis(columns=None),
@@ -303,10 +303,6 @@ def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:
     return keep
 
 
-def _python(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def _settings(values: dict[str, Any]) -> str:
     if not values:
         return ""
@@ -320,19 +316,17 @@ def _labels(variants: list[Variant], results: Sequence[Result]) -> list[str]:
     for label in {label for label in labels if labels.count(label) > 1}:
         same = [i for i, other in enumerate(labels) if other == label]
         details = [_details(variants[i], results[variants[i].result]) for i in same]
-        differing = [
-            name
-            for name in dict.fromkeys(name for each in details for name in each)
-            if len({str(each.get(name)) for each in details}) > 1
-        ]
+        differing = differing_names(details)
         for i, each in zip(same, details, strict=True):
             labels[i] = label + _settings({name: each.get(name) for name in differing})
-    seen: dict[str, int] = {}
-    for i, label in enumerate(labels):
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:
-            labels[i] = f"{label} #{seen[label]}"
-    return labels
+    before = [labels[:i].count(label) for i, label in enumerate(labels)]
+    return [f"{label} #{times + 1}" if times else label for label, times in zip(labels, before, strict=True)]
+
+
+def differing_names(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In which of them these facts are not all the same."""
+    names = dict.fromkeys(name for known in facts for name in known)
+    return [name for name in names if len({str(known.get(name)) for known in facts}) > 1]
 
 
 def _details(variant: Variant, result: Result) -> dict[str, Any]:

@@ -28,6 +28,7 @@ FORMATS = ("svg", "png", "pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c6d31", "#444444", "#b2182b")
 """Okabe and Ito's, which colour-blind readers can tell apart, and some more."""
 MARKERS = "osD^vP*<>h"
+BARS: dict[str, Any] = {"elinewidth": 0.8, "capsize": 1.5}
 GREY = "#b5b5b5"
 DATELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """The same numbers give the same file."""
@@ -157,6 +158,12 @@ def _legend(figure: Any, axes: Any) -> None:
         figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 4))
 
 
+def _methods(axes: Any, data: dict[str, Any], metric: str) -> None:
+    """The metric across, a line for each method."""
+    labels = [_name(variant["label"]) for variant in data["variants"]]
+    axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5), xlabel=_axis(metric, data))
+
+
 def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
     quality, front = data["quality"], []
     for i, (variant, beaten) in enumerate(zip(data["variants"], data["pareto"][metric], strict=True)):
@@ -174,8 +181,7 @@ def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
             color=GREY if beaten else _colour(i),
             markeredgecolor=_colour(i),
             markersize=5,
-            elinewidth=0.8,
-            capsize=1.5,
+            **BARS,
             label=_name(variant["label"]) + _flag(variant),
         )
         if not beaten and not variant["degenerate"] and not variant["pooled"]:
@@ -200,12 +206,11 @@ def _rounds(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
 
 def _groups(figure: Any, axes: Any, data: dict[str, Any], kind: str, metric: str) -> None:
     values, names = data[kind]["values"][metric], data[kind]["names"]
-    labels = [_name(variant["label"]) for variant in data["variants"]]
     step = min(0.16, 0.6 / len(names))
     for g, name in enumerate(names):
         mean, low, high = (np.array([row[g] for row in values[what]], dtype=float) for what in ("mean", "low", "high"))
         bars = None if np.isnan(low).all() else np.nan_to_num([mean - low, high - mean])
-        place = np.arange(len(labels)) + (g - (len(names) - 1) / 2) * step
+        place = np.arange(len(mean)) + (g - (len(names) - 1) / 2) * step
         axes.errorbar(
             mean,
             place,
@@ -213,11 +218,10 @@ def _groups(figure: Any, axes: Any, data: dict[str, Any], kind: str, metric: str
             fmt=MARKERS[g % len(MARKERS)],
             color=_colour(g),
             markersize=4,
-            elinewidth=0.8,
-            capsize=1.5,
+            **BARS,
             label=_name(name),
         )
-    axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5), xlabel=_axis(metric, data))
+    _methods(axes, data, metric)
     _legend(figure, axes)
 
 
@@ -234,8 +238,7 @@ def _clients(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
         showfliers=False,
         medianprops={"color": _colour(0)},
     )
-    labels = [_name(variant["label"]) for variant in data["variants"]]
-    axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5), xlabel=_axis(metric, data))
+    _methods(axes, data, metric)
 
 
 def _partition(figure: Any, axes: Any, part: dict[str, Any]) -> None:

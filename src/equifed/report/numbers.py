@@ -221,15 +221,16 @@ def _scopes(variants: list[Variant], kind: str) -> dict[str, Any]:
 
 def _clients(clients: dict[str, Any], count: int) -> dict[str, Any]:
     """Values per client while they are few; boxes (five numbers) always."""
-    boxes = {}
-    for metric, both in clients["values"].items():
-        boxes[metric] = [_box([value for value in variant if value is not None]) for variant in both["mean"]]
+    boxes = {
+        metric: [_box([value for value in of_clients if value is not None]) for of_clients in over_seeds["mean"]]
+        for metric, over_seeds in clients["values"].items()
+    }
     many = len(clients["names"]) * count * len(clients["metrics"]) > MAX_CLIENT_POINTS
     return {
         "names": [] if many else clients["names"],
         "count": len(clients["names"]),
         "metrics": [name for name in clients["metrics"] if name != "rows"],
-        "mean": {} if many else {name: both["mean"] for name, both in clients["values"].items()},
+        "mean": {} if many else {name: over_seeds["mean"] for name, over_seeds in clients["values"].items()},
         "boxes": boxes,
     }
 
@@ -261,22 +262,8 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 # -- for other programs ------------------------------------------------------------------------------------------------
 
-COLUMNS = (
-    "method",
-    "scope",
-    "metric",
-    "mean",
-    "std",
-    "n",
-    "low",
-    "high",
-    "interval",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "p",
-    "p_holm",
-)
+_ESTIMATE = ("mean", "std", "n", "low", "high", "interval")
+_TEST = ("difference", "difference_low", "difference_high", "p", "p_holm")
 
 
 def records(comparison: Comparison) -> pd.DataFrame:
@@ -296,8 +283,7 @@ def records(comparison: Comparison) -> pd.DataFrame:
             line = {"method": variant.label, "scope": "global", "metric": metric, **final}
             line["interval"] = "" if final["low"] is None else "t"
             if test is not None:
-                line |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high}
-                line |= {"p": test.p, "p_holm": test.holm}
+                line |= zip(_TEST, (test.difference, test.low, test.high, test.p, test.holm), strict=True)
             lines.append(line)
         for kind in ("group", "marginal", "client"):
             block = _scope_moments(variant, f"{kind}s").reset_index()
@@ -308,4 +294,4 @@ def records(comparison: Comparison) -> pd.DataFrame:
                 lines.append(
                     {"method": variant.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
                 )
-    return pd.DataFrame(lines, columns=list(COLUMNS))
+    return pd.DataFrame(lines, columns=["method", "scope", "metric", *_ESTIMATE, *_TEST])

@@ -7,7 +7,7 @@ import gzip
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -24,7 +24,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant, is_pooled
+from equifed.report.comparison import Comparison, Variant, differing_names, is_pooled
 from equifed.report.groups import parts
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import DISCLOSED, Silos
@@ -78,17 +78,13 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             cards=_cards(data, verdict, variants),
             data=data,
             seeds=variants[0].seeds if len({variant.seeds for variant in variants}) == 1 else None,
-            number=wording.number,
-            size=wording.size,
-            signed=wording.signed,
-            p_value=wording.p_value,
             group_tables=_group_tables(data, variants),
             counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],
             silos=_silos(results),
             worst_clients=_worst_clients(comparison),
             messages=[_messages(result) for result in results],
             settings=_settings(results),
-            configs=_configs(results),
+            configs=[result.info for result in results if result.info.get("config")],
             citations=_citations(results),
             versions=_versions(results),
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -110,20 +106,21 @@ def summary_html(result: Result) -> str:
         title=_title([result]),
         verdict=verdict_of(comparison),
         data=summary_data(comparison),
-        number=wording.number,
-        size=wording.size,
         rounds=result.settings.rounds,
     )
 
 
+@cache
 def _templates() -> Environment:
-    return Environment(
+    templates = Environment(
         loader=PackageLoader("equifed.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.globals |= {name: getattr(wording, name) for name in ("number", "size", "signed", "p_value")}
+    return templates
 
 
 def embedded(data: Any) -> Markup:
@@ -170,43 +167,32 @@ def _cards(data: dict[str, Any], verdict: Verdict, variants: list[Variant]) -> l
 
 def _group_tables(data: dict[str, Any], variants: list[Variant]) -> list[dict[str, Any]]:
     """The groups, and where they are intersections, their marginals."""
-    tables = [
-        ("Groups", data["groups"], lambda names: {name: [name] for name in names}),
-        ("One sensitive column at a time", data["marginals"], parts),
-    ]
-    return [{"title": title, **_group_table(variants, groups, of)} for title, groups, of in tables if groups["names"]]
-
-
-def _group_table(
-    variants: list[Variant], groups: dict[str, Any], pooled: Callable[[list[str]], dict[str, list[str]]]
-) -> dict[str, Any]:
-    """pooled: from a variant's groups, which of them each line of the table is about."""
-    columns = [name for name in catalogue.ordered(groups["metrics"]) if describe(name).in_groups in ("count", "rate")]
-    values = groups["values"]
-    rows = []
-    for i, variant in enumerate(variants):
-        members = pooled(list(dict.fromkeys(variant.groups["name"])))
-        for g, name in enumerate(groups["names"]):
-            if name not in members:
-                continue  # a group of other data
-            cells = [
-                {what: values[column][what][i][g] for what in values[column]}
-                | {"absent": variant.absent(column, groups=members[name])}
-                for column in columns
-            ]
-            known = [values[column]["mean"][i][g] for column in ("count", DISCLOSED) if column in columns]
-            fewest = min((count / variant.models for count in known if count), default=math.inf)
-            rows.append(
-                {
-                    "variant": variant.label,
-                    "models": variant.models,
-                    "group": name,
-                    "cells": cells,
-                    "small": fewest < SMALL_GROUP,
-                    "degenerate": "degenerate" in values and bool(values["degenerate"]["mean"][i][g]),
-                }
-            )
-    return {"columns": columns, "rows": rows}
+    tables = []
+    for title, kind in (("Groups", "groups"), ("One sensitive column at a time", "marginals")):
+        metrics, values = catalogue.ordered(data[kind]["metrics"]), data[kind]["values"]
+        columns = [name for name in metrics if describe(name).in_groups in ("count", "rate")]
+        rows = []
+        for i, variant in enumerate(variants):
+            groups = list(dict.fromkeys(variant.groups["name"]))
+            pooled = parts(groups) if kind == "marginals" else {group: [group] for group in groups}
+            for g, name in enumerate(data[kind]["names"]):
+                if name not in pooled:
+                    continue  # a group of other data
+                cells = [
+                    {what: of_variants[i][g] for what, of_variants in values[column].items()}
+                    | {"absent": variant.absent(column, groups=pooled[name])}
+                    for column in columns
+                ]
+                counts = [values[column]["mean"][i][g] for column in ("count", DISCLOSED) if column in columns]
+                fewest = min((count / variant.models for count in counts if count), default=math.inf)
+                constant = "degenerate" in values and bool(values["degenerate"]["mean"][i][g])
+                rows.append(
+                    {"variant": variant.label, "models": variant.models, "group": name, "cells": cells}
+                    | {"small": fewest < SMALL_GROUP, "degenerate": constant}
+                )
+        if rows:
+            tables.append({"title": title, "columns": columns, "rows": rows})
+    return tables
 
 
 def _worst_clients(comparison: Comparison) -> list[dict[str, Any]]:
@@ -253,15 +239,13 @@ def _messages(result: Result) -> dict[str, Any]:
     seen = "federation" in result.info  # there is no secure aggregation
     phases = [
         {
+            **row,
             "stage": _STAGES.get(row["stage"], row["stage"]),
-            "phase": row["phase"],
             "down": list(row["sizes_down"].items()),
             "up": list(row["sizes_up"].items()),
             "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
             "private": row["gather"] == "sum" or not row["up"],
             "seen": seen and bool(row["up"]),
-            "bytes_down": row["bytes_down"],
-            "bytes_up": row["bytes_up"],
         }
         for row in result.messages.to_dict("records")
     ]
@@ -271,26 +255,14 @@ def _messages(result: Result) -> dict[str, Any]:
 
 # -- provenance --------------------------------------------------------------------------------------------------------
 
-_ELSEWHERE = (
-    "method",
-    "clients",
-    "groups",
-    "classes",
-    "cells",
-    "federation",
-    "swept",
-    "config",
-    "hyper_parameters",
-    "metrics",
-)
+_ELSEWHERE = ("method", "cells", "federation", "swept", "config", "hyper_parameters", "metrics")
 _TOGETHER = ("local", "provenance", "rows", "run", "versions")
 
 
 def _settings(results: Sequence[Result]) -> dict[str, Any]:
     """What all results have in common, and a table of the rest: a row per result."""
     flat = [_flat(result) for result in results]
-    names = list(dict.fromkeys(name for each in flat for name in each))
-    differing = [name for name in names if len({each.get(name, "") for each in flat}) > 1]
+    differing = differing_names(flat)
     own = [
         {
             "method": str(result.info["method"]),
@@ -299,18 +271,15 @@ def _settings(results: Sequence[Result]) -> dict[str, Any]:
         }
         for result, each in zip(results, flat, strict=True)
     ]
-    common = [(name, flat[0][name]) for name in names if name not in differing]
+    common = [(name, value) for name, value in flat[0].items() if name not in differing]
     return {"common": common, "differing": differing, "own": own}
 
 
 def _flat(result: Result) -> dict[str, str]:
-    info = result.info
-    flat = {
-        "clients": f"{len(info.get('clients', [])):,}",
-        "groups": ", ".join(map(str, info.get("groups", []))),
-        "classes": ", ".join(map(str, info.get("classes", []))),
-    }
-    for key, value in {**info, **result.settings.to_dict()}.items():
+    flat: dict[str, str] = {}
+    first = dict.fromkeys(("clients", "groups", "classes"))
+    clients = f"{len(result.info.get('clients', [])):,}"
+    for key, value in {**first, **result.info, "clients": clients, **result.settings.to_dict()}.items():
         if key in _ELSEWHERE:
             continue
         if key in _TOGETHER and isinstance(value, Mapping):
@@ -333,15 +302,6 @@ def _text(value: Any) -> str:
 
 def _pairs(values: Mapping[Any, Any]) -> str:
     return "\n".join(f"{name} = {_text(value)}" for name, value in values.items())
-
-
-def _configs(results: Sequence[Result]) -> list[dict[str, str]]:
-    """The resolved config of each result that has one."""
-    return [
-        {"method": str(result.info["method"]), "config": _text(result.info["config"])}
-        for result in results
-        if result.info.get("config")
-    ]
 
 
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -120,22 +120,14 @@ class Silos:
             return None
         members = []
         for name in map(str, result.info["clients"]):
-            member = federation["silos"].get(name, {"rows": None, "test_rows": None})
-            hidden = federation["withheld"].get(name, {"counts": [], "predicted": []})
+            declared = federation["silos"].get(name, {"rows": None, "test_rows": None})
+            withheld = federation["withheld"].get(name, {"counts": (), "predicted": ()})
             troubles = result.rejections[result.rejections["client"].astype(str) == name]
             answered = troubles["answered"].astype(bool)
-            members.append(
-                Silo(
-                    name,
-                    member["rows"],
-                    member["test_rows"],
-                    _troubles(troubles[~answered], by_phase=False),
-                    _troubles(troubles[answered]),
-                    tuple(hidden["counts"]),
-                    tuple(hidden["predicted"]),
-                    federation["unmeasured"].get(name, ""),
-                )
-            )
+            missed, refused = _troubles(troubles[~answered].assign(phase="")), _troubles(troubles[answered])
+            counts, predicted = tuple(withheld["counts"]), tuple(withheld["predicted"])
+            rows, unmeasured = (declared["rows"], declared["test_rows"]), federation["unmeasured"].get(name, "")
+            members.append(Silo(name, *rows, missed, refused, counts, predicted, unmeasured))
         lost = tuple(note for note in result.notes if note.kind == "rounds-not-applied")
         terms = (federation[name] for name in ("min_replies", "min_count", "disclosed"))
         return cls(tuple(members), len(result.log), lost, *terms)
@@ -235,11 +227,11 @@ def other_notes(result: Result) -> list[Note]:
     return [note for note in result.notes if note.kind not in covered]
 
 
-def _troubles(lines: pd.DataFrame, by_phase: bool = True) -> tuple[Trouble, ...]:
-    rounds: dict[tuple[str, str], list[int]] = {}
+def _troubles(lines: pd.DataFrame) -> tuple[Trouble, ...]:
+    rounds: dict[tuple[str, str], set[int]] = {}
     for phase, reason, number in zip(lines["phase"], lines["reason"], lines["round"], strict=True):
-        rounds.setdefault((str(phase) if by_phase else "", str(reason)), []).append(int(number))
-    return tuple(Trouble(*key, tuple(sorted(set(numbers)))) for key, numbers in rounds.items())
+        rounds.setdefault((str(phase), str(reason)), set()).add(int(number))
+    return tuple(Trouble(*key, tuple(sorted(numbers))) for key, numbers in rounds.items())
 
 
 def _several(texts: Sequence[str]) -> str:
