@@ -151,9 +151,10 @@ def _difference(
     signed: bool = False,
     reference_group: Any = None,
 ) -> float:
-    """; 0 is fair, nan with fewer than two defined groups.
+    """{meaning}; 0 is fair, nan with fewer than two defined groups.
 
-    With `signed=True` it is (other - reference_group), of the group farthest from the reference."""
+    With `signed=True` it is (other - reference_group), of the group farthest from the reference.
+    """
     table, names = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
     reference = _inputs.reference_index(names, signed, reference_group)
     return float(disparities(table, reference=reference)[name])
@@ -168,21 +169,22 @@ def _ratio(
     pos_label: Any = None,
     paper_compat: PaperCompat = None,
 ) -> float:
-    """; 1 is fair, nan with fewer than two defined groups or when all rates are 0.
+    """{meaning}; 1 is fair, nan with fewer than two defined groups or when all rates are 0.
 
-    `paper_compat="fair-fate"` gives the value as FAIR-FATE publishes it; see `fair_fate_ratios`."""
+    `paper_compat="fair-fate"` gives the value as FAIR-FATE publishes it; see `fair_fate_ratios`.
+    """
     table, _ = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
     return float(disparities(table, paper_compat=paper_compat)[name])
 
 
 def _named(compute: Callable[Concatenate[str, P], float], name: str, meaning: str) -> Callable[P, float]:
-    """The function of rows for one disparity. Its docstring begins with what it means, and ends as that of `compute`"""
+    """The public function of one disparity: `compute` for this name, with a signature and a docstring of its own."""
 
     def disparity(*args: P.args, **kwargs: P.kwargs) -> float:
         return compute(name, *args, **kwargs)
 
     disparity.__name__ = disparity.__qualname__ = name
-    disparity.__doc__ = f"{meaning}{compute.__doc__}"
+    disparity.__doc__ = (compute.__doc__ or "").format(meaning=meaning)
     whole = inspect.signature(compute)
     disparity.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
     return disparity

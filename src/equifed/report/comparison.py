@@ -103,6 +103,8 @@ class Comparison:
 
     results: Sequence[Result]
     variants: list[Variant]
+    measured: list[str]
+    """Names of the global metrics, in order of appearance."""
     disparity: str | None
     """The one that the verdict is about."""
     baseline: Variant
@@ -113,20 +115,16 @@ class Comparison:
         """disparity: by default the main one of those measured. baseline: a label or a method; by default FedAvg, or
         else the first."""
         variants = variants_of(results)
-        measured = _measured(variants)
+        measured = list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
         if disparity is not None and disparity not in measured:
             raise unknown_name("metric", disparity, measured)
-        disparity = disparity or next((metric for metric in _main(variants) if describe(metric).disparity), None)
+        gaps = [metric for metric in _main(variants, measured) if describe(metric).disparity]
+        disparity = disparity or next(iter(gaps), None)
         named = [variant for variant in variants if baseline in (variant.label, variant.method)]
         if baseline is not None and not named:
             raise unknown_name("baseline", baseline, [variant.label for variant in variants])
         default = [variant for variant in variants if variant.method == "fedavg"] or variants
-        return cls(results, variants, disparity, (named or default)[0])
-
-    @cached_property
-    def measured(self) -> list[str]:
-        """Names of the global metrics, in order of appearance."""
-        return _measured(self.variants)
+        return cls(results, variants, measured, disparity, (named or default)[0])
 
     @cached_property
     def quality(self) -> str:
@@ -140,7 +138,7 @@ class Comparison:
     @cached_property
     def metrics(self) -> list[str]:
         """The columns of the comparison table that were measured: the main ones, and the chosen disparity."""
-        names = _main(self.variants)
+        names = _main(self.variants, self.measured)
         if self.disparity is not None and self.disparity not in names:
             names.insert(1, self.disparity)
         return names
@@ -155,28 +153,20 @@ def is_pooled(method: str) -> bool:
         return False
 
 
-def _measured(variants: list[Variant]) -> list[str]:
-    return list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
-
-
-def _main(variants: list[Variant]) -> list[str]:
+def _main(variants: list[Variant], measured: list[str]) -> list[str]:
     """The main metrics that were measured. What needs all predictions in one place cannot be known where every variant
     was a real federation."""
     federated = all(variant.silos is not None for variant in variants)
-    known = [name for name in _measured(variants) if not (federated and "scores" in describe(name).needs)]
+    known = [name for name in measured if not (federated and "scores" in describe(name).needs)]
     return catalogue.shown(known, "page")
 
 
 def against(variants: Sequence[Variant], other: Variant, metric: str) -> list[Paired | None]:
     """Every variant minus `other` in one metric over the seeds they share, corrected together; None for itself, and
     where seeds are too few or the data differ."""
-
-    def test(variant: Variant) -> Paired | None:
-        if variant is other or variant.data != other.data:
-            return None
-        return paired(variant.values(metric) - other.values(metric))
-
-    return corrected([test(variant) for variant in variants])
+    comparable = [variant for variant in variants if variant is not other and variant.data == other.data]
+    tests = {variant: paired(variant.values(metric) - other.values(metric)) for variant in comparable}
+    return corrected([tests.get(variant) for variant in variants])
 
 
 def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:

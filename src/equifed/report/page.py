@@ -217,11 +217,10 @@ def _worst_clients(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Of the results that come from a real federation."""
-    federations = ((str(result.info["method"]), Silos.of(result)) for result in results)
     return [
-        {"method": method, "members": silos.members, "sentences": silos.sentences()}
-        for method, silos in federations
-        if silos is not None
+        {"method": str(result.info["method"]), "members": silos.members, "sentences": silos.sentences()}
+        for result in results
+        if (silos := Silos.of(result)) is not None
     ]
 
 

@@ -69,12 +69,8 @@ class Silo:
 
     @property
     def withholds(self) -> str:
-        parts = []
-        if self.counts:
-            parts.append(f"how right its predictions are for {wording.listing(list(self.counts))}")
-        if self.predicted:
-            parts.append(f"what they are for {wording.listing(list(self.predicted))}")
-        return "; ".join(parts)
+        withheld = {"how right its predictions are": self.counts, "what they are": self.predicted}
+        return "; ".join(f"{what} for {wording.listing(list(of))}" for what, of in withheld.items() if of)
 
     def facts(self) -> dict[str, Any]:
         """For other programs."""
@@ -165,10 +161,9 @@ class Silos:
 
     def sentences(self) -> list[str]:
         """What holds for all of them."""
-        sentences = self.lost_rounds()
-        if not sentences:
-            all_applied = f"All {self.rounds} rounds were applied"
-            sentences.append(f"{all_applied}: at least {self._fewest} came in each (min-replies).")
+        sentences = self.lost_rounds() or [
+            f"All {self.rounds} rounds were applied: at least {self._fewest} came in each (min-replies)."
+        ]
         if self.withholding:
             sentences.append(
                 f"A silo withholds counts of its test rows below {self.min_count} (min-count), or below a higher limit "
