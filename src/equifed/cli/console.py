@@ -100,7 +100,8 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except BrokenPipeError:  # the reader has seen enough (`| head`)
-            _to_nowhere()
+            # what is still buffered goes to nobody, instead of failing when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except EquifedError as error:
             traceback_if_wanted()
@@ -125,8 +126,3 @@ def traceback_if_wanted() -> None:
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     if issubclass(category, EquifedWarning) or os.environ.get("EQUIFED_DEBUG"):
         say(f"Warning: {message}")
-
-
-def _to_nowhere() -> None:
-    """Let what is still buffered for a closed pipe go to nobody, instead of failing when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

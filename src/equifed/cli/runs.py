@@ -74,13 +74,12 @@ def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], close
     folder = store.find(reference)
     if folder.status()["status"] == "finished":
         say(f"Run {folder.id} has already finished.")
-        if not output.json and not checks:
-            return
-        result = folder.result()
-        failed = _failures(checks, result)
-        if output.json:
-            print_json(record(folder, result) | {"status": "finished", "failed_checks": failed})
-        fail(failed)
+        if output.json or checks:
+            result = folder.result()
+            failed = _failures(checks, result)
+            if output.json:
+                print_json(record(folder, result) | {"status": "finished", "failed_checks": failed})
+            fail(failed)
         return
     recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]))
     say(f"Run {folder.id} continues after round {recording.done} of {recording.config.run.rounds}.")

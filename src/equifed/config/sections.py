@@ -111,7 +111,9 @@ class Config:
         if self.data.name is not None:
             data = {key: data[key] for key in ("name", "preset")}
         elif folder is not None:
-            data |= self._moved(folder)
+            named = {"schema": self.data.schema_, "validation-file": self.data.validation_file}
+            files = {key: self.folder / file for key, file in named.items() if file is not None}
+            data |= _relative(files, folder) | {"files": _relative(self.paths(), folder)}
         sections: dict[str, Any] = {"run": _options(self.run), "data": data}
         if self.partition is not None:
             sections["partition"] = described(self.partition, partition.REGISTRY)
@@ -135,14 +137,9 @@ class Config:
         named = files if isinstance(files, dict) else {Path(file).stem: file for file in files}
         return {name: self.folder / file for name, file in named.items()}
 
-    def _moved(self, folder: Path) -> dict[str, Any]:
-        moved: dict[str, Any] = {
-            "files": {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in self.paths().items()}
-        }
-        for key, file in (("schema", self.data.schema_), ("validation-file", self.data.validation_file)):
-            if file is not None:
-                moved[key] = os.path.relpath((self.folder / file).resolve(), folder.resolve())
-        return moved
+
+def _relative(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
+    return {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in files.items()}
 
 
 def _options(value: Any) -> dict[str, Any]:
