@@ -148,8 +148,7 @@ class LaneExchange:
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
     def _kept(self, lanes: Lanes, lane: slice, inputs: Inputs, width: int) -> dict[str, Tensor]:
-        start, scaling = tree.map(lambda leaf: leaf.unsqueeze(1), (inputs.start, inputs.scaling))
-        source = LaneRows(self.clients.tables, start, width, scaling)
+        source = LaneRows(self.clients.tables, inputs.start, width, inputs.scaling)
         return self.clients.kept.rows((self.stage, self.position, lane.start), lanes.part(lane), source)
 
     def _data(self, inputs: Inputs, kept: dict[str, Any], width: int) -> Data:

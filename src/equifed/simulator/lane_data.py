@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -106,5 +106,7 @@ class KeptRows:
             size = len(lanes) * source.width * source.tables.x[0].numel() * 4
             if size + sum(tree.num_bytes(kept) for kept in self._kept.values()) > KEPT_BYTES:
                 return {}
+            start, scaling = tree.map(lambda leaf: leaf.unsqueeze(1), (source.start, source.scaling))
+            source = replace(source, start=start, scaling=scaling)
             self._kept[place] = {name: source.column(name) for name in ("x", "y", "s")}
         return self._kept[place]
