@@ -11,8 +11,10 @@ import pytest
 
 import equifed as ef
 from equifed import metrics
+from equifed.experiments import Request
 from equifed.experiments.base import arms_named, carry_out
 from equifed.experiments.fedfair import settings as fedfair
+from equifed.experiments.fedfair import show
 from equifed.methods import FedAvg, SeparateTraining
 from experiments.command import record, run, silent
 
@@ -100,30 +102,30 @@ def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch
     needs("drug")
     monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 3)
     monkeypatch.setattr(fedfair, "ADVERSARIAL_ROUNDS", 1)
-    rows = list(fedfair.table1(["drug"], None, 2, 6, "test", silent))
-    assert [cells[0].method for cells, _ in rows] == ["FedAvg", "EO", "CEO", "ST", "AF", "LCO", "FedFair"]
-    assert all(0 <= cell.mean <= 1 for cells, _ in rows for cell in cells)
-    assert [cells[0].opt is None for cells, _ in rows] == [True] * 3 + [False] * 4
-    ((dataset, frame, result),) = fedfair.figure2(["drug"], 2, 6, silent)
-    assert dataset == "drug"
-    assert frame.index.tolist() == sorted(fedfair.EPSILONS["drug"])
-    assert result.swept == ["epsilon"]
-    assert frame[("afe", "mean")].notna().all()
-    points = list(fedfair.figure4(["drug"], 2, 4, [0.0, 0.5], silent))
-    assert [(point.method, point.drop_rate) for point, _ in points] == [
+    *rows, _ = show.table1(Request(datasets=["drug"], seeds=2, rounds=6), silent)
+    assert [part.rows[0].method for part in rows] == ["FedAvg", "EO", "CEO", "ST", "AF", "LCO", "FedFair"]
+    assert all(0 <= cell.mean <= 1 for part in rows for cell in part.rows)
+    assert [part.rows[0].opt is None for part in rows] == [True] * 3 + [False] * 4
+    figure, _ = show.figure2(Request(datasets=["drug"], seeds=2, rounds=6), silent)
+    assert [point["epsilon"] for point in figure.rows] == sorted(fedfair.EPSILONS["drug"])
+    assert figure.results[0].swept == ["epsilon"]
+    assert not any(np.isnan(point["afe"]) for point in figure.rows)
+    monkeypatch.setattr(fedfair, "DROP_RATES", [0.0, 0.5])
+    *parts, _ = show.figure4(Request(datasets=["drug"], seeds=2, rounds=4), silent)
+    assert [(part.rows[0]["method"], part.rows[0]["drop_rate"]) for part in parts] == [
         ("LCO", 0),
         ("LCO", 0.5),
         ("FedFair", 0),
         ("FedFair", 0.5),
     ]
-    assert points[1][-1].log["dropped"].sum() > 0
+    assert parts[1].results[0].log["dropped"].sum() > 0
 
 
 def test_wrong_names() -> None:
-    with pytest.raises(ef.ConfigError, match="Unknown data set of FedFair 'bank'"):
-        fedfair.federations("bank")
+    with pytest.raises(ef.ConfigError, match="Unknown data set of this experiment 'bank'"):
+        next(show.table1(Request(datasets=["drug", "bank"]), silent))
     with pytest.raises(ef.ConfigError, match="Unknown method of the table 'fedprox'"):
-        list(fedfair.table1(["drug"], ["FedProx"], 1, 1, "test", silent))
+        next(show.table1(Request(datasets=["drug"], methods=["FedProx"]), silent))
     assert isinstance(fedfair.arms("drug")[0].method, FedAvg)
 
 

@@ -73,6 +73,13 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise unknown_name(what, name, known)
 
 
+def requested(request: Request, option: str, default: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The names that an option of the request lists, all of them known, or else the default."""
+    names = getattr(request, option) or list(default)
+    check_names("data set of this experiment" if option == "datasets" else option, names, known)
+    return list(names)
+
+
 # -- numbers, ours and theirs ------------------------------------------------------------------------------------------
 
 
@@ -112,17 +119,24 @@ class Cell:
     """Runs whose predictor is constant for some group."""
 
     @classmethod
-    def of(
-        cls, values: Any, theirs: Sequence[float] | None, *, runs: int | None = None, their_runs: int | None = None,
-        **others: Any,
-    ) -> Self:  # fmt: skip
-        """Mean and deviation of the values, judged by the noise of this many runs unless 0; None: as many as values."""
-        mean, std, defined = moments(values)
-        runs = defined if runs is None else runs
-        them = theirs or (NAN, NAN)
-        judged = theirs is not None and not np.isnan(std) and runs
-        within = within_noise((mean, std), them, runs, their_runs) if judged else None
-        return cls(mean=mean, std=std, published_mean=them[0], published_std=them[1], within=within, **others)
+    def row(
+        cls, values: Mapping[str, Any], theirs: Mapping[str, Sequence[float] | None], *, runs: int | None = None,
+        their_runs: int | None = None, **others: Any,
+    ) -> list[Self]:  # fmt: skip
+        """A cell for each metric: mean and deviation of its values, beside (mean, deviation) as published.
+
+        They are judged by the noise of this many runs, unless 0; None: as many as there are values.
+        """
+        cells = []
+        for metric, sample in values.items():
+            mean, std, defined = moments(sample)
+            them = theirs.get(metric) or (NAN, NAN)
+            count = defined if runs is None else runs
+            judged = count and not np.isnan([std, *them]).any()
+            within = within_noise((mean, std), them, count, their_runs) if judged else None
+            figures: dict[str, Any] = {"mean": mean, "std": std, "published_mean": them[0], "published_std": them[1]}
+            cells.append(cls(metric=metric, **figures, within=within, **others))
+        return cells
 
     @property
     def mark(self) -> str:
@@ -179,6 +193,32 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     left: Sequence[int] = (0,)
     """Columns of words; the others are of numbers."""
+
+
+AnyCell = TypeVar("AnyCell", bound=Cell)
+
+
+def row_line(row: Sequence[Cell], *where: str) -> str:
+    """One method's cells as a line of text."""
+    return f"{' '.join((*where, row[0].method))}: " + ", ".join(f"{cell.metric} {cell.text}" for cell in row)
+
+
+def table_of_cells(
+    title: str,
+    cells: Iterable[AnyCell],
+    text: Callable[[AnyCell], str] = lambda cell: cell.beside,
+    **more: Callable[[AnyCell], str],
+) -> Table:
+    """A line for each method, marked with * where some predictor is degenerate; more: columns of its first cell."""
+    lines: dict[str, list[AnyCell]] = {}
+    for cell in cells:
+        lines.setdefault(cell.method, []).append(cell)
+    metrics = dict.fromkeys(cell.metric for line in lines.values() for cell in line)
+    rows = [
+        [method + ("*" if line[0].degenerate else ""), *map(text, line), *(show(line[0]) for show in more.values())]
+        for method, line in lines.items()
+    ]
+    return Table(title, ("method", *metrics, *more), rows)
 
 
 @dataclass(frozen=True)

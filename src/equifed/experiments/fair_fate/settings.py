@@ -7,7 +7,7 @@ paper's Table 1 and, for FedDemon on COMPAS and where the table was misprinted, 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -16,13 +16,11 @@ import numpy as np
 
 from equifed import metrics as M
 from equifed.data import get_dataset
-from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, choose, published
-from equifed.experiments.base import swept_settings as settings_of
+from equifed.experiments.base import Arm, Cell, Watch, carry_out, choose, published, swept_settings
 from equifed.federation import Federation, Rows, RowSets
 from equifed.methods import FairFate, FedAvg, FedAvgGR, FedAvgLR, FedDemon, FedMom, FedVal
 from equifed.models import MLP
 from equifed.protocol import Method
-from equifed.results import Result
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
 from equifed.simulator import Job, Step, make_job
@@ -49,6 +47,8 @@ CONFIGURATIONS: dict[tuple[str, str], tuple[Chosen, Chosen, Chosen]] = {
 """What the authors chose, on test results, for F = SP, EO, EQO. Law and Dutch have no known choice."""
 GRID = {"beta0": [0.8, 0.9, 0.99], "rho": [0.04, 0.05], "lambda0": [0.1, 0.5], "lambda_max": [0.8, 0.9, 1.0]}
 """The paper's grid, for choosing on validation."""
+TRADE_OFF = [0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+"""Values of MAX in Figure 3."""
 FEDMOM = {("compas", "1.0"): 0.99, ("adult", "1.0"): 0.99, ("adult", "RND"): 0.99}
 """beta where it is not 0.8."""
 
@@ -95,40 +95,31 @@ def federations(dataset: str, sigma: str, seeds: Sequence[int]) -> list[Federati
     They draw with NumPy's legacy generator, so this does too: under heterogeneity the results of ten runs depend more
     on who holds what, and on who takes part in the last rounds, than on anything else.
     """
-    check_names("data set of FAIR-FATE", [dataset], CLIENTS)
-    check_names("sigma", [sigma], SIGMAS)
     encoded, preset, _, hashes = get_dataset(dataset).encode("fair-fate")
     count = CLIENTS[dataset][0]
-    rows = Rows(encoded.x, encoded.y, encoded.s)
+    fixed: dict[str, Any] = {
+        "rows": Rows(encoded.x, encoded.y, encoded.s),
+        "client_test": None,
+        "ids": tuple(f"{k:02d}" for k in range(count)),
+        "classes": encoded.class_names,
+        "groups": encoded.group_names,
+        "features": encoded.feature_names,
+        "name": dataset,
+        "provenance": {
+            "data": dataset,
+            "preset": preset.name,
+            "files": hashes,
+            "partition": {"kind": "FAIR-FATE's own", "sigma": sigma},
+        },
+    }
     feds = []
     for seed in seeds:
         train, validation, test = _split(len(encoded.y), seed)
-        held = (
-            [train[k * (len(train) // count) : (k + 1) * (len(train) // count)] for k in range(count)]
-            if sigma == "RND"
-            else _dirichlet(train, encoded.y, encoded.s, float(sigma), count, seed)
-        )
-        feds.append(
-            Federation(
-                rows=rows,
-                train=RowSets.of(held),
-                validation=validation,
-                test=test,
-                client_test=None,
-                ids=tuple(f"{k:02d}" for k in range(count)),
-                classes=encoded.class_names,
-                groups=encoded.group_names,
-                features=encoded.feature_names,
-                name=dataset,
-                seed=seed,
-                provenance={
-                    "data": dataset,
-                    "preset": preset.name,
-                    "files": hashes,
-                    "partition": {"kind": "FAIR-FATE's own", "sigma": sigma},
-                },
-            )
-        )
+        if sigma == "RND":
+            held = list(train[: len(train) // count * count].reshape(count, -1))
+        else:
+            held = _dirichlet(train, encoded.y, encoded.s, float(sigma), count, seed)
+        feds.append(Federation(train=RowSets.of(held), validation=validation, test=test, seed=seed, **fixed))
     return feds
 
 
@@ -151,15 +142,11 @@ def _dirichlet(
     """For the cells (1,1), (1,0), (0,1), (0,0) of (label, group): p ~ Dirichlet(sigma), client k gets round(size p_k)
     rows, the last client the rest."""
     shares = np.random.RandomState(seed).dirichlet(np.full(count, sigma), 4)  # the authors' generator
-    held: list[list[np.ndarray]] = [[] for _ in range(count)]
+    parts = []
     for share, (label, group) in zip(shares, ((1, 1), (1, 0), (0, 1), (0, 0)), strict=True):
         cell = train[(y[train] == label) & (s[train] == group)]
-        start = 0
-        for k in range(count):
-            stop = start + round(len(cell) * share[k]) if k < count - 1 else len(cell)
-            held[k].append(cell[start:stop])
-            start = stop
-    return [np.concatenate(parts) for parts in held]
+        parts.append(np.split(cell, np.cumsum([round(len(cell) * p) for p in share[:-1]])))
+    return [np.concatenate(held) for held in zip(*parts, strict=True)]
 
 
 class AuthorsJob(Job):
@@ -186,7 +173,7 @@ def _cohorts(seed: int, rounds: int, count: int, per_round: int) -> np.ndarray:
 
 
 def simulation(
-    method: Method, feds: list[Federation], rounds: int, over: dict[str, list[float]] | None = None
+    method: Method, feds: list[Federation], rounds: int, over: Mapping[str, Any] | None = None
 ) -> Simulation:
     """The paper's setting: 10 tanh units, 10 local epochs, batch size 10, SGD with rate 0.01."""
     local = Local(epochs=10, batch_size=10, learning_rate=0.01)
@@ -210,53 +197,29 @@ def published_figures(dataset: str, sigma: str) -> dict[tuple[str, ...], tuple[f
     return published("fair_fate", ("method", "fairness", "metric"), ("mean", "std"), dataset=dataset, sigma=sigma)
 
 
-def table1(
-    datasets: Sequence[str], sigmas: Sequence[str], readings: Sequence[str], labels: Sequence[str] | None, seeds: int,
-    rounds: int, select: bool, watch: Watch,
-) -> Iterator[tuple[list[TableCell], Result]]:  # fmt: skip
-    """Row by row of the table: its cells and the whole result. Methods that both readings share are run once.
-
-    select: choose FAIR-FATE's hyper-parameters on validation rows.
-    """
-    total = len(datasets) * len(sigmas) * len(readings) * len(arms_named(arms("compas", "0.5", readings[0]), labels))
-    number = 0
-    for dataset in datasets:
-        for sigma in sigmas:
-            feds = federations(dataset, sigma, [10 * run for run in range(1, seeds + 1)])
-            done: dict[Method, tuple[Step, Result]] = {}
-            floor = _floor(feds, rounds, watch) if select else None
-            for reading in readings:
-                for arm in arms_named(arms(dataset, sigma, reading), labels):
-                    number += 1
-                    method = arm.method
-                    if floor is not None and isinstance(method, FairFate):
-                        method = select_on_validation(method, feds, rounds, floor, watch)
-                    if method not in done:
-                        sim = simulation(method, feds, rounds)
-                        last = carry_out(sim, f"{number}/{total} {dataset} {sigma} {arm.label}", watch)
-                        done[method] = last, sim.result()
-                    last, result = done[method]
-                    yield _cells(dataset, sigma, arm, reading, last), result
-
-
-def _cells(dataset: str, sigma: str, arm: Arm, reading: str, last: Step) -> list[TableCell]:
+def cells(dataset: str, sigma: str, arm: Arm, reading: str, last: Step) -> list[TableCell]:
     values = measured(last, "test", compat=reading == "as-published")
-    theirs, fairness = published_figures(dataset, sigma), getattr(arm.method, "fairness", "")
-    short = next((short for short, name in NAMES.items() if name == fairness), "")
-    common: dict[str, Any] = {"dataset": dataset, "sigma": sigma, "method": arm.label, "reading": reading}
-    constant = int(values["degenerate"].sum())
-    return [
-        TableCell.of(
-            values[metric], theirs.get((arm.method.name, short, metric)), metric=metric, degenerate=constant, **common
-        )
-        for metric in MEASURES
-    ]
+    theirs, short = published_figures(dataset, sigma), short_name(arm.method)
+    return TableCell.row(
+        {metric: values[metric] for metric in MEASURES},
+        {metric: theirs.get((arm.method.name, short, metric)) for metric in MEASURES},
+        dataset=dataset,
+        sigma=sigma,
+        method=arm.label,
+        reading=reading,
+        degenerate=int(values["degenerate"].sum()),
+    )
+
+
+def short_name(method: Method) -> str:
+    """The paper's name of the fairness that a method works on; "" where there is none."""
+    return next((short for short, name in NAMES.items() if name == getattr(method, "fairness", "")), "")
 
 
 # -- choosing hyper-parameters on validation data ----------------------------------------------------------------------
 
 
-def _floor(feds: list[Federation], rounds: int, watch: Watch) -> float:
+def accuracy_floor(feds: list[Federation], rounds: int, watch: Watch) -> float:
     """FedAvg's validation accuracy less 2 points: what a fair setting may cost."""
     sim = simulation(FedAvg(), feds, rounds)
     last = carry_out(sim, "FedAvg, for the accuracy to keep", watch)
@@ -264,41 +227,16 @@ def _floor(feds: list[Federation], rounds: int, watch: Watch) -> float:
 
 
 def select_on_validation(
-    method: FairFate,
-    feds: list[Federation],
-    rounds: int,
-    floor: float,
-    watch: Watch,
-    grid: dict[str, list[float]] | None = None,
+    method: FairFate, feds: list[Federation], rounds: int, floor: float, watch: Watch, grid: Mapping[str, Any] = GRID
 ) -> FairFate:
     """The setting of the paper's grid with the best validation fairness whose validation accuracy is at least `floor`.
 
     The whole grid, for all seeds, is one computation. Where no setting keeps the accuracy, the most accurate is taken.
     """
-    sim = simulation(method, feds, rounds, over=grid or GRID)
+    sim = simulation(method, feds, rounds, over=grid)
     last = carry_out(sim, "grid, chosen on validation", watch)
     values = measured(last, "validation", compat=method.as_published)
-    short = next(key for key, name in NAMES.items() if name == method.fairness)
-    settings = settings_of(sim)
+    settings = swept_settings(sim)
     accuracy = values["ACC"].reshape(len(settings), -1).mean(1)
-    fairness = np.nan_to_num(values[short]).reshape(len(settings), -1).mean(1)
+    fairness = np.nan_to_num(values[short_name(method)]).reshape(len(settings), -1).mean(1)
     return replace(method, **settings[choose(accuracy, -fairness, floor)])
-
-
-# -- figure 3 ----------------------------------------------------------------------------------------------------------
-
-TRADE_OFF = [0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-"""Values of MAX."""
-
-
-def figure3(
-    datasets: Sequence[str], sigmas: Sequence[str], seeds: int, rounds: int, watch: Watch
-) -> Iterator[tuple[str, str, str, Result]]:
-    """Accuracy against fairness over MAX, for every F: (data set, sigma, F, result of the sweep)."""
-    for dataset in datasets:
-        for sigma in sigmas:
-            feds = federations(dataset, sigma, [10 * run for run in range(1, seeds + 1)])
-            for short, arm in zip(NAMES, arms(dataset, sigma, "algorithm-1")[-3:], strict=True):
-                sim = simulation(arm.method, feds, rounds, over={"lambda_max": TRADE_OFF})
-                carry_out(sim, f"{dataset} {sigma} {arm.label} over MAX", watch)
-                yield dataset, sigma, short, sim.result()

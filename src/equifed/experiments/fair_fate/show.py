@@ -3,56 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from equifed.errors import ConfigError
 from equifed.experiments import Request
-from equifed.experiments.base import Experiment, Part, Table, Watch, check_names, plus_minus, within_noise
+from equifed.experiments.base import (
+    Experiment,
+    Part,
+    Table,
+    Watch,
+    arms_named,
+    carry_out,
+    check_names,
+    plus_minus,
+    requested,
+    row_line,
+    table_of_cells,
+    within_noise,
+)  # fmt: skip
 from equifed.experiments.fair_fate import settings as fair_fate
 from equifed.experiments.fair_fate.settings import TableCell
+from equifed.methods import FairFate
+from equifed.protocol import Method
+from equifed.results import Result
+from equifed.simulator import Step
 
 
-def _scope(request: Request) -> tuple[list[str], list[str], int, int]:
-    """Data sets, sigmas, seeds and rounds."""
-    datasets, sigmas = request.datasets or ["compas"], request.sigma or list(fair_fate.SIGMAS)
-    check_names("data set of FAIR-FATE", datasets, fair_fate.CLIENTS)
-    check_names("sigma", sigmas, fair_fate.SIGMAS)
+def _scope(request: Request) -> tuple[list[tuple[str, str]], list[int], int]:
+    """Data sets with sigmas, the authors' seeds, and rounds."""
+    datasets = requested(request, "datasets", ["compas"], fair_fate.CLIENTS)
+    sigmas = requested(request, "sigma", fair_fate.SIGMAS, fair_fate.SIGMAS)
     if (request.seeds or 0) > fair_fate.SEEDS:
         raise ConfigError(f"The authors have {fair_fate.SEEDS} seeds, got --seeds {request.seeds}.", key="--seeds")
-    return datasets, sigmas, *request.amount(fair_fate.SEEDS, fair_fate.ROUNDS)
+    runs, rounds = request.amount(fair_fate.SEEDS, fair_fate.ROUNDS)
+    return list(product(datasets, sigmas)), [10 * run for run in range(1, runs + 1)], rounds
 
 
 def table1(request: Request, watch: Watch) -> Iterator[Part]:
-    datasets, sigmas, seeds, rounds = _scope(request)
+    """Methods that both readings share are run once."""
+    places, seeds, rounds = _scope(request)
     readings = list(fair_fate.READINGS) if request.reading in (None, "both") else [str(request.reading)]
     check_names("reading", readings, fair_fate.READINGS)
     if request.select not in (None, "validation"):
         raise ConfigError(f"--select takes only validation, got {request.select!r}.", key="--select")
+    methods = len(arms_named(fair_fate.arms("compas", "0.5", readings[0]), request.methods))
+    total = len(places) * len(readings) * methods
     cells: list[TableCell] = []
-    for row, result in fair_fate.table1(
-        datasets, sigmas, readings, request.methods, seeds, rounds, request.select is not None, watch
-    ):
-        cells += row
-        where = (row[0].dataset, row[0].sigma, row[0].reading)
-        lines = [f"{' '.join(where)} {row[0].method}: " + ", ".join(f"{cell.metric} {cell.text}" for cell in row)]
-        if request.select and result.info["method"] == "fair-fate":
-            chosen = result.info["hyper_parameters"]
-            lines.append(f"  chosen on validation: {', '.join(f'{name} {chosen[name]:g}' for name in fair_fate.GRID)}")
-        yield Part(row, lines, results=[result], page=where)
+    tables = []
+    for dataset, sigma in places:
+        feds = fair_fate.federations(dataset, sigma, seeds)
+        done: dict[Method, tuple[Step, Result]] = {}
+        floor = fair_fate.accuracy_floor(feds, rounds, watch) if request.select else None
+        for reading in readings:
+            where = (dataset, sigma, reading)
+            begin = len(cells)
+            for arm in arms_named(fair_fate.arms(*where), request.methods):
+                method, chosen = arm.method, []
+                if floor is not None and isinstance(method, FairFate):
+                    method = fair_fate.select_on_validation(method, feds, rounds, floor, watch)
+                    settings = ", ".join(f"{name} {getattr(method, name):g}" for name in fair_fate.GRID)
+                    chosen = [f"  chosen on validation: {settings}"]
+                if method not in done:
+                    sim = fair_fate.simulation(method, feds, rounds)
+                    number = len(cells) // len(fair_fate.MEASURES) + 1
+                    last = carry_out(sim, f"{number}/{total} {dataset} {sigma} {arm.label}", watch)
+                    done[method] = last, sim.result()
+                last, result = done[method]
+                row = fair_fate.cells(dataset, sigma, arm, reading, last)
+                cells += row
+                yield Part(row, [row_line(row, *where), *chosen], results=[result], page=where)
+            title = f"{dataset}, sigma {sigma}, {reading}: ours (published)"
+            tables.append(table_of_cells(title, cells[begin:]))
     summary = _summary(cells)
-    tables = [_table(cells, *where) for where in dict.fromkeys((c.dataset, c.sigma, c.reading) for c in cells)]
-    yield Part(shown=[*tables, *_notes(summary, seeds, rounds)], record={"summary": summary})
-
-
-def _table(cells: Sequence[TableCell], *where: str) -> Table:
-    rows: dict[str, list[str]] = {}
-    for cell in cells:
-        if (cell.dataset, cell.sigma, cell.reading) == where:
-            rows.setdefault(cell.method + ("*" if cell.degenerate else ""), []).append(cell.beside)
-    title = f"{where[0]}, sigma {where[1]}, {where[2]}: ours (published)"
-    return Table(title, ("method", *fair_fate.MEASURES), [[method, *figures] for method, figures in rows.items()])
+    yield Part(shown=[*tables, *_notes(summary, len(seeds), rounds)], record={"summary": summary})
 
 
 def _summary(cells: Sequence[TableCell]) -> dict[str, Any]:
@@ -101,27 +127,31 @@ def _notes(summary: dict[str, Any], seeds: int, rounds: int) -> Iterator[str]:
 
 
 def figure3(request: Request, watch: Watch) -> Iterator[Part]:
-    datasets, sigmas, seeds, rounds = _scope(request)
-    for dataset, sigma, short, result in fair_fate.figure3(datasets, sigmas, seeds, rounds, watch):
-        name = fair_fate.NAMES[short]
-        frame = result.pareto("accuracy", name)
-        rows = [
-            [
-                f"{point['lambda_max']:g}",
-                *(_with_interval(point, metric) for metric in ("accuracy", name)),
-                f"{point['defined']} of {point['runs']}",
-                "yes" if point["dominated"] else "no",
+    """Accuracy against fairness over MAX, for every F."""
+    places, seeds, rounds = _scope(request)
+    for dataset, sigma in places:
+        feds = fair_fate.federations(dataset, sigma, seeds)
+        arms = fair_fate.arms(dataset, sigma, "algorithm-1")[-len(fair_fate.NAMES) :]
+        for (short, name), arm in zip(fair_fate.NAMES.items(), arms, strict=True):
+            sim = fair_fate.simulation(arm.method, feds, rounds, over={"lambda_max": fair_fate.TRADE_OFF})
+            carry_out(sim, f"{dataset} {sigma} {arm.label} over MAX", watch)
+            points = sim.result().pareto("accuracy", name).astype({"method": str}).to_dict("records")
+            rows = [
+                [
+                    f"{point['lambda_max']:g}",
+                    *(_with_interval(point, metric) for metric in ("accuracy", name)),
+                    f"{point['defined']} of {point['runs']}",
+                    "yes" if point["dominated"] else "no",
+                ]
+                for point in points
             ]
-            for _, point in frame.iterrows()
-        ]
-        title = f"{dataset}, sigma {sigma}, F = {short}, over MAX"
-        points = frame.astype({"method": str}).to_dict("records")
-        yield Part(
-            [{"dataset": dataset, "sigma": sigma, "F": short, **point} for point in points],
-            shown=[Table(title, ("MAX", "accuracy", short, "defined", "dominated"), rows, left=())],
-            results=[result],
-            page=(dataset, sigma, short),
-        )
+            title = f"{dataset}, sigma {sigma}, F = {short}, over MAX"
+            yield Part(
+                [{"dataset": dataset, "sigma": sigma, "F": short, **point} for point in points],
+                shown=[Table(title, ("MAX", "accuracy", short, "defined", "dominated"), rows, left=())],
+                results=[sim.result()],
+                page=(dataset, sigma, short),
+            )
 
 
 def _with_interval(point: Any, metric: str) -> str:

@@ -2,29 +2,21 @@
 
 Chu et al., FedFair: Training Fair Models in Cross-Silo Federated Learning, arXiv:2109.05662. Published figures:
 published.csv, from the paper's Table I.
-
-`table1`, `figure2` and `figure4` are generators that yield row by row; nothing here prints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from equifed import metrics as M
 from equifed.data import get_dataset
-from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, published, swept_settings
+from equifed.experiments.base import Arm, Cell, published, swept_settings
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
-from equifed.metrics.seeds import moments, moments_wide
 from equifed.models import Logistic
-from equifed.results import Result
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
 from equifed.simulator import Step, make_job
@@ -106,12 +98,11 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
     The common test set is also every client's own, so that each of many models is judged by itself; and the training
     rows stand in as validation set, which no method here uses, so that hyper-parameters can be chosen on them.
     """
-    check_names("data set of FedFair", [dataset], DATASETS)
     preset = get_dataset(dataset).preset("fedfair")
     if inputs == "insensitive":
         hidden = {rule.column for rule in preset.sensitive}
         preset = replace(preset, features=tuple(name for name in preset.features if name not in hidden))
-        preset = replace(preset, inputs=_inputs(dataset, preset))
+        preset = replace(preset, inputs=get_dataset(dataset).encode(preset).encoded.x.shape[1])
     feds = load(dataset, preset=preset, seeds=range(seeds))
     return [
         replace(
@@ -123,11 +114,6 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
         )
         for fed in feds
     ]
-
-
-def _inputs(dataset: str, preset: Any) -> int:
-    """How many inputs the preset has once encoded."""
-    return int(get_dataset(dataset).encode(preset).encoded.x.shape[1])
 
 
 def simulation(arm: TableArm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
@@ -161,45 +147,25 @@ def published_choices(dataset: str) -> dict[str, float]:
     return {method: opt for (method,), (opt,) in published("fedfair", ("method",), ("opt",), dataset=dataset).items()}
 
 
-def table1(
-    datasets: Sequence[str], labels: Sequence[str] | None, seeds: int, rounds: int | None, select: str, watch: Watch
-) -> Iterator[tuple[list[TableCell], Result]]:
-    """Row by row of Table I: its three cells and the whole result (all values of a sweep).
-
-    select: on what the epsilon or tau with the best mean HM is chosen, "test" (as the paper) or "train".
-    """
-    for dataset in datasets:
-        chosen = arms_named(arms(dataset, rounds), labels)
-        feds = {inputs: federations(dataset, seeds, inputs) for inputs in dict.fromkeys(arm.inputs for arm in chosen)}
-        for arm in chosen:
-            sim = simulation(arm, feds[arm.inputs])
-            last = carry_out(sim, f"{dataset} {arm.label}", watch)
-            yield cells(dataset, arm, sim, last, select), sim.result()
-
-
 def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str) -> list[TableCell]:
-    """The row's cells for the best setting."""
-    values = measured(sim, last)
+    """The row's cells, at the setting that is best on test rows (as in the paper) or on training rows."""
     best = best_setting(sim, last, select)
     runs = runs_of(sim, best)
+    values = {name: value[runs] for name, value in measured(sim, last).items()}
     stopped = {log.run for log in sim.collector.logs if log.stopped}
     theirs = published_figures(dataset)
-    return [
-        TableCell.of(
-            values[metric][runs],
-            theirs[arm.label, metric],
-            runs=len(runs),
-            their_runs=SEEDS,
-            dataset=dataset,
-            method=arm.label,
-            metric=metric,
-            opt=next(iter(best.values()), None),
-            published_opt=published_choices(dataset).get(arm.label),
-            degenerate=int(values["degenerate"][runs].sum()),
-            stopped=len(stopped.intersection(runs)),
-        )
-        for metric in MEASURES
-    ]
+    return TableCell.row(
+        {metric: values[metric] for metric in MEASURES},
+        {metric: theirs[arm.label, metric] for metric in MEASURES},
+        runs=len(runs),
+        their_runs=SEEDS,
+        dataset=dataset,
+        method=arm.label,
+        opt=next(iter(best.values()), None),
+        published_opt=published_choices(dataset).get(arm.label),
+        degenerate=int(values["degenerate"].sum()),
+        stopped=len(stopped.intersection(runs)),
+    )
 
 
 def best_setting(sim: Simulation, last: Step, select: str) -> dict[str, float]:
@@ -211,49 +177,3 @@ def best_setting(sim: Simulation, last: Step, select: str) -> dict[str, float]:
 
 def runs_of(sim: Simulation, setting: dict[str, float]) -> list[int]:
     return [number for number, run in enumerate(sim.job.runs) if dict(run.hyper) == setting]
-
-
-def figure2(
-    datasets: Sequence[str], seeds: int, rounds: int | None, watch: Watch
-) -> Iterator[tuple[str, pd.DataFrame, Result]]:
-    """For each epsilon, FedFair's |federated estimate| (AFE) on training rows, and DGEO, fairness and accuracy on test.
-
-    The frame has a row per epsilon and the mean and standard deviation over seeds of each.
-    """
-    for dataset in datasets:
-        (arm,) = arms_named(arms(dataset, rounds), ["FedFair"])
-        sim = simulation(arm, federations(dataset, seeds))
-        last = carry_out(sim, f"{dataset} FedFair over epsilon", watch)
-        result = sim.result()
-        values = measured(sim, last)
-        final = result.final()[["epsilon", "seed", "dgeo"]]
-        ends = result.log.groupby(["epsilon", "seed"], sort=False).tail(1)
-        frame = final.merge(ends[["epsilon", "seed", "constraint", "feasible", "round"]], on=["epsilon", "seed"])
-        frame = frame.rename(columns={"constraint": "afe"})
-        frame["fairness"], frame["accuracy"] = values["FR"][:, 0], values["AC"][:, 0]
-        yield dataset, moments_wide(frame, ["epsilon"]), result
-
-
-@dataclass(frozen=True)
-class DropPoint:
-    dataset: str
-    method: str
-    drop_rate: float
-    epsilon: float
-    """The best."""
-    hm: float
-    hm_std: float
-
-
-def figure4(
-    datasets: Sequence[str], seeds: int, rounds: int | None, rates: Sequence[float], watch: Watch
-) -> Iterator[tuple[DropPoint, Result]]:
-    """FedFair and LCO with clients dropping out."""
-    for dataset in datasets:
-        feds = federations(dataset, seeds)
-        for arm, rate in product(arms_named(arms(dataset, rounds), ["LCO", "FedFair"]), rates):
-            sim = simulation(arm, feds, dropout=rate)
-            last = carry_out(sim, f"{dataset} {arm.label}, drop rate {rate:g}", watch)
-            best = best_setting(sim, last, "test")
-            mean, std, _ = moments(measured(sim, last)["HM"][runs_of(sim, best), 0])
-            yield DropPoint(dataset, arm.label, rate, best["epsilon"], mean, std), sim.result()

@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import product
 
 from equifed.experiments import Request
-from equifed.experiments.base import Experiment, Part, Table, Watch, arms_named, check_names, plus_minus
+from equifed.experiments.base import (
+    Experiment,
+    Part,
+    Table,
+    Watch,
+    arms_named,
+    carry_out,
+    check_names,
+    plus_minus,
+    requested,
+    row_line,
+    table_of_cells,
+)  # fmt: skip
 from equifed.experiments.fedfair import settings as fedfair
 from equifed.experiments.fedfair.settings import TableCell
+from equifed.metrics.seeds import moments
 
 
 def _scope(request: Request) -> tuple[list[str], int, int | None]:
     """Data sets, seeds, and rounds where they are not the usual."""
-    datasets = request.datasets or ["compas"]
-    check_names("data set of FedFair", datasets, fedfair.DATASETS)
-    return datasets, *request.amount(fedfair.SEEDS, None)
+    return requested(request, "datasets", ["compas"], fedfair.DATASETS), *request.amount(fedfair.SEEDS, None)
 
 
 def table1(request: Request, watch: Watch) -> Iterator[Part]:
     datasets, seeds, rounds = _scope(request)
     select = request.select or "test"
     check_names("selection", [select], ("test", "train"))
-    arms_named(fedfair.arms(datasets[0]), request.methods)
     cells: list[TableCell] = []
-    for row, result in fedfair.table1(datasets, request.methods, seeds, rounds, select, watch):
-        cells += row
-        line = f"{row[0].dataset} {row[0].method}: " + ", ".join(f"{cell.metric} {cell.text}" for cell in row)
-        yield Part(row, [line], results=[result], page=(row[0].dataset,))
+    for dataset in datasets:
+        arms = arms_named(fedfair.arms(dataset, rounds), request.methods)
+        feds = {inputs: fedfair.federations(dataset, seeds, inputs) for inputs in {arm.inputs for arm in arms}}
+        for arm in arms:
+            sim = fedfair.simulation(arm, feds[arm.inputs])
+            last = carry_out(sim, f"{dataset} {arm.label}", watch)
+            row = fedfair.cells(dataset, arm, sim, last, select)
+            cells += row
+            yield Part(row, [row_line(row, dataset)], results=[sim.result()], page=(dataset,))
     compared = [cell for cell in cells if cell.metric == "HM" and cell.within is not None]
     yield Part(
         shown=[
-            *(_table([cell for cell in cells if cell.dataset == dataset], dataset, seeds) for dataset in datasets),
+            *(
+                table_of_cells(
+                    f"{dataset}: ours (published)",
+                    [cell for cell in cells if cell.dataset == dataset],
+                    opt=_choice,
+                    stopped=lambda cell: "" if cell.opt is None else f"{cell.stopped} of {seeds}",
+                )
+                for dataset in datasets
+            ),
             "Ours (published), mean±std; = within noise, ≠ not: |difference| > 2 sqrt(s1²/n+s2²/5). "
             f"HM: {sum(bool(cell.within) for cell in compared)} of {len(compared)} within noise. "
             f"opt: the epsilon or tau with the best HM on {select} rows.",
@@ -42,32 +66,38 @@ def table1(request: Request, watch: Watch) -> Iterator[Part]:
     )
 
 
-def _table(cells: Sequence[TableCell], dataset: str, seeds: int) -> Table:
-    rows = []
-    for method in dict.fromkeys(cell.method for cell in cells):
-        row = [cell for cell in cells if cell.method == method]
-        first = row[0]
-        opt = "" if first.opt is None else f"{first.opt:g}"
-        opt += "" if first.published_opt is None else f" ({first.published_opt:g})"
-        stopped = "" if first.opt is None else f"{first.stopped} of {seeds}"
-        rows.append([method + ("*" if first.degenerate else ""), *(cell.beside for cell in row), opt, stopped])
-    return Table(f"{dataset}: ours (published)", ("method", *fedfair.MEASURES, "opt", "stopped"), rows)
+def _choice(cell: TableCell) -> str:
+    ours = "" if cell.opt is None else f"{cell.opt:g}"
+    return ours + ("" if cell.published_opt is None else f" ({cell.published_opt:g})")
 
 
 def figure2(request: Request, watch: Watch) -> Iterator[Part]:
+    """For each epsilon, FedFair's |federated estimate| (AFE) on training rows, and DGEO, fairness and accuracy on
+    test rows."""
     datasets, seeds, rounds = _scope(request)
     columns = ("epsilon", "|federated estimate|", "DGEO, test", "fairness", "accuracy", "rounds", "feasible")
-    for dataset, frame, result in fedfair.figure2(datasets, seeds, rounds, watch):
-        rows, points = [], []
-        for epsilon, row in frame.iterrows():
-            mean = {str(name): float(row[name, "mean"]) for name in frame.columns.levels[0]}  # type: ignore[attr-defined]
-            points.append({"dataset": dataset, "epsilon": float(epsilon), **mean})  # type: ignore[arg-type]
-            figures = [
-                plus_minus(mean[name], row[name, "std"], digits)
-                for name, digits in (("afe", 4), ("dgeo", 4), ("fairness", 3), ("accuracy", 3))
+    digits = {"afe": 4, "dgeo": 4, "fairness": 3, "accuracy": 3}
+    for dataset in datasets:
+        (arm,) = arms_named(fedfair.arms(dataset, rounds), ["FedFair"])
+        sim = fedfair.simulation(arm, fedfair.federations(dataset, seeds))
+        values = fedfair.measured(sim, carry_out(sim, f"{dataset} FedFair over epsilon", watch))
+        result, run = sim.result(), ["epsilon", "seed"]
+        ends = result.log.groupby(run, sort=False).tail(1).rename(columns={"constraint": "afe"})
+        frame = result.final()[[*run, "dgeo"]].merge(ends[[*run, "afe", "feasible", "round"]], on=run)
+        frame["fairness"], frame["accuracy"] = values["FR"][:, 0], values["AC"][:, 0]
+        groups = frame.drop(columns="seed").groupby("epsilon")
+        points, deviations = groups.mean().reset_index().to_dict("records"), groups.std().to_dict("records")
+        rows = [
+            [
+                f"{mean['epsilon']:g}",
+                *(plus_minus(mean[name], std[name], places) for name, places in digits.items()),
+                f"{mean['round']:.0f}",
+                f"{mean['feasible']:.0%}",
             ]
-            rows.append([f"{epsilon:g}", *figures, f"{mean['round']:.0f}", f"{mean['feasible']:.0%}"])
+            for mean, std in zip(points, deviations, strict=True)
+        ]
         table = Table(f"{dataset}: FedFair over epsilon, {seeds} seeds", columns, rows, left=())
+        points = [{"dataset": dataset, **point} for point in points]
         yield Part(points, shown=[table], results=[result], page=(dataset, "epsilon"))
     yield Part(
         shown=[
@@ -77,14 +107,24 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
 
 
 def figure4(request: Request, watch: Watch) -> Iterator[Part]:
+    """FedFair and LCO with clients dropping out."""
     datasets, seeds, rounds = _scope(request)
-    rows: dict[tuple[str, str], list[str]] = {}
-    for point, result in fedfair.figure4(datasets, seeds, rounds, fedfair.DROP_RATES, watch):
-        where, hm = (point.dataset, point.method), plus_minus(point.hm, point.hm_std, 3)
-        rows.setdefault(where, [point.method]).append(hm)
-        line = f"{' '.join(where)}, drop rate {point.drop_rate:g}: HM {hm} (epsilon {point.epsilon:g})"
-        yield Part([point], [line], results=[result], page=where)
     columns = ("method", *(f"{rate:g}" for rate in fedfair.DROP_RATES))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for dataset in datasets:
+        feds = fedfair.federations(dataset, seeds)
+        arms = arms_named(fedfair.arms(dataset, rounds), ["LCO", "FedFair"])
+        for arm, rate in product(arms, fedfair.DROP_RATES):
+            sim = fedfair.simulation(arm, feds, dropout=rate)
+            title = f"{dataset} {arm.label}, drop rate {rate:g}"
+            last = carry_out(sim, title, watch)
+            best = fedfair.best_setting(sim, last, "test")
+            mean, std, _ = moments(fedfair.measured(sim, last)["HM"][fedfair.runs_of(sim, best), 0])
+            hm, where = plus_minus(mean, std, 3), (dataset, arm.label)
+            rows.setdefault(where, [arm.label]).append(hm)
+            point = {"dataset": dataset, "method": arm.label, "drop_rate": rate, **best, "hm": mean, "hm_std": std}
+            line = f"{title}: HM {hm} (epsilon {best['epsilon']:g})"
+            yield Part([point], [line], results=[sim.result()], page=where)
     for dataset in datasets:
         title = f"{dataset}: HM at each drop rate, {seeds} seeds"
         yield Part(shown=[Table(title, columns, [rows[dataset, method] for method in ("FedFair", "LCO")])])

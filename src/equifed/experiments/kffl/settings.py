@@ -11,19 +11,19 @@ Settings are chosen on validation rows; the paper splits 80/20, and here an eigh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from equifed import partition
 from equifed.data import get_dataset
-from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, check_names, choose, of_setting, published
+from equifed.experiments.base import Arm, Cell, Watch, arms_named, carry_out, choose, of_setting, published
 from equifed.federation import Federation, load
 from equifed.methods import KFFL, KFFLTD, CentralizedKernel, FairFed, FedAvg, FedMinMax, LocalKernel
 from equifed.models import Linear, Logistic
-from equifed.protocol import Method
 from equifed.results import Result
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
@@ -37,7 +37,6 @@ SKEWS = ("iid", "non-iid")
 CLASSIFICATION_SEEDS, REGRESSION_SEEDS = 3, 5
 """Runs of the paper."""
 CLASSIFICATION = ("adult", "compas", "bank_additional", "acs_income", "german")
-REGRESSION = ("communities", "adult", "law")
 MEASURES = {"SPD": "demographic_parity_difference", "EOD": "equal_opportunity_difference"}
 """The paper's names; its EOD is the gap of true positive rates."""
 MAX_ACCURACY_LOSS = 0.015
@@ -105,8 +104,6 @@ def arms(measure: str, lambda_scale: float = 1.0, centralized: bool = False) -> 
 
 def federations(dataset: str, skew: str, seeds: Sequence[int], regression: bool = False) -> list[Federation]:
     """4 clients with equal random parts (iid), or half with 90 % of one group and half with 90 % of the other."""
-    check_names("data set of this experiment", [dataset], REGRESSION if regression else CLASSIFICATION)
-    check_names("skew", [skew], SKEWS)
     name = "kffl-regression" if regression and dataset == "adult" else "kffl"
     preset = dataclasses.replace(get_dataset(dataset).presets[name], split=SPLIT)
     # too few customers of Bank are under 25 for clients that have 90 % of them
@@ -129,83 +126,33 @@ def sweeps(feds: list[Federation], rows: Sequence[Arm], rounds: int, watch: Watc
         yield arm, sim.result()
 
 
-def best_setting(result: Result, quality: str, disparity: str, floor: float) -> dict[str, float]:
-    """The setting with the smallest mean disparity on validation rows whose mean quality there is good enough: at least
-    this accuracy, or at most this RMSE."""
+def best_setting(result: Result, disparity: str, floor: float) -> dict[str, float]:
+    """The setting with the smallest mean disparity on validation rows whose mean accuracy there is at least `floor`."""
     if not result.swept:
         return {}
-    points = result.pareto(quality, disparity, split="validation")
-    sign = -1 if quality == "rmse" else 1
-    best = points.iloc[choose(sign * points[quality], points[disparity], sign * floor)]
+    points = result.pareto("accuracy", disparity, split="validation")
+    best = points.iloc[choose(points["accuracy"], points[disparity], floor)]
     return {name: float(best[name]) for name in result.swept}
 
 
-def classification(
-    dataset: str, labels: Sequence[str] | None, seeds: int, rounds: int, watch: Watch
-) -> Iterator[tuple[list[TableCell], Result]]:
-    """Tables 6 and 7, one data set, non-IID: each method at the setting that is fairest for a loss of at most 1.5
-    points of accuracy against FedAvg, on validation rows."""
-    floor = -np.inf
-    feds = federations(dataset, "non-iid", range(seeds))
-    for arm, result in sweeps(feds, chosen(arms("SPD", scale(feds)), labels), rounds, watch):
-        if arm.label == "FedAvg":
-            floor = float(result.final("validation")["accuracy"].mean()) - MAX_ACCURACY_LOSS
-        setting = best_setting(result, "accuracy", MEASURES["SPD"], floor)
-        yield cells(dataset, "non-iid", arm.label, result, setting), result
-
-
 def cells(dataset: str, skew: str, label: str, result: Result, setting: Mapping[str, float]) -> list[TableCell]:
-    runs = of_setting(result, setting)
-    theirs = published_figures(7, dataset, skew)
-    constant, chosen_setting = int(runs["degenerate"].sum()), [f"{name} {value:g}" for name, value in setting.items()]
-    common: dict[str, Any] = {"dataset": dataset, "skew": skew, "method": label, "setting": ", ".join(chosen_setting)}
-    return [
-        TableCell.of(
-            runs[metric], theirs.get((label, "", metric)), runs=0, metric=metric, degenerate=constant, **common
-        )
-        for metric in ("accuracy", *MEASURES.values())
-    ]
+    runs, theirs = of_setting(result, setting), published_figures(7, dataset, skew)
+    metrics = ("accuracy", *MEASURES.values())
+    return TableCell.row(
+        {metric: runs[metric] for metric in metrics},
+        {metric: theirs.get((label, "", metric)) for metric in metrics},
+        runs=0,
+        dataset=dataset,
+        skew=skew,
+        method=label,
+        setting=", ".join(f"{name} {value:g}" for name, value in setting.items()),
+        degenerate=int(runs["degenerate"].sum()),
+    )
 
 
 def chosen(rows: list[Arm], labels: Sequence[str] | None) -> list[Arm]:
     """FedAvg always, since the others are measured against it."""
     return arms_named(rows, labels and ["fedavg", *labels])
-
-
-# -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Front:
-    """One method's trade-off between accuracy and a measure, on test rows."""
-
-    dataset: str
-    skew: str
-    measure: str
-    method: str
-    hypervolume: float
-    hypervolume_low: float
-    hypervolume_high: float
-    points: list[dict[Any, Any]]
-
-
-def figure(
-    dataset: str, skew: str, labels: Sequence[str] | None, seeds: int, rounds: int, watch: Watch
-) -> Iterator[tuple[str, list[Front], list[Result]]]:
-    """For each measure the fronts of all methods, and how much of the plane beyond FedAvg's disparity and the
-    majority's accuracy each of them covers. Methods that do not depend on the measure are run once."""
-    feds = federations(dataset, skew, range(seeds))
-    done: dict[Method, Result] = {}
-    for measure, name in MEASURES.items():
-        rows = chosen(arms(measure, scale(feds), centralized=True), labels)
-        done |= {arm.method: r for arm, r in sweeps(feds, [a for a in rows if a.method not in done], rounds, watch)}
-        reference = majority(feds), 1.05 * float(done[FedAvg()].final()[name].mean())
-        fronts = []
-        for arm in rows:
-            area, low, high, _ = done[arm.method].hypervolume("accuracy", name, reference=reference)
-            points = done[arm.method].pareto("accuracy", name).astype({"method": str}).to_dict("records")
-            fronts.append(Front(dataset, skew, measure, arm.label, area, low, high, points))
-        yield name, fronts, [done[arm.method] for arm in rows]
 
 
 def majority(feds: Sequence[Federation]) -> float:
@@ -216,38 +163,25 @@ def majority(feds: Sequence[Federation]) -> float:
 # -- regression --------------------------------------------------------------------------------------------------------
 
 
-class RegressionTable(NamedTuple):
-    dataset: str
-    skew: str
-    arm: Arm
-
-
+_KFFL, _KFFL_TD = (
+    Arm("KFFL", KFFL(features=50), REGRESSION_OVER),
+    Arm("KFFL-TD", KFFLTD(features=50), REGRESSION_OVER),
+)
 REGRESSION_TABLES = {
-    4: RegressionTable("communities", "iid", Arm("KFFL", KFFL(features=50), {})),
-    9: RegressionTable("communities", "iid", Arm("KFFL-TD", KFFLTD(features=50), {})),
-    10: RegressionTable("communities", "non-iid", Arm("KFFL", KFFL(features=50), {})),
-    13: RegressionTable("adult", "iid", Arm("KFFL-TD", KFFLTD(features=50), {})),
-    14: RegressionTable("adult", "non-iid", Arm("KFFL", KFFL(features=50), {})),
-    15: RegressionTable("adult", "iid", Arm("KFFL", KFFL(features=50), {})),
+    4: ("communities", "iid", _KFFL),
+    9: ("communities", "iid", _KFFL_TD),
+    10: ("communities", "non-iid", _KFFL),
+    13: ("adult", "iid", _KFFL_TD),
+    14: ("adult", "non-iid", _KFFL),
+    15: ("adult", "iid", _KFFL),
 }
+"""Data set, skew and method, over lambda with a linear model."""
 
 
-def regression(number: int, seeds: int, rounds: int, watch: Watch) -> Result:
-    """A regression table: KFFL or KFFL-TD over lambda, with a linear model."""
-    dataset, skew, arm = REGRESSION_TABLES[number]
-    arm = dataclasses.replace(arm, over=REGRESSION_OVER)
-    feds = federations(dataset, skew, range(seeds), regression=True)
-    ((_, result),) = sweeps(feds, [arm], rounds, watch)
-    return result
-
-
-def trivial_rmse(dataset: str, skew: str, seeds: int) -> float:
+def trivial_rmse(feds: Sequence[Federation]) -> float:
     """RMSE on test rows of predicting the mean of the training rows."""
-    errors = []
-    for fed in federations(dataset, skew, range(seeds), regression=True):
-        y = fed.rows.y
-        errors.append(np.sqrt(np.mean((y[fed.test] - y[fed.train.index].mean()) ** 2)))
-    return float(np.mean(errors))
+    errors = [fed.rows.y[fed.test] - fed.rows.y[fed.train.index].mean() for fed in feds]
+    return float(np.mean([np.sqrt(np.mean(error**2)) for error in errors]))
 
 
 class AtEqualRmse(NamedTuple):
@@ -262,32 +196,36 @@ class AtEqualRmse(NamedTuple):
     """The smallest RMSE with at most half the KS distance of lambda = 0; nan where none has."""
 
 
-def at_equal_rmse(result: Result) -> AtEqualRmse:
+def at_equal_rmse(points: pd.DataFrame, tested: Callable[[pd.Series], pd.Series] = lambda point: point) -> AtEqualRmse:
+    """Settings are chosen by these points; `tested`: the figures of such a point on test rows."""
+    weights, rmse, ks = (points[name] for name in ("fairness_weight", "rmse", "ks_distance"))
+    start = points.loc[rmse[weights == weights.min()].idxmin()]
+    best = points.loc[ks[rmse <= (1 + MAX_RMSE_RISE) * start["rmse"]].idxmin()]
+    halved = rmse[ks <= start["ks_distance"] / 2]
+
+    def figures(point: pd.Series) -> tuple[float, float]:
+        return float(tested(point)["rmse"]), float(tested(point)["ks_distance"])
+
+    half = figures(points.loc[halved.idxmin()])[0] if len(halved) else float("nan")
+    return AtEqualRmse(float(best["fairness_weight"]), *figures(best), *figures(start), half)
+
+
+def ours_at_equal_rmse(result: Result) -> AtEqualRmse:
     """Test means of the settings chosen on validation rows."""
-    points = result.pareto("rmse", "ks_distance", split="validation")
-    start = points[points["fairness_weight"] == 0].sort_values("rmse").iloc[0]
-    allowed = points[points["rmse"] <= (1 + MAX_RMSE_RISE) * start["rmse"]].sort_values("ks_distance")
-    halved = points[points["ks_distance"] <= start["ks_distance"] / 2].sort_values("rmse")
 
-    def means(point: Any) -> tuple[float, float]:
-        runs = of_setting(result, {name: point[name] for name in result.swept})
-        return float(runs["rmse"].mean()), float(runs["ks_distance"].mean())
+    def tested(point: pd.Series) -> pd.Series:
+        return of_setting(result, {name: point[name] for name in result.swept})[["rmse", "ks_distance"]].mean()
 
-    half = means(halved.iloc[0])[0] if len(halved) else float("nan")
-    best = allowed.iloc[0]
-    return AtEqualRmse(float(best["fairness_weight"]), *means(best), *means(start), half)
+    return at_equal_rmse(result.pareto("rmse", "ks_distance", split="validation"), tested)
 
 
 def published_at_equal_rmse(number: int) -> AtEqualRmse:
     """The same from the published means (there chosen on them)."""
-    dataset, skew, arm = REGRESSION_TABLES[number]
-    theirs = published_figures(number, dataset, skew)
-    weights = sorted({weight for _, weight, _ in theirs}, key=float)
-    rmse, ks = ({w: theirs[arm.label, w, metric][0] for w in weights} for metric in ("rmse", "ks_distance"))
-    first = weights[0]
-    best = min((w for w in weights if rmse[w] <= (1 + MAX_RMSE_RISE) * rmse[first]), key=ks.__getitem__)
-    half = min((rmse[w] for w in weights if ks[w] <= ks[first] / 2), default=float("nan"))
-    return AtEqualRmse(float(best), rmse[best], ks[best], rmse[first], ks[first], half)
+    rows = [
+        {"fairness_weight": float(weight), "rmse": rmse[0], "ks_distance": ks[0]}
+        for weight, (rmse, ks) in published_regression(number).items()
+    ]
+    return at_equal_rmse(pd.DataFrame(rows))
 
 
 # -- published figures -------------------------------------------------------------------------------------------------
@@ -297,3 +235,11 @@ def published_figures(table: int, dataset: str, skew: str) -> dict[tuple[str, ..
     """{(method, lambda or "", metric): (mean, std)} of one table."""
     key = ("method", "weight", "metric")
     return published("kffl", key, ("mean", "std"), table=str(table), dataset=dataset, skew=skew)
+
+
+def published_regression(number: int) -> dict[str, list[tuple[float, ...]]]:
+    """{lambda: [(mean, std) of the RMSE, and of the KS distance]} of a regression table."""
+    dataset, skew, arm = REGRESSION_TABLES[number]
+    theirs = published_figures(number, dataset, skew)
+    weights = sorted({weight for _, weight, _ in theirs}, key=float)
+    return {weight: [theirs[arm.label, weight, metric] for metric in ("rmse", "ks_distance")] for weight in weights}

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from equifed.experiments import Request
-from equifed.experiments.base import Experiment, Part, Table, Watch, check_names, plus_minus
+from equifed.experiments.base import (
+    Experiment,
+    Part,
+    Table,
+    Watch,
+    plus_minus,
+    requested,
+    table_of_cells,
+)  # fmt: skip
 from equifed.experiments.kffl import settings as kffl
 from equifed.experiments.kffl.settings import TableCell
+from equifed.protocol import Method
+from equifed.results import Result
 
 SHORT = {"accuracy": "Acc.", **{name: short for short, name in kffl.MEASURES.items()}}
 """The paper's names of the metrics."""
@@ -19,20 +30,30 @@ SHORT = {"accuracy": "Acc.", **{name: short for short, name in kffl.MEASURES.ite
 # -- tables 6 and 7 ----------------------------------------------------------------------------------------------------
 
 
-def table(usual: Sequence[str], request: Request, watch: Watch) -> Iterator[Part]:
-    datasets = request.datasets or list(usual)
-    check_names("data set of this experiment", datasets, kffl.CLASSIFICATION)
+def table(default: Sequence[str], request: Request, watch: Watch) -> Iterator[Part]:
+    """Each method, non-IID, at the setting that is fairest for a small loss of accuracy against FedAvg."""
+    datasets = requested(request, "datasets", default, kffl.CLASSIFICATION)
     kffl.chosen(kffl.arms("SPD"), request.methods)
     seeds, rounds = request.amount(kffl.CLASSIFICATION_SEEDS, kffl.ROUNDS)
     tables = []
     for dataset in datasets:
         cells: list[TableCell] = []
-        for row, result in kffl.classification(dataset, request.methods, seeds, rounds, watch):
+        floor = -np.inf
+        feds = kffl.federations(dataset, "non-iid", range(seeds))
+        arms = kffl.chosen(kffl.arms("SPD", kffl.scale(feds)), request.methods)
+        for arm, result in kffl.sweeps(feds, arms, rounds, watch):
+            if arm.label == "FedAvg":
+                floor = float(result.final("validation")["accuracy"].mean()) - kffl.MAX_ACCURACY_LOSS
+            setting = kffl.best_setting(result, kffl.MEASURES["SPD"], floor)
+            row = kffl.cells(dataset, "non-iid", arm.label, result, setting)
             cells += row
             figures = ", ".join(f"{SHORT[cell.metric]} {plus_minus(cell.mean, cell.std, 3)}" for cell in row)
-            setting = f" ({row[0].setting})" if row[0].setting else ""
-            yield Part(row, [f"{dataset} {row[0].method}: {figures}{setting}"], results=[result], page=(dataset,))
-        tables.append(_table(cells, dataset))
+            chosen = f" ({row[0].setting})" if row[0].setting else ""
+            yield Part(row, [f"{dataset} {arm.label}: {figures}{chosen}"], results=[result], page=(dataset,))
+        title = f"{dataset}, non-IID: ours (published)"
+        made = table_of_cells(title, cells, _beside, setting=lambda cell: cell.setting)
+        columns = [SHORT.get(name, name) for name in made.columns]
+        tables.append(made._replace(columns=columns, left=(0, len(columns) - 1)))
     yield Part(
         shown=[
             *tables,
@@ -46,36 +67,44 @@ def table(usual: Sequence[str], request: Request, watch: Watch) -> Iterator[Part
     )
 
 
-def _table(cells: Sequence[TableCell], dataset: str) -> Table:
-    rows = []
-    for method in dict.fromkeys(cell.method for cell in cells):
-        row = [cell for cell in cells if cell.method == method]
-        mark = "x" if method in kffl.DEFECTIVE else ""
-        figures = [
-            plus_minus(cell.mean, cell.std, 3)
-            + ("" if np.isnan(cell.published_mean) else f" ({cell.published_mean:.3g}{mark})")
-            for cell in row
-        ]
-        rows.append([method + ("*" if row[0].degenerate else ""), *figures, row[0].setting])
-    columns = ("method", *SHORT.values(), "setting")
-    return Table(f"{dataset}, non-IID: ours (published)", columns, rows, left=(0, len(columns) - 1))
+def _beside(cell: TableCell) -> str:
+    mark = "x" if cell.method in kffl.DEFECTIVE else ""
+    theirs = "" if np.isnan(cell.published_mean) else f" ({cell.published_mean:.3g}{mark})"
+    return plus_minus(cell.mean, cell.std, 3) + theirs
 
 
 # -- figures 3 and 4 ---------------------------------------------------------------------------------------------------
 
 
 def figure(dataset: str, request: Request, watch: Watch) -> Iterator[Part]:
-    skews = request.skew or ["non-iid"]
-    check_names("skew", skews, kffl.SKEWS)
+    """For each measure the fronts of all methods, and how much of the plane beyond FedAvg's disparity and the
+    majority's accuracy each of them covers. Methods that do not depend on the measure are run once."""
+    skews = requested(request, "skew", ["non-iid"], kffl.SKEWS)
     kffl.chosen(kffl.arms("EOD", centralized=True), request.methods)
     seeds, rounds = request.amount(kffl.CLASSIFICATION_SEEDS, kffl.ROUNDS)
     for skew in skews:
-        for name, fronts, results in kffl.figure(dataset, skew, request.methods, seeds, rounds, watch):
-            measure = fronts[0].measure
+        feds = kffl.federations(dataset, skew, range(seeds))
+        done: dict[Method, Result] = {}
+        for measure, name in kffl.MEASURES.items():
+            arms = kffl.chosen(kffl.arms(measure, kffl.scale(feds), centralized=True), request.methods)
+            new = [arm for arm in arms if arm.method not in done]
+            done |= {arm.method: result for arm, result in kffl.sweeps(feds, new, rounds, watch)}
+            results = [done[arm.method] for arm in arms]
+            reference = kffl.majority(feds), 1.05 * float(results[0].final()[name].mean())  # FedAvg comes first
+            fronts: list[dict[str, Any]] = []
+            for arm, result in zip(arms, results, strict=True):
+                area, low, high, _ = result.hypervolume("accuracy", name, reference=reference)
+                fronts.append(
+                    {
+                        "dataset": dataset, "skew": skew, "measure": measure, "method": arm.label,
+                        "hypervolume": area, "hypervolume_low": low, "hypervolume_high": high,
+                        "points": result.pareto("accuracy", name).astype({"method": str}).to_dict("records"),
+                    }
+                )  # fmt: skip
             table = Table(
                 f"{dataset}, {skew}: accuracy against {measure}, test rows",
                 ("method", "hypervolume x 1000", f"front: accuracy / {measure}"),
-                [_cells(front, name) for front in sorted(fronts, key=lambda front: -front.hypervolume)],
+                [_cells(front, name) for front in sorted(fronts, key=lambda front: -front["hypervolume"])],
                 left=(0, 2),
             )
             yield Part(fronts, shown=[table], results=results, page=(dataset, skew, measure), disparity=name)
@@ -88,12 +117,12 @@ def figure(dataset: str, request: Request, watch: Watch) -> Iterator[Part]:
     )
 
 
-def _cells(front: kffl.Front, disparity: str) -> list[str]:
-    area = f"{1000 * front.hypervolume:.2f}"
-    if not np.isnan(front.hypervolume_low):
-        area += f" [{1000 * front.hypervolume_low:.2f}, {1000 * front.hypervolume_high:.2f}]"
-    points = sorted((p for p in front.points if not p["dominated"]), key=lambda point: -point["accuracy"])
-    return [front.method, area, "  ".join(f"{point['accuracy']:.3f}/{point[disparity]:.3f}" for point in points)]
+def _cells(front: dict[str, Any], disparity: str) -> list[str]:
+    area, low, high = (1000 * front[f"hypervolume{end}"] for end in ("", "_low", "_high"))
+    interval = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
+    points = sorted((p for p in front["points"] if not p["dominated"]), key=lambda point: -point["accuracy"])
+    texts = [f"{point['accuracy']:.3f}/{point[disparity]:.3f}" for point in points]
+    return [front["method"], f"{area:.2f}{interval}", "  ".join(texts)]
 
 
 # -- regression --------------------------------------------------------------------------------------------------------
@@ -102,10 +131,10 @@ def _cells(front: kffl.Front, disparity: str) -> list[str]:
 def regression(number: int, request: Request, watch: Watch) -> Iterator[Part]:
     dataset, skew, arm = kffl.REGRESSION_TABLES[number]
     seeds, rounds = request.amount(kffl.REGRESSION_SEEDS, kffl.REGRESSION_ROUNDS)
-    result = kffl.regression(number, seeds, rounds, watch)
-    ours, theirs = kffl.at_equal_rmse(result), kffl.published_at_equal_rmse(number)
-    trivial = kffl.trivial_rmse(dataset, skew, seeds)
-    metrics = ("rmse", "ks_distance")
+    feds = kffl.federations(dataset, skew, range(seeds), regression=True)
+    ((_, result),) = kffl.sweeps(feds, [arm], rounds, watch)
+    ours, theirs = kffl.ours_at_equal_rmse(result), kffl.published_at_equal_rmse(number)
+    trivial, metrics = kffl.trivial_rmse(feds), ("rmse", "ks_distance")
     swept = [
         [
             f"{point['step_size', '']:g}",
@@ -114,10 +143,8 @@ def regression(number: int, request: Request, watch: Watch) -> Iterator[Part]:
         ]
         for _, point in result.summary().reset_index().iterrows()
     ]
-    known = kffl.published_figures(number, dataset, skew)
-    weights = sorted({weight for _, weight, _ in known}, key=float)
-    pairs = {weight: [known[arm.label, weight, metric] for metric in metrics] for weight in weights}
-    beside = [[weight, *(plus_minus(mean, std, 4) for mean, std in pair)] for weight, pair in pairs.items()]
+    pairs = kffl.published_regression(number).items()
+    beside = [[weight, *(plus_minus(mean, std, 4) for mean, std in pair)] for weight, pair in pairs]
     title = f"{arm.label}, {dataset}, {skew}: ours, over {seeds} seeds, {rounds} rounds"
     notes = [
         f"{who}: RMSE {point.rmse_at_0:.4f}, KS {point.ks_at_0:.3f} at lambda 0. KS {point.ks:.3f} at most "
