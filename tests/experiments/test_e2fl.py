@@ -13,7 +13,9 @@ import torch
 import equifed as ef
 from equifed import tree
 from equifed.codec import CODECS
+from equifed.experiments import Request
 from equifed.experiments.e2fl import settings as e2fl
+from equifed.experiments.e2fl import show
 from equifed.methods import E2FL
 from equifed.protocol import Task
 from equifed.simulator import Step
@@ -88,8 +90,8 @@ def test_matching_groups() -> None:
 
 
 def test_table1_gives_both_scores_of_e2fl() -> None:
-    ((rows, result),) = e2fl.table1("small", ["E2FL"], 1, 1, silent)
-    ours, gm = rows
+    part, _ = show.table1(Request(methods=["E2FL"], seeds=1, rounds=1), silent)
+    (ours, gm), (result,) = part.rows, part.results
     assert (ours.method, gm.method) == ("E2FL", "E2FL (GM)")
     assert ours.means["group_equity.mean"] == pytest.approx(100 * result.final()["group_equity.mean"].item())
     assert ours.published["group_equity.variance"] == 1.63
@@ -106,9 +108,9 @@ def test_table1_gives_both_scores_of_e2fl() -> None:
 
 def test_tables_say_what_they_do_not_know() -> None:
     with pytest.raises(ef.ConfigError, match="huge"):
-        e2fl.size_of("huge")
+        next(show.table1(Request(datasets=["huge"]), silent))
     with pytest.raises(ef.ConfigError, match="fedprox"):
-        list(e2fl.table1("small", ["fedprox"], 1, 1, silent))
+        next(show.table1(Request(methods=["fedprox"]), silent))
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
@@ -124,8 +126,8 @@ def test_what_e2fl_promises() -> None:
     points lower; clients find their group by the lowest loss, and the server by clustering."""
     found: dict[str, e2fl.Row] = {}
     labels = ["FedAvg", "q-FFL", "E2FL", "E2FL (lowest loss)", "E2FL (rank clustering)"]
-    for rows, _ in e2fl.table1("small", labels, 3, 50, silent):
-        found |= {row.method: row for row in rows}
+    for part in show.table1(Request(methods=labels, seeds=3, rounds=50), silent):
+        found |= {row.method: row for row in part.rows}
     ours = found["E2FL"].means
     for other in ("FedAvg", "q-FFL"):
         theirs = found[other].means
@@ -140,10 +142,10 @@ def test_what_e2fl_promises() -> None:
 @pytest.mark.full
 def test_clients_find_their_group_among_known_ones() -> None:
     steps: list[Step] = []
-    points = list(e2fl.figure4("small", 3, 50, 50, lambda title, simulation: steps.append))
+    (part,) = show.figure4(Request(seeds=3, rounds=50), lambda title, simulation: steps.append)
     assert len(steps) == 50
     for how in ("lowest-loss", "one-shot", "binary"):
-        last = [point.accuracy for point in points if point.how == how and point.round == 50]
+        last = [point["accuracy"] for point in part.rows if (point["how"], point["round"]) == (how, 50)]
         assert len(last) == 3
         if how == "lowest-loss":
             assert min(last) >= 0.9

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import equifed as ef
+from equifed.experiments import Request
+from equifed.experiments.base import carry_out
 from equifed.experiments.sffl import settings as sffl
+from equifed.experiments.sffl import show
 from experiments.command import record, run, silent
 
 NAN = float("nan")
@@ -45,7 +48,7 @@ def test_clients_are_states(needs: Callable[[str], None]) -> None:
     share = split.cells().reshape(20, 4) / split.cells().sum((1, 2))[:, None]
     assert share.max(1).mean() > 0.7
     with pytest.raises(ef.ConfigError, match="Did you mean 'acs_income'"):
-        sffl.federations("acs_incom", 1.0, [0])
+        next(show.figure2(Request(datasets=["acs_incom"]), silent))
 
 
 def test_noise_floor_is_the_gap_of_a_fair_model() -> None:
@@ -91,7 +94,10 @@ def test_a_row_is_what_was_measured(needs: Callable[[str], None]) -> None:
     """Means over clients and seeds of one setting, from the clients' own metrics."""
     needs("acs_income")
     arm = sffl.arms()[-1]
-    ((rows, result),) = sffl.table("acs_income", [1.0], [arm], 2, 2, silent)
+    sim = sffl.simulation(arm.method, sffl.federations("acs_income", 1.0, range(2)), 2, arm.over)
+    carry_out(sim, "", silent)
+    result = sim.result()
+    rows = sffl.rows(1.0, arm, sim, result)
     assert [each.method for each in rows] == ["Fair-EM only", "SFFL", "SFFL, no clip"]
     frame = result.metrics[(result.metrics["round"] == 2) & (result.metrics["weight_clip"] == 5.0)]
     own = frame[frame["scope"].astype(str).str.startswith("client:")]
@@ -105,17 +111,20 @@ def test_a_row_is_what_was_measured(needs: Callable[[str], None]) -> None:
 
 def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
     needs("acs_income")
-    found = sffl.weights("acs_income", 0.1, 3, silent)
-    assert {each.round for each in found} == {1, 2, 3}
+    part, _ = show.figure7(Request(datasets=["acs_income"], rounds=3), silent)
+    weights = part.rows[0]["weights"]
+    assert {weight["round"] for weight in weights} == {1, 2, 3}
     for number in (1, 3):
-        here = [each for each in found if each.round == number]
-        assert len(here) == 20 * 3
+        current = [weight for weight in weights if weight["round"] == number]
+        assert len(current) == 20 * 3
         for m in range(3):
-            assert sum(each.aggregation for each in here if each.component == m) == pytest.approx(1)
-        for client in {each.client for each in here}:
-            assert sum(each.mixture for each in here if each.client == client) == pytest.approx(1, abs=1e-5)
-    agreement = sffl.agreement([sffl.Weights(1, str(k), 0, w, 2 * w) for k, w in enumerate((0.1, 0.4, 0.5))])
-    assert agreement == {1: pytest.approx(1.0)}
+            assert sum(weight["aggregation"] for weight in current if weight["component"] == m) == pytest.approx(1)
+        for client in {weight["client"] for weight in current}:
+            shares = [weight["mixture"] for weight in current if weight["client"] == client]
+            assert sum(shares) == pytest.approx(1, abs=1e-5)
+    w = np.array([[0.1], [0.4], [0.5]])
+    assert sffl.agreement(w, 2 * w) == pytest.approx(1.0)
+    assert np.isnan(sffl.agreement(w, np.ones((3, 1))))
 
 
 # -- on the command line -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ groups and a few strided convolutions, runs on a CPU. Published figures: publish
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from equifed import partition, tree
-from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, published
+from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, published
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalOnly
-from equifed.methods.e2fl import GROUPINGS, rank_clusters, ranking_and_rows
+from equifed.methods.e2fl import rank_clusters, ranking_and_rows
 from equifed.methods.frl import Server as RankServer
 from equifed.methods.frl import start
 from equifed.metrics.frame import metrics_frame
@@ -52,14 +52,10 @@ class Size:
     model: Any
     layers: tuple[str, ...]
     """Names of the layers, in order."""
-    rank_rate: float
-    """Learning rate of methods that train scores."""
-    rate: float
-    """Learning rate of methods that train weights."""
 
 
 @dataclass(frozen=True)
-class SmallConv:
+class SmallConv(LeNet):
     """Two 3x3 convolutions of stride 2 and a linear layer, without biases: 20,432 edges for 28x28 images."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -72,31 +68,17 @@ class SmallConv:
             nn.Linear(32 * 7 * 7, outputs, bias=False),
         )
 
-    def initialise(self, module: nn.Module, rng: np.random.Generator) -> dict[str, Tensor]:
-        return LeNet().initialise(module, rng)
-
 
 SIZES = {
-    "full": Size(
-        partition.RotationGroups().clients_per_group,
-        LeNet(),
-        ("Conv1", "Conv2", "FC1", "FC2"),
-        rank_rate=0.1,
-        rate=0.01,
-    ),
-    "small": Size((6, 14, 55, 25), SmallConv(), ("Conv1", "Conv2", "FC"), rank_rate=0.1, rate=0.01),
+    "full": Size(partition.RotationGroups().clients_per_group, LeNet(), ("Conv1", "Conv2", "FC1", "FC2")),
+    "small": Size((6, 14, 55, 25), SmallConv(), ("Conv1", "Conv2", "FC")),
 }
 """By the name that --datasets takes."""
 PER_ROUND = 25
-
-
-def size_of(name: str) -> Size:
-    check_names("size of FairMNISTRotate", [name], SIZES)
-    return SIZES[name]
-
-
-def local(rate: float) -> Local:
-    return Local(epochs=2, batch_size=8, learning_rate=rate, momentum=0.9, weight_decay=1e-4)
+SCORES = Local(epochs=2, batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=1e-4)
+"""Of methods that train scores."""
+WEIGHTS = dataclasses.replace(SCORES, learning_rate=0.01)
+"""Of methods that train weights."""
 
 
 def federations(size: Size, seeds: Sequence[int]) -> list[Federation]:
@@ -107,8 +89,7 @@ def federations(size: Size, seeds: Sequence[int]) -> list[Federation]:
 
 
 def simulation(method: Method, feds: list[Federation], size: Size, rounds: int, eval_every: int) -> Simulation:
-    ranks = isinstance(method, FRL | E2FL)
-    training = local(size.rank_rate if ranks else size.rate)
+    training = SCORES if isinstance(method, FRL | E2FL) else WEIGHTS
     settings = RunSettings(rounds, min(PER_ROUND, feds[0].num_clients), eval_every=eval_every, local=training)
     return Simulation(make_job(method, feds, size.model, settings))
 
@@ -163,28 +144,19 @@ def chosen(size: Size, labels: Sequence[str] | None) -> list[TableArm]:
     return [arm for arm in arms_named(arms(size), names) if arm.label not in inferred or arm.label.lower() in lower]
 
 
-def table1(
-    name: str, labels: Sequence[str] | None, seeds: int, rounds: int, watch: Watch, eval_every: int | None = None
-) -> Iterator[tuple[list[Row], Result]]:
-    """Every method in turn; E2FL gives two rows, with the groups' rankings and with the global one (GM)."""
-    size = size_of(name)
+def rows(arm: TableArm, sim: Simulation, step: Step, result: Result) -> list[Row]:
+    """One row, but two of E2FL: with the groups' rankings and with the global one (GM)."""
+    shares = [NAN]
+    if isinstance(arm.method, E2FL) and arm.method.groups != "known":
+        shares = [matched_accuracy(*_groups(sim, step, run)) for run in range(len(sim.job.runs))]
+    made = [row(arm.label, result.final(), result, float(np.mean(shares)))]
+    if arm.label == "E2FL":
+        made.append(row("E2FL (GM)", _final_with_global_ranking(sim, step), result, NAN))
+    return made
+
+
+def row(label: str, final: Any, result: Result, group_accuracy: float) -> Row:
     theirs = published_figures(1)
-    feds = federations(size, range(seeds))
-    for arm in chosen(size, labels):
-        count = rounds * arm.round_factor
-        sim = simulation(arm.method, feds, size, count, eval_every or count)
-        step = carry_out(sim, f"FairMNISTRotate ({name}) {arm.label}", watch)
-        result = sim.result()
-        group_accuracy = NAN
-        if isinstance(arm.method, E2FL) and arm.method.groups != "known":
-            group_accuracy = float(np.mean([matched_accuracy(*_groups(sim, step, run)) for run in range(len(feds))]))
-        rows = [row(arm.label, result.final(), result, theirs, group_accuracy)]
-        if arm.label == "E2FL":
-            rows.append(row("E2FL (GM)", _final_with_global_ranking(sim, step), result, theirs, NAN))
-        yield rows, result
-
-
-def row(label: str, final: Any, result: Result, theirs: dict[tuple[str, ...], float], group_accuracy: float) -> Row:
     scale = {name: 1e4 if name.endswith("variance") else 100.0 for name in SUMMARIES}
     values = {name: moments(final[name].to_numpy() * scale[name]) for name in SUMMARIES}
     per_round = result.messages[result.messages["stage"] == "round"]
@@ -229,7 +201,6 @@ def matched_accuracy(inferred_groups: np.ndarray, truth: np.ndarray) -> float:
     """Share of clients in the right group, inferred groups being named after true ones so that it is largest."""
     table = np.zeros((max(inferred_groups.max(), 0) + 1, truth.max() + 1), dtype=int)
     np.add.at(table, (inferred_groups[inferred_groups >= 0], truth[inferred_groups >= 0]), 1)
-
     rows, columns = linear_sum_assignment(table, maximize=True)  # an inferred group may be nobody's
     return float(table[rows, columns].sum()) / len(truth)
 
@@ -296,83 +267,28 @@ def first_rankings(fed: Federation, size: Size, watch: Watch) -> Tree:
             ids=tuple(fed.ids[k] for k in members),
             client_groups=None,
         )
-        sim = Simulation(
-            make_job(FirstRankings(), batch, size.model, RunSettings(1, "all", local=local(size.rank_rate)))
-        )
+        sim = Simulation(make_job(FirstRankings(), batch, size.model, RunSettings(1, "all", local=SCORES)))
         step = carry_out(sim, f"rankings of clients {begin + 1} to {begin + len(members)}", watch)
         parts.append(tree.map(lambda leaf: leaf[0].cpu(), step.state.server.rankings))
     return tree.map(lambda *leaves: torch.cat(leaves), *parts)
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    layer: str
-    edges: int
-    mean: float
-    """Percent of clients in the right cluster, over seeds."""
-    deviation: float
-    published: float
-
-
-def table5(name: str, seeds: int, watch: Watch) -> list[LayerRow]:
-    """Clusters from one layer's rankings, and from all layers'."""
-    size = size_of(name)
+def clustered(fed: Federation, size: Size, watch: Watch) -> dict[str, tuple[int, float]]:
+    """Edges, and percent of clients in the right cluster: of each layer's rankings, and of all layers'."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    theirs = published_figures(5) if name == "full" else {}
-    accuracies: dict[str, list[float]] = {}
-    edges: dict[str, int] = {}
-    for fed in federations(size, range(seeds)):
-        assert fed.client_groups is not None
-        truth = fed.client_groups[np.argsort(np.asarray(fed.ids, dtype=str), kind="stable")]
-        leaves_by_layer = list(first_rankings(fed, size, watch).values())
-        views = {
-            **{layer: [leaf] for layer, leaf in zip(size.layers, leaves_by_layer, strict=True)},
-            "ALL": leaves_by_layer,
-        }
-        for layer, leaves in views.items():
-            present = torch.ones(len(truth), dtype=torch.bool, device=device)
-            rankings = {str(i): leaf.to(device) for i, leaf in enumerate(leaves)}
-            groups = rank_clusters(rankings, present, len(size.clients_per_group)).cpu().numpy()
-            accuracies.setdefault(layer, []).append(100 * matched_accuracy(groups, truth))
-            edges[layer] = sum(leaf.shape[1] for leaf in leaves)
-    rows = []
-    for layer, percentages in accuracies.items():
-        mean, deviation, _ = moments(percentages)
-        rows.append(LayerRow(layer, edges[layer], mean, deviation, theirs.get((layer, "accuracy"), NAN)))
-    return rows
+    assert fed.client_groups is not None
+    truth = fed.client_groups[np.argsort(np.asarray(fed.ids, dtype=str), kind="stable")]
+    rankings = {name: leaf.to(device) for name, leaf in first_rankings(fed, size, watch).items()}
+    views = {layer: {name: leaf} for layer, (name, leaf) in zip(size.layers, rankings.items(), strict=True)}
+    made = {}
+    for layer, leaves in (views | {"ALL": rankings}).items():
+        present = torch.ones(len(truth), dtype=torch.bool, device=device)
+        groups = rank_clusters(leaves, present, len(size.clients_per_group)).cpu().numpy()
+        made[layer] = sum(leaf.shape[1] for leaf in leaves.values()), 100 * matched_accuracy(groups, truth)
+    return made
 
 
 # -- figure 4 ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Point:
-    seed: int
-    round: int
-    how: str
-    accuracy: float
-    """Share of all clients that find their own group."""
-
-
-def figure4(name: str, seeds: int, rounds: int, every: int, watch: Watch) -> Iterator[Point]:
-    """The groups' masks are those of E2FL with known groups, so that there is a right answer; every client looks for
-    its group among them in each way."""
-    size = size_of(name)
-    feds = federations(size, range(seeds))
-    sim = simulation(E2FL(), feds, size, rounds, rounds)
-    watch_step = watch(f"FairMNISTRotate ({name}) E2FL", sim)
-    tables = make_tables(sim.job)
-    for step in sim.rounds():
-        watch_step(step)
-        if step.round % every == 0 or step.round == rounds:
-            for run, fed in enumerate(feds):
-                assert fed.client_groups is not None
-                server = tree.take(step.state.server, run)
-                for how, grouping in GROUPINGS.items():
-                    if grouping.infer is None:
-                        continue
-                    groups = inferred(grouping.infer, server, fed, sim.job.task, tables, run)
-                    yield Point(sim.job.runs[run].seed, step.round, how, float((groups == fed.client_groups).mean()))
 
 
 def inferred(

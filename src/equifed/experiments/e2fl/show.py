@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from equifed import tree
 from equifed.errors import ConfigError
 from equifed.experiments import Request
-from equifed.experiments.base import Experiment, Part, Table, Watch, plus_minus
+from equifed.experiments.base import NAN, Experiment, Part, Table, Watch, carry_out, plus_minus, requested
 from equifed.experiments.e2fl import settings as e2fl
-from equifed.experiments.e2fl.settings import Point, Row
+from equifed.experiments.e2fl.settings import Row
+from equifed.methods import E2FL
+from equifed.methods.e2fl import GROUPINGS
+from equifed.metrics.seeds import moments
+from equifed.simulator import make_tables
 
 TABLE_AMOUNT = {"small": (3, 100), "full": (e2fl.SEEDS, e2fl.ROUNDS)}
 """Seeds and rounds by size."""
@@ -21,22 +27,28 @@ COLUMNS = {"mean": "avg", "worst10": "worst 10 %", "best10": "best 10 %", "varia
 
 def _scope(request: Request, amount: dict[str, tuple[int, int]]) -> tuple[str, int, Any]:
     """Size, seeds and rounds."""
-    sizes = request.datasets or ["small"]
+    sizes = requested(request, "datasets", ["small"], e2fl.SIZES)
     if len(sizes) > 1:
         raise ConfigError("E2FL's experiments take one size at a time: --datasets small, or --datasets full.")
-    e2fl.size_of(sizes[0])
     return sizes[0], *request.amount(*amount[sizes[0]])
 
 
 def table1(request: Request, watch: Watch) -> Iterator[Part]:
-    size, seeds, rounds = _scope(request, TABLE_AMOUNT)
-    e2fl.chosen(e2fl.size_of(size), request.methods)
+    name, seeds, rounds = _scope(request, TABLE_AMOUNT)
+    size = e2fl.SIZES[name]
+    arms = e2fl.chosen(size, request.methods)
+    feds = e2fl.federations(size, range(seeds))
     rows: list[Row] = []
-    for new, result in e2fl.table1(size, request.methods, seeds, rounds, watch):
+    for arm in arms:
+        count = rounds * arm.round_factor
+        sim = e2fl.simulation(arm.method, feds, size, count, count)
+        step = carry_out(sim, f"FairMNISTRotate ({name}) {arm.label}", watch)
+        result = sim.result()
+        new = e2fl.rows(arm, sim, step, result)
         rows += new
-        yield Part(new, [_line(row) for row in new], results=[result], page=("fair-mnist-rotate", size))
-    published = size == "full"
-    title = f"FairMNISTRotate ({size}), {{}}: ours" + (" (published)" if published else "")
+        yield Part(new, [_line(row) for row in new], results=[result], page=("fair-mnist-rotate", name))
+    published = name == "full"
+    title = f"FairMNISTRotate ({name}), {{}}: ours" + (" (published)" if published else "")
     tables = [
         Table(
             title.format(what),
@@ -79,36 +91,48 @@ def _cell(row: Row, name: str, published: bool) -> str:
 
 
 def table5(request: Request, watch: Watch) -> Iterator[Part]:
-    size, seeds, _ = _scope(request, TABLE_AMOUNT)
-    rows = e2fl.table5(size, seeds, watch)
-    table = Table(
-        f"FairMNISTRotate ({size}): clusters of the clients' first rankings",
-        ("layer", "edges", "right group (%)", "published"),
-        [
-            [row.layer, str(row.edges), plus_minus(row.mean, row.deviation),
-             "" if np.isnan(row.published) else f"{row.published:.2f}"]
-            for row in rows
-        ],
-    )  # fmt: skip
+    """Clusters from one layer's rankings, and from all layers'."""
+    name, seeds, _ = _scope(request, TABLE_AMOUNT)
+    size = e2fl.SIZES[name]
+    theirs = e2fl.published_figures(5) if name == "full" else {}
+    clusterings = [e2fl.clustered(fed, size, watch) for fed in e2fl.federations(size, range(seeds))]
+    rows, lines = [], []
+    for layer, (edges, _) in clusterings[0].items():
+        mean, deviation, _ = moments([clustering[layer][1] for clustering in clusterings])
+        known = theirs.get((layer, "accuracy"), NAN)
+        rows.append({"layer": layer, "edges": edges, "mean": mean, "deviation": deviation, "published": known})
+        lines.append([layer, str(edges), plus_minus(mean, deviation), "" if np.isnan(known) else f"{known:.2f}"])
+    title = f"FairMNISTRotate ({name}): clusters of the clients' first rankings"
+    table = Table(title, ("layer", "edges", "right group (%)", "published"), lines)
     note = f"Mean±std over {seeds} seeds; clusters are named after groups so that most clients are right."
     yield Part(rows, shown=[table, note])
 
 
 def figure4(request: Request, watch: Watch) -> Iterator[Part]:
-    size, seeds, rounds = _scope(request, FIGURE_AMOUNT)
-    points = list(e2fl.figure4(size, seeds, rounds, max(rounds // 10, 1), watch))
-    ways = list(dict.fromkeys(point.how for point in points))
-    rows = [
-        [str(number), *(_mean([p for p in points if (p.round, p.how) == (number, how)]) for how in ways)]
-        for number in dict.fromkeys(point.round for point in points)
-    ]
-    table = Table(f"FairMNISTRotate ({size}): clients that find their group (%)", ("round", *ways), rows, left=())
+    """The groups' masks are those of E2FL with known groups, so that there is a right answer; every client looks for
+    its group among them in each way."""
+    name, seeds, rounds = _scope(request, FIGURE_AMOUNT)
+    size, every = e2fl.SIZES[name], max(rounds // 10, 1)
+    feds = e2fl.federations(size, range(seeds))
+    sim = e2fl.simulation(E2FL(), feds, size, rounds, rounds)
+    watch_step = watch(f"FairMNISTRotate ({name}) E2FL", sim)
+    tables, ways = make_tables(sim.job), {how: way.infer for how, way in GROUPINGS.items() if way.infer}
+    points = []
+    for step in sim.rounds():
+        watch_step(step)
+        if step.round % every and step.round != rounds:
+            continue
+        for run, fed in enumerate(feds):
+            server = tree.take(step.state.server, run)
+            for how, infer in ways.items():
+                groups = e2fl.inferred(infer, server, fed, sim.job.task, tables, run)
+                share = float((groups == fed.client_groups).mean())
+                points.append({"seed": fed.seed, "round": step.round, "how": how, "accuracy": share})
+    means = pd.DataFrame(points).pivot_table(index="round", columns="how", values="accuracy")
+    rows = [[str(number), *(f"{100 * line[how]:.1f}" for how in ways)] for number, line in means.iterrows()]
+    table = Table(f"FairMNISTRotate ({name}): clients that find their group (%)", ("round", *ways), rows, left=())
     note = f"Mean over {seeds} seeds. The groups' masks are those of E2FL with known groups."
     yield Part(points, shown=[table, note])
-
-
-def _mean(points: Sequence[Point]) -> str:
-    return f"{100 * sum(point.accuracy for point in points) / len(points):.1f}"
 
 
 EXPERIMENTS = {

@@ -21,7 +21,7 @@ from equifed.experiments.base import (
 )  # fmt: skip
 from equifed.experiments.fedfair import settings as fedfair
 from equifed.experiments.fedfair.settings import TableCell
-from equifed.metrics.seeds import moments
+from equifed.metrics.seeds import moments, moments_wide
 
 
 def _scope(request: Request) -> tuple[list[str], int, int | None]:
@@ -85,8 +85,9 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
         ends = result.log.groupby(run, sort=False).tail(1).rename(columns={"constraint": "afe"})
         frame = result.final()[[*run, "dgeo"]].merge(ends[[*run, "afe", "feasible", "round"]], on=run)
         frame["fairness"], frame["accuracy"] = values["FR"][:, 0], values["AC"][:, 0]
-        groups = frame.drop(columns="seed").groupby("epsilon")
-        points, deviations = groups.mean().reset_index().to_dict("records"), groups.std().to_dict("records")
+        wide = moments_wide(frame, ["epsilon"])
+        means, deviations = (wide.xs(name, axis=1, level=1).reset_index() for name in ("mean", "std"))
+        points = means.to_dict("records")
         rows = [
             [
                 f"{mean['epsilon']:g}",
@@ -94,7 +95,7 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
                 f"{mean['round']:.0f}",
                 f"{mean['feasible']:.0%}",
             ]
-            for mean, std in zip(points, deviations, strict=True)
+            for mean, std in zip(points, deviations.to_dict("records"), strict=True)
         ]
         table = Table(f"{dataset}: FedFair over epsilon, {seeds} seeds", columns, rows, left=())
         points = [{"dataset": dataset, **point} for point in points]

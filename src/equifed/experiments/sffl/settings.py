@@ -11,14 +11,13 @@ that sampling alone gives on those rows to a model with the same true positive r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from equifed import partition, tree
-from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, check_names, of_setting, published
+from equifed import partition
+from equifed.experiments.base import NAN, Arm, arms_named, of_setting, published
 from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
 from equifed.metrics.seeds import moments
@@ -106,53 +105,33 @@ class Row:
 
 
 def federations(dataset: str, alpha: float, seeds: Sequence[int], clients: int = CLIENTS) -> list[Federation]:
-    check_names("data set of this experiment", [dataset], DATASETS)
     dealt = partition.DirichletPerClient(alpha=alpha, natural="STATE", num_partitions=clients)
     return load(dataset, preset="sffl", partition=dealt, seeds=seeds)
 
 
 def simulation(
-    method: Method,
-    feds: Sequence[Federation],
-    rounds: int,
-    over: Mapping[str, Sequence[float]] | None = None,
-    eval_every: int | None = None,
+    method: Method, feds: Sequence[Federation], rounds: int, over: Mapping[str, Sequence[float]] = {}, every: int = 0
 ) -> Simulation:
-    settings = RunSettings(rounds, "all", eval_every=eval_every or rounds, local=LOCAL)
+    """every: rounds between evaluations; 0 for the last round only."""
+    settings = RunSettings(rounds, "all", eval_every=every or rounds, local=LOCAL)
     return Simulation(make_job(method, feds, Logistic(), settings, over=over))
 
 
-def table(
-    dataset: str,
-    alphas: Sequence[float],
-    methods: Sequence[TableArm],
-    seeds: int,
-    rounds: int,
-    watch: Watch,
-    clients: int = CLIENTS,
-) -> Iterator[tuple[list[Row], Result]]:
-    """Every arm on every partition, all seeds and settings in one computation each."""
-    theirs = published_figures()
-    for alpha in alphas:
-        feds = federations(dataset, alpha, range(seeds), clients)
-        for arm in methods:
-            sim = simulation(arm.method, feds, round(rounds * arm.round_factor), arm.over)
-            carry_out(sim, f"{dataset} alpha {alpha:g} {arm.label}", watch)
-            result = sim.result()
-            components = getattr(arm.method, "components", 1)
-            comparable = clients == CLIENTS and components in (1, 3)  # the published figures are of these
-            rows = []
-            for label, setting in arm.settings.items():
-                them = theirs.get((dataset, alpha, label)) if comparable else None
-                names = ("published_accuracy", "published_accuracy_std", "published_eop", "published_eop_std")
-                figures = dict(zip(names, them or (NAN,) * 4, strict=True))
-                rows.append(
-                    Row(
-                        dataset, alpha, clients, components, label,
-                        **measured(sim, result, setting), **figures, seconds=result.timings["seconds"],
-                    )
-                )  # fmt: skip
-            yield rows, result
+def rows(alpha: float, arm: TableArm, sim: Simulation, result: Result) -> list[Row]:
+    """The rows of an arm that was carried out, one for each of its settings."""
+    dataset, clients = sim.job.federation.name, sim.job.federation.num_clients
+    components = getattr(arm.method, "components", 1)
+    comparable = clients == CLIENTS and components in (1, 3)  # the published figures are of these
+    theirs = published_figures() if comparable else {}
+    names = ("published_accuracy", "published_accuracy_std", "published_eop", "published_eop_std")
+    return [
+        Row(
+            dataset, alpha, clients, components, label, **measured(sim, result, setting),
+            **dict(zip(names, theirs.get((dataset, alpha, label), (NAN,) * 4), strict=True)),
+            seconds=result.timings["seconds"],
+        )
+        for label, setting in arm.settings.items()
+    ]  # fmt: skip
 
 
 def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> dict[str, float]:
@@ -190,9 +169,9 @@ def noise_floor(counts: np.ndarray) -> float:
     return float(np.mean(gaps))
 
 
-def chosen(rows: Sequence[TableArm], labels: Sequence[str] | None) -> list[TableArm]:
+def chosen(arms: Sequence[TableArm], labels: Sequence[str] | None) -> list[TableArm]:
     """Arms by their name, or that of one of their settings."""
-    return arms_named(rows, labels, {arm.label: arm.labels for arm in rows})
+    return arms_named(arms, labels, {arm.label: arm.labels for arm in arms})
 
 
 @dataclass(frozen=True)
@@ -231,68 +210,11 @@ def published_figures() -> dict[tuple[str, float, str], tuple[float, ...]]:
     }
 
 
-# -- figures 2, 6 and 7 ------------------------------------------------------------------------------------------------
-
-
-def cells(dataset: str, alpha: float, clients: int = CLIENTS) -> dict[str, list[int]]:
-    """Figure 2: training rows of each client (seed 0) by cell: female -, female +, male -, male +."""
-    (fed,) = federations(dataset, alpha, [0], clients)
-    return dict(zip(fed.ids, fed.cells().reshape(fed.num_clients, -1).tolist(), strict=True))
-
-
 STEP_SIZES = [0.05, 0.1, 0.3, 0.5]
 """Step sizes of the multipliers in figure 6."""
 
 
-def step_sizes(dataset: str, alpha: float, seeds: int, rounds: int, watch: Watch) -> Result:
-    """Figure 6: SFFL over the step size of its multipliers, measured along the rounds."""
-    feds = federations(dataset, alpha, range(seeds))
-    sim = simulation(SFFL(), feds, rounds, {"fairness_step": STEP_SIZES}, max(1, rounds // 30))
-    carry_out(sim, f"{dataset} alpha {alpha:g} step sizes", watch)
-    return sim.result()
-
-
-@dataclass(frozen=True)
-class Weights:
-    """One client's part in one component at one round."""
-
-    round: int
-    client: str
-    component: int
-    aggregation: float
-    """w_km."""
-    mixture: float
-    """pi_km."""
-
-
-def weights(dataset: str, alpha: float, rounds: int, watch: Watch) -> list[Weights]:
-    """Figure 7: aggregation weights beside mixture weights (seed 0), which only a simulation can see together."""
-    (fed,) = federations(dataset, alpha, [0])
-    sim = simulation(SFFL(), [fed], rounds)
-    watch_step = watch(f"{dataset} alpha {alpha:g} weights", sim)
-    made = []
-    for step in sim.rounds():
-        watch_step(step)
-        if step.round % max(1, rounds // 30) and step.round != 1:
-            continue
-        server, clients = tree.take(step.state.server, 0), tree.take(step.state.clients, 0)
-        w = fed.train.sizes[:, None] * server.ratio.double().cpu().numpy()
-        w = w / w.sum(0)
-        pi: Any = clients.pi.cpu().numpy()
-        for k, m in np.ndindex(w.shape):
-            made.append(Weights(step.round, fed.ids[k], m, float(w[k, m]), float(pi[k, m])))
-    return made
-
-
-def agreement(weights: Sequence[Weights]) -> dict[int, float]:
-    """Correlation over clients of both weights, mean over components, by round."""
-    made = {}
-    for number in dict.fromkeys(weight.round for weight in weights):
-        current = [weight for weight in weights if weight.round == number]
-        values = []
-        for m in {weight.component for weight in current}:
-            pairs = np.array([(weight.aggregation, weight.mixture) for weight in current if weight.component == m]).T
-            if (pairs.std(1) > 1e-12).all():
-                values.append(np.corrcoef(pairs)[0, 1])
-        made[number] = float(np.mean(values)) if values else float("nan")
-    return made
+def agreement(aggregation: np.ndarray, mixture: np.ndarray) -> float:
+    """Correlation over clients of both weights [client, component], mean over components; figure 7."""
+    pairs = [pair for pair in zip(aggregation.T, mixture.T, strict=True) if min(map(np.std, pair)) > 1e-12]
+    return float(np.mean([np.corrcoef(np.stack(pair, -1).T)[0, 1] for pair in pairs])) if pairs else NAN

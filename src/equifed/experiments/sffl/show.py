@@ -6,30 +6,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
+from equifed import tree
 from equifed.errors import ConfigError
 from equifed.experiments import Request
-from equifed.experiments.base import Experiment, Part, Table, Watch, check_names, plus_minus
+from equifed.experiments.base import Experiment, Part, Table, Watch, carry_out, plus_minus, requested
 from equifed.experiments.sffl import settings as sffl
 from equifed.experiments.sffl.settings import Row, TableArm
+from equifed.methods import SFFL
 
 COMPONENTS, CLIENTS = (1, 2, 3, 4), (10, 20, 30, 40, 50)
 
 
 def _scope(
-    request: Request, datasets: Sequence[str], alphas: Sequence[float]
-) -> tuple[list[str], list[float], int, int]:
-    """Data sets, alphas, seeds and rounds."""
-    check_names("data set of this experiment", request.datasets or (), sffl.DATASETS)
+    request: Request, datasets: Sequence[str] = ("acs_income",), alphas: Sequence[float] = (0.1,)
+) -> tuple[list[tuple[str, float]], int, int]:
+    """Data sets with alphas, seeds and rounds."""
+    datasets = requested(request, "datasets", datasets, sffl.DATASETS)
     try:
-        given = [float(text) for text in request.alpha or ()]
+        alphas = [float(text) for text in request.alpha or ()] or alphas
     except ValueError:
         texts = ",".join(request.alpha or ())
         raise ConfigError(f"--alpha takes numbers such as 0.1,1,1000, got {texts!r}.", key="--alpha") from None
-    amount = request.amount(sffl.SEEDS, sffl.ROUNDS)
-    return request.datasets or list(datasets), given or list(alphas), *amount
+    return list(product(datasets, alphas)), *request.amount(sffl.SEEDS, sffl.ROUNDS)
 
 
 # -- table 1, figures 3, 4 and 5 ---------------------------------------------------------------------------------------
@@ -37,32 +39,34 @@ def _scope(
 
 def grid(
     plans: Mapping[int, Sequence[TableArm]],
-    datasets: Sequence[str],
-    alphas: Sequence[float],
-    verdicts: bool,
     request: Request,
     watch: Watch,
+    datasets: Sequence[str] = ("acs_income",),
+    alphas: Sequence[float] = (0.1,),
+    verdicts: bool = False,
 ) -> Iterator[Part]:
-    """plans: {number of clients: arms}."""
-    datasets, alphas, seeds, rounds = _scope(request, datasets, alphas)
+    """Every arm on every partition, all seeds and settings in one computation each. plans: {clients: arms}."""
+    places, seeds, rounds = _scope(request, datasets, alphas)
     chosen = {clients: sffl.chosen(arms, request.methods) for clients, arms in plans.items()}
     rows: list[Row] = []
-    for dataset, (clients, arms) in product(datasets, chosen.items()):
-        for new, result in sffl.table(dataset, alphas, arms, seeds, rounds, watch, clients):
+    for (dataset, alpha), (clients, arms) in product(places, chosen.items()):
+        feds = sffl.federations(dataset, alpha, range(seeds), clients)
+        page = (dataset, f"alpha {alpha:g}", f"{clients} clients")
+        for arm in arms:
+            sim = sffl.simulation(arm.method, feds, round(rounds * arm.round_factor), arm.over)
+            carry_out(sim, f"{dataset} alpha {alpha:g} {arm.label}", watch)
+            result = sim.result()
+            new = sffl.rows(alpha, arm, sim, result)
             rows += new
-            page = (dataset, f"alpha {new[0].alpha:g}", f"{clients} clients")
             yield Part(new, [_line(row) for row in new], results=[result], page=page)
     judged = sffl.verdicts(rows) if verdicts else []
     yield Part(
         shown=[
-            *(
-                _table([row for row in rows if (row.dataset, row.alpha) == where])
-                for where in product(datasets, alphas)
-            ),
+            *(_table([row for row in rows if (row.dataset, row.alpha) == place]) for place in places),
             f"Percent, ours (published), mean±std over {seeds} seeds of the mean over clients, each on its own test "
             "rows; [worst client .. best]. floor: the mean EOP that sampling alone gives on those rows to a model with "
             "the same true positive rates but no gap. global: of all clients' test rows together.",
-            *(f"{dataset}: {sffl.DATASETS[dataset]}." for dataset in datasets),
+            *(f"{dataset}: {sffl.DATASETS[dataset]}." for dataset in dict.fromkeys(row.dataset for row in rows)),
             *map(_verdict, judged),
         ],
         record={"verdicts": [asdict(verdict) for verdict in judged]},
@@ -118,9 +122,10 @@ BAR = 40
 
 
 def figure2(request: Request, watch: Watch) -> Iterator[Part]:
-    datasets, alphas, _, _ = _scope(request, ["acs_income"], sffl.ALPHAS)
-    for dataset, alpha in product(datasets, alphas):
-        clients = sffl.cells(dataset, alpha)
+    """Training rows of each client (seed 0) by sex and label."""
+    for dataset, alpha in _scope(request, alphas=sffl.ALPHAS)[0]:
+        (fed,) = sffl.federations(dataset, alpha, [0])
+        clients = dict(zip(fed.ids, fed.cells().reshape(fed.num_clients, -1).tolist(), strict=True))
         rows = []
         for client, counts in clients.items():
             ends = [round(BAR * sum(counts[: i + 1]) / max(sum(counts), 1)) for i in range(len(counts))]
@@ -133,9 +138,13 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
 
 
 def figure6(request: Request, watch: Watch) -> Iterator[Part]:
-    datasets, alphas, seeds, rounds = _scope(request, ["acs_income"], [0.1])
-    for dataset, alpha in product(datasets, alphas):
-        result = sffl.step_sizes(dataset, alpha, seeds, rounds, watch)
+    """SFFL over the step size of its multipliers, measured along the rounds."""
+    places, seeds, rounds = _scope(request)
+    for dataset, alpha in places:
+        feds = sffl.federations(dataset, alpha, range(seeds))
+        sim = sffl.simulation(SFFL(), feds, rounds, {"fairness_step": sffl.STEP_SIZES}, max(1, rounds // 30))
+        carry_out(sim, f"{dataset} alpha {alpha:g} step sizes", watch)
+        result = sim.result()
         frame = result.metrics[result.metrics["metric"] == f"client_{sffl.EOP}.mean"]
         curves = frame.groupby(["round", "fairness_step"], observed=True)["value"].mean().unstack()
         points = [
@@ -152,57 +161,62 @@ def figure6(request: Request, watch: Watch) -> Iterator[Part]:
 
 
 def figure7(request: Request, watch: Watch) -> Iterator[Part]:
-    datasets, alphas, _, rounds = _scope(request, ["acs_income"], [0.1])
-    for dataset, alpha in product(datasets, alphas):
-        weights = sffl.weights(dataset, alpha, rounds, watch)
-        correlation = sffl.agreement(weights)
+    """Aggregation weights w beside mixture weights pi (seed 0), which only a simulation can see together.
+
+    The table has, for each component, the client whose mixture weight ends highest.
+    """
+    places, _, rounds = _scope(request)
+    for dataset, alpha in places:
+        (fed,) = sffl.federations(dataset, alpha, [0])
+        sim = sffl.simulation(SFFL(), [fed], rounds)
+        watch_step = watch(f"{dataset} alpha {alpha:g} weights", sim)
+        weights: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # [client, component] by round
+        for step in sim.rounds():
+            watch_step(step)
+            if step.round == 1 or step.round % max(1, rounds // 30) == 0:
+                w = fed.train.sizes[:, None] * tree.take(step.state.server, 0).ratio.double().cpu().numpy()
+                weights[step.round] = w / w.sum(0), tree.take(step.state.clients, 0).pi.double().cpu().numpy()
+        correlation = {number: sffl.agreement(w, pi) for number, (w, pi) in weights.items()}
         record = {
             "dataset": dataset,
             "alpha": alpha,
-            "weights": [asdict(weight) for weight in weights],
+            "weights": [
+                {"round": number, "client": fed.ids[k], "component": m, "aggregation": w[k, m], "mixture": pi[k, m]}
+                for number, (w, pi) in weights.items()
+                for k, m in np.ndindex(w.shape)
+            ],
             "correlation": {str(number): value for number, value in correlation.items()},
         }
-        yield Part([record], shown=[_weights_table(weights, correlation, f"{dataset}, alpha {alpha:g}")])
+        tops = list(enumerate(weights[max(weights)][1].argmax(0)))
+        table = Table(
+            f"{dataset}, alpha {alpha:g}: aggregation weight w and mixture weight pi",
+            ("round", *(f"{fed.ids[k]}, m = {m + 1}: w / pi" for m, k in tops), "correlation"),
+            [
+                [str(number), *(f"{w[k, m]:.3f} / {pi[k, m]:.3f}" for m, k in tops), f"{correlation[number]:.2f}"]
+                for number, (w, pi) in weights.items()
+            ],
+            left=(),
+        )
+        yield Part([record], shown=[table])
     yield Part(shown=["Correlation over clients of w and pi, mean over components. Only a simulation sees pi."])
-
-
-def _weights_table(weights: Sequence[sffl.Weights], correlation: Mapping[int, float], where: str) -> Table:
-    """The client whose mixture weight ends highest, for each component, and all clients' correlation."""
-    last = [weight for weight in weights if weight.round == max(correlation)]
-    tops = [
-        max((weight for weight in last if weight.component == component), key=lambda weight: weight.mixture)
-        for component in {weight.component for weight in last}
-    ]
-    at = {(weight.round, weight.client, weight.component): weight for weight in weights}
-    rows = []
-    for number, value in correlation.items():
-        pairs = [at[number, top.client, top.component] for top in tops]
-        rows.append([str(number), *(f"{w.aggregation:.3f} / {w.mixture:.3f}" for w in pairs), f"{value:.2f}"])
-    headings = [f"{top.client}, m = {top.component + 1}: w / pi" for top in tops]
-    title = f"{where}: aggregation weight w and mixture weight pi"
-    return Table(title, ("round", *headings, "correlation"), rows, left=())
-
-
-def _grid(
-    plans: Mapping[int, Sequence[TableArm]], datasets: Sequence[str], alphas: Sequence[float], verdicts: bool = False
-) -> Experiment:
-    return Experiment(partial(grid, plans, datasets, alphas, verdicts), "rows", kept=Row)
 
 
 def _arms(*labels: str, components: int = 3) -> list[TableArm]:
     return [arm for arm in sffl.arms(components) if arm.label in labels]
 
 
+def _grid(plans: Mapping[int, Sequence[TableArm]], **options: Any) -> Experiment:
+    return Experiment(partial(grid, plans, **options), "rows", kept=Row)
+
+
 EXPERIMENTS = {
-    "table1": _grid({sffl.CLIENTS: sffl.arms()}, ["acs_income", "acs_employment"], sffl.ALPHAS, verdicts=True),
-    "figure2": Experiment(figure2, "partitions"),
-    "figure3": _grid(
-        {sffl.CLIENTS: [arm for many in COMPONENTS for arm in _arms("FedEM", "SFFL", components=many)]},
-        ["acs_income"],
-        [0.1],
+    "table1": _grid(
+        {sffl.CLIENTS: sffl.arms()}, datasets=["acs_income", "acs_employment"], alphas=sffl.ALPHAS, verdicts=True
     ),
-    "figure4": _grid(dict.fromkeys(CLIENTS, _arms("FedEM", "FCFL", "FairFed", "SFFL")), ["acs_income"], [0.1]),
-    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}, ["acs_employment"], sffl.ALPHAS),
+    "figure2": Experiment(figure2, "partitions"),
+    "figure3": _grid({sffl.CLIENTS: [arm for m in COMPONENTS for arm in _arms("FedEM", "SFFL", components=m)]}),
+    "figure4": _grid(dict.fromkeys(CLIENTS, _arms("FedEM", "FCFL", "FairFed", "SFFL"))),
+    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}, datasets=["acs_employment"], alphas=sffl.ALPHAS),
     "figure6": Experiment(figure6),
     "figure7": Experiment(figure7, "weights"),
 }
