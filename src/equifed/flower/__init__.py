@@ -5,6 +5,7 @@ This package is the only importer of flwr, which the extra `flower` installs.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +17,6 @@ __all__ = ["client_app", "server_app"]
 
 def __getattr__(name: str) -> Any:
     """The apps are imported when they are asked for: a client's process has no use for the server's code."""
-    if name == "client_app":
-        from equifed.flower.client import client_app
-
-        return client_app
-    if name == "server_app":
-        from equifed.flower.server import server_app
-
-        return server_app
+    if name in __all__:
+        return getattr(import_module(f"equifed.flower.{name.removesuffix('_app')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

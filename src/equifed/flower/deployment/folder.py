@@ -158,7 +158,7 @@ def create(
 
 
 def render(template: str, words: Mapping[str, Any]) -> str:
-    """A file of the folder, from the template that is called as it is."""
+    """A file of the folder from its template, which has the same name and `.j2`."""
     return _templates().get_template(template).render(words, node_config=node_config)
 
 
@@ -217,7 +217,7 @@ def _check_place(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         what = "is not empty" if target.is_dir() else "is a file"
         raise ConfigError(f"{target} {what}; nothing is overwritten. Name a new folder, or remove this one.")
-    if re.search(r"[\"'\\\x00-\x1f]", str(target)):
+    if re.search(r"[\"'\\\x00-\x1f\x7f]", str(target)):
         raise ConfigError(f"{str(target)!r} holds a quote, backslash or control character, which Flower cannot take.")
 
 
