@@ -36,13 +36,13 @@ class Ranking:
         return pack(values, self._bits(values.shape))
 
     def decode(self, content: bytes, shape: Sequence[int]) -> np.ndarray:
-        order = unpack(content, self._bits(shape), math.prod(shape)).astype(np.int32).reshape(tuple(shape))
-        seen = np.zeros(order.shape, dtype=np.bool_)
-        if order.max(initial=0) < shape[-1]:
-            np.put_along_axis(seen, order, True, axis=-1)
+        found = unpack(content, self._bits(shape), math.prod(shape)).astype(np.int32).reshape(tuple(shape))
+        seen = np.zeros((found.size // max(shape[-1], 1), shape[-1]), dtype=np.bool_)
+        if found.max(initial=0) < max(shape[-1], 1):
+            np.put_along_axis(seen, found.reshape(seen.shape), True, axis=1)
         if not seen.all():
             raise DataError("A packed ranking does not have every position once.")
-        return order
+        return found
 
     @staticmethod
     def _bits(shape: Sequence[int]) -> int:
@@ -56,11 +56,12 @@ class Mask:
         return packed_size(math.prod(shape), 1)
 
     def encode(self, values: np.ndarray) -> bytes:
-        return np.packbits(np.asarray(values) != 0, bitorder="little").tobytes()
+        return np.packbits(np.asarray(values).reshape(-1) != 0, bitorder="little").tobytes()
 
     def decode(self, content: bytes, shape: Sequence[int]) -> np.ndarray:
+        count = math.prod(shape)
         _check_length(content, self.size(shape))
-        bits = np.unpackbits(np.frombuffer(content, np.uint8), count=math.prod(shape), bitorder="little")
+        bits = np.unpackbits(np.frombuffer(content, np.uint8), count=count, bitorder="little")
         return bits.astype(np.bool_).reshape(tuple(shape))
 
 
@@ -75,22 +76,49 @@ def packed_size(count: int, bits: int) -> int:
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """Non-negative integers below 2^bits, bits <= 24, one after the other."""
+    """Non-negative integers below 2^bits, bits <= 24, one after the other.
+
+    Eight values fill `bits` bytes; all groups of eight are written together, byte by byte.
+    """
     flat = np.asarray(values).reshape(-1)
-    if not 1 <= bits <= 24:
-        raise DataError(f"Values of {bits} bits cannot be packed; 1 to 24 can.")
     if len(flat) and not (flat.min() >= 0 and int(flat.max()) < 1 << bits):
         raise DataError(f"Values from {flat.min()} to {flat.max()} do not fit into {bits} bits each.")
-    places = np.unpackbits(flat.astype("<u4")[:, None].view(np.uint8), axis=1, count=bits, bitorder="little")
-    return np.packbits(places, bitorder="little").tobytes()
+    groups = -(-len(flat) // 8)
+    padded = np.zeros(groups * 8, dtype=np.uint32)
+    padded[: len(flat)] = flat
+    lines = np.ascontiguousarray(padded.reshape(groups, 8).T)
+    out = np.zeros((bits, groups), dtype=np.uint8)
+    for place, byte, shift in _overlaps(bits):
+        part = lines[place] >> shift if shift >= 0 else lines[place] << -shift
+        out[byte] |= part.astype(np.uint8)
+    return np.ascontiguousarray(out.T).tobytes()[: packed_size(len(flat), bits)]
 
 
 def unpack(content: bytes, bits: int, count: int) -> np.ndarray:
     """The inverse of `pack`: `count` values as uint32."""
     _check_length(content, packed_size(count, bits))
-    places = np.unpackbits(np.frombuffer(content, np.uint8), count=count * bits, bitorder="little")
-    octets = np.packbits(places.reshape(count, bits), axis=1, bitorder="little")
-    return np.pad(octets, ((0, 0), (0, 4 - octets.shape[1]))).view("<u4").reshape(-1)
+    groups = -(-count // 8)
+    padded = np.zeros(groups * bits, dtype=np.uint8)
+    padded[: len(content)] = np.frombuffer(content, np.uint8)
+    lines = np.ascontiguousarray(padded.reshape(groups, bits).T)
+    out = np.zeros((8, groups), dtype=np.uint32)
+    for place, byte, shift in _overlaps(bits):
+        part = lines[byte].astype(np.uint32)
+        out[place] |= part << shift if shift >= 0 else part >> -shift
+    out &= np.uint32((1 << bits) - 1)
+    return np.ascontiguousarray(out.T).reshape(-1)[:count]
+
+
+def _overlaps(bits: int) -> list[tuple[int, int, int]]:
+    """(value, byte, shift) of a group of eight values: the byte holds the value's bits from `shift` on (below 0: the
+    value starts that many bits inside it)."""
+    if not 1 <= bits <= 24:
+        raise DataError(f"Values of {bits} bits cannot be packed; 1 to 24 can.")
+    return [
+        (place, byte, 8 * byte - place * bits)
+        for place in range(8)
+        for byte in range(place * bits // 8, ((place + 1) * bits - 1) // 8 + 1)
+    ]
 
 
 def _check_length(content: bytes, expected: int) -> None:
