@@ -40,31 +40,7 @@ _HOMES = {
 }
 _MODULES = ("data", "methods", "metrics", "models", "partition", "report")
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "EquifedError",
-    "EquifedWarning",
-    "Federation",
-    "Local",
-    "Result",
-    "RunError",
-    "RunSettings",
-    "__version__",
-    "data",
-    "load",
-    "load_femnist",
-    "load_result",
-    "methods",
-    "metrics",
-    "models",
-    "partition",
-    "postprocess",
-    "report",
-    "save_result",
-    "simulate",
-    "sweep",
-]
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

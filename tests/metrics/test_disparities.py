@@ -210,7 +210,8 @@ def test_harmonic_mean():
 
 
 def test_functions_can_be_pickled():
-    for name in metrics.__all__:
-        function = getattr(metrics, name)
+    functions = [value for value in vars(metrics).values() if callable(value)]
+    assert metrics.demographic_parity_difference in functions
+    for function in functions:
         assert pickle.loads(pickle.dumps(function)) is function
         assert function.__doc__

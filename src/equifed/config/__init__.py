@@ -8,16 +8,3 @@ everything out, and running the resolved file repeats the run exactly.
 from equifed.config.build import build, job_of, load_federations
 from equifed.config.read import load_config, parse_config
 from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection
-
-__all__ = [
-    "SECTIONS",
-    "Config",
-    "DataSection",
-    "FlowerSection",
-    "RunSection",
-    "build",
-    "job_of",
-    "load_config",
-    "load_federations",
-    "parse_config",
-]

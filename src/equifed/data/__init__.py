@@ -19,30 +19,3 @@ fetch_dutch = DATASETS["dutch"].fetch
 fetch_german = DATASETS["german"].fetch
 fetch_law = DATASETS["law"].fetch
 fetch_mnist = DATASETS["mnist"].fetch
-
-__all__ = [
-    "DATASETS",
-    "Bunch",
-    "Column",
-    "Dataset",
-    "Encoded",
-    "Preset",
-    "Schema",
-    "Sensitive",
-    "data_home",
-    "fetch_acs_employment",
-    "fetch_acs_health_insurance",
-    "fetch_acs_income",
-    "fetch_adult",
-    "fetch_bank",
-    "fetch_bank_additional",
-    "fetch_communities",
-    "fetch_compas",
-    "fetch_drug",
-    "fetch_dutch",
-    "fetch_german",
-    "fetch_law",
-    "fetch_mnist",
-    "get_dataset",
-    "rotate_images",
-]

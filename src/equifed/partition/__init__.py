@@ -31,19 +31,3 @@ def describe(partition: Partitioner | PartitionFunction) -> dict[str, Any]:
     if isinstance(partition, type) or not dataclasses.is_dataclass(partition):
         return {"kind": REGISTRY.name_of(partition)}
     return {"kind": REGISTRY.name_of(type(partition)), **dataclasses.asdict(partition)}
-
-
-__all__ = [
-    "IID",
-    "REGISTRY",
-    "Dirichlet",
-    "DirichletPerClient",
-    "Natural",
-    "Partition",
-    "PartitionFunction",
-    "Partitioner",
-    "RotationGroups",
-    "Skewed",
-    "Table",
-    "describe",
-]

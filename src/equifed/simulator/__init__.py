@@ -12,23 +12,3 @@ from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.loop import RoundLog, Step, rounds
 from equifed.simulator.reference import Reference, finite, gather
 from equifed.simulator.tables import Tables, make_tables
-
-__all__ = [
-    "Evaluator",
-    "Job",
-    "LanesEngine",
-    "Message",
-    "Reference",
-    "Rejection",
-    "RoundLog",
-    "Run",
-    "State",
-    "Step",
-    "Tables",
-    "check_swept",
-    "finite",
-    "gather",
-    "make_job",
-    "make_tables",
-    "rounds",
-]
