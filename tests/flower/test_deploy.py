@@ -187,7 +187,7 @@ def test_ctrl_c_stops_everything_and_resume_finishes_the_run(long, command):
     again = command("resume", str(folder.path), "--local")
     out, said = again.communicate(timeout=WAIT)
     assert again.returncode == 0, said
-    assert f"Run {run} goes on after round" in said
+    assert f"Run {run} continues after round" in said
     assert "lco" in out
     assert_as_simulated(folder, run)
     page = folder.runs / run / "report.html"

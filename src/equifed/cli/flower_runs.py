@@ -198,7 +198,7 @@ def _follow(programs: SubmittedRun, run: str) -> None:
     before = _text(run_folder.path / "status.json")
     rounds = _Rounds(run_folder, _config(programs.folder).run.rounds)
     if before:
-        say(f"Run {run} goes on after round {run_folder.rounds_done()} of {rounds.total}.")
+        say(f"Run {run} continues after round {run_folder.rounds_done()} of {rounds.total}.")
     reason = reason_file(programs.folder.runs, run)
     reason.unlink(missing_ok=True)
     programs.run(run)
