@@ -113,7 +113,8 @@ def test_tables_say_what_they_do_not_know() -> None:
         next(show.table1(Request(methods=["fedprox"]), silent))
 
 
-def test_on_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.full  # 8 CPU seconds of training; the other papers' tests go through the command
+def test_figure4_on_the_command_line(tmp_path: Path) -> None:
     points = record("e2fl/figure4", "--seeds", "1", "--rounds", "1", folder=tmp_path)["points"]
     assert {(point["round"], point["how"]) for point in points} == {
         (1, how) for how in ("lowest-loss", "one-shot", "binary")
