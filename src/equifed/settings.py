@@ -104,7 +104,7 @@ class RunSettings:
         if self.clip not in (None, math.inf):
             check_number("clip", self.clip, above=0)
         if self.dropout >= 1:
-            raise ConfigError(f"is a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
+            raise ConfigError(f"must be a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         count = self.clients_per_round
         if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
             text = f"must be a whole number of at least 1, or 'all', got {count!r}."

@@ -322,6 +322,15 @@ def test_compare_leaves_out_endless_tests_of_personal_models(place, invoke, tiny
     assert data(invoke("compare", tiny, *SMALL, "--json", "--methods", "local"))["left_out"] == []
 
 
+def test_compare_with_a_partition_that_does_not_say_how_many_clients_it_makes(place, invoke, tiny):
+    outcome = invoke(
+        "compare", tiny, *SMALL, "--methods", "fedavg", "--partition", "natural", "--set", "partition.column=sex"
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "2 clients, 2 per round" in outcome.stdout
+    assert list(place.glob("runs/compare-*.html"))
+
+
 def test_what_is_wrong_with_the_last_method_is_said_before_the_first_trains(place, invoke, tiny):
     outcome = invoke("compare", tiny, "--preset", "bare", *SMALL, "--methods", "fedavg,fair-fate")
     assert outcome.exit_code == 2

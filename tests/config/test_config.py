@@ -316,3 +316,8 @@ def test_a_schema_that_is_no_text_is_named(tmp_path):
 def test_every_key_is_described():
     for option in options_of(RunSection):
         assert option.description, option.name
+
+
+def test_text_in_place_of_a_list_reads_well() -> None:
+    with pytest.raises(ConfigError, match=r'run.seeds: must be a list or a whole number, got "a"\.'):
+        parse_config({"run": {"seeds": "a"}, "data": {"name": "compas"}, "method": {"name": "fedavg"}})

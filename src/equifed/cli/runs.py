@@ -173,7 +173,7 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
         print_json(facts | {"settings": kept, "methods": records} | more)
         return
     show(
-        f"{fed.name} ({data.preset}): {fed.num_clients} clients, {settings['run']['clients-per-round']} per round, "
+        f"{fed.name} ({data.preset}): {fed.num_clients} clients, {run.clients_per_round or fed.sampled} per round, "
         f"{run.rounds} rounds, {len(run.seed_list)} seeds, {settings['model']['kind']}, "
         f"partition {settings['partition']['kind']}\n",
         comparison(records),

@@ -267,6 +267,7 @@ _MUST_BE = {
     "bool_type": "true or false",
     "string_type": "text in quotes",
     "list_type": "a list",
+    "sequence_str": "a list",
     "too_short": "a list of at least {min_length}",
     "tuple_type": "a list",
     "dict_type": "a table",

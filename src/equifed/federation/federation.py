@@ -336,6 +336,11 @@ class Federation:
     # -- looking at it -------------------------------------------------------------------------------------------------
 
     @property
+    def sampled(self) -> int:
+        """Clients per round of a run that does not say how many."""
+        return min(self.clients_per_round or self.num_clients, self.num_clients)
+
+    @property
     def num_clients(self) -> int:
         return len(self.ids)
 

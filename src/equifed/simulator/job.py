@@ -228,8 +228,7 @@ def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSe
     if isinstance(count, int):
         check_number("clients_per_round", count, whole=True, low=1, high=fed.num_clients)
     else:
-        preset = fed.clients_per_round if count is None else None
-        count = fed.num_clients if preset is None else min(preset, fed.num_clients)
+        count = fed.num_clients if count == "all" else fed.sampled
     plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(RunSettings)}
     local, device = settings.local.for_task(fed.task), _device(settings.device)
     return RunSettings(**plain | {"seeds": seeds, "clients_per_round": count, "device": device, "local": local})

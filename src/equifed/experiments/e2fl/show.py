@@ -59,6 +59,7 @@ def table1(request: Request, watch: Watch) -> Iterator[Part]:
     ]
     cost = Table(
         "Bytes per client and round",
+        # MiB, as in the paper
         ("method", "rounds", "up (MiB)", "down (MiB)", "in their group", "s per round"),
         [
             [
