@@ -109,7 +109,7 @@ def test_overrides_are_toml_values_or_text(tmp_path):
         ({"run": {"clients-per-round": 0}}, ["run.clients-per-round: must be", "got 0", "at least 1, or 'all'"]),
         ({"run": {"seeds": []}}, ["run.seeds: must name at least one"]),
         ({"run": {"seeds": [1, -1]}}, ["run.seeds: A seed must be", "got -1", "at least 0"]),
-        ({"run": {"dropout": 1}}, ["run.dropout: is a probability", "got 1", "below 1"]),
+        ({"run": {"dropout": 1}}, ["run.dropout: must be a probability", "got 1", "below 1"]),
         ({"run": {"engine": "lane"}}, ["run.engine: must be", 'got "lane"', "'lanes' or 'reference'"]),
         ({"run": {"compile": 3}}, ["run.compile: must be", "got 3", "true or false or 'auto'"]),
         ({"methd": {"name": "fedavg"}}, ["methd", "Did you mean 'method'"]),
