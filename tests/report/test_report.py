@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,7 @@ from equifed.metrics.seeds import holm, wilson
 from equifed.notes import Note
 from equifed.report import summary_table, verdict, write_report
 from equifed.report.comparison import Comparison, against, variants_of
-from equifed.report.groups import marginals, parts
+from equifed.report.groups import marginals, parts, worst_pair
 from equifed.report.numbers import records
 from report.runs import HOSTILE, federation, hostile_result, rows, run
 
@@ -241,6 +242,66 @@ def test_marginals_are_what_the_pooled_rows_give(tmp_path):
         "no (2)": ["yes & no", "no & no"],
     }
     assert marginals(variants_of([result])[0].groups.iloc[:0], []).empty
+
+
+def test_the_worst_pair_is_the_widest_of_all_pairs_in_the_mean_over_seeds():
+    """Against all pairs of groups, in predictions that this test makes itself."""
+    rng = np.random.default_rng(8)
+    names, lines, table = ["a", "b", "c", "d"], [], {}
+    for seed in range(3):
+        y, d, s = rng.random(400) < 0.4, rng.random(400), rng.integers(0, 4, 400)
+        chosen = d < 0.3 + 0.1 * s + 0.2 * y * (s == 2)
+        for g, name in enumerate(names):
+            p, m = chosen[(s == g) & y], chosen[(s == g) & ~y]
+            rates = {
+                "count": len(p) + len(m),
+                "positives": len(p),
+                "selection_rate": chosen[s == g].mean(),
+                "true_positive_rate": p.mean(),
+                "false_positive_rate": m.mean(),
+                "accuracy": np.concatenate([p, ~m]).mean(),
+            }
+            lines += [(seed, name, metric, value) for metric, value in rates.items()]
+            table[seed, name] = rates
+    frame = pd.DataFrame(lines, columns=["seed", "name", "metric", "value"])
+
+    def mean(metric: str, name: str) -> float:
+        return float(np.mean([table[seed, name][metric] for seed in range(3)]))
+
+    both = ("true_positive_rate", "false_positive_rate")
+    looked_at = {
+        "demographic_parity_difference": ("selection_rate",),
+        "equal_opportunity_difference": ("true_positive_rate",),
+        "equalized_odds_difference": both,
+        "accuracy_difference": ("accuracy",),
+    }
+    for disparity, rates in looked_at.items():
+        widest = max(
+            (mean(rate, high) - mean(rate, low), rate, low, high)
+            for rate, low, high in itertools.product(rates, names, names)
+        )
+        pair = worst_pair(frame, disparity)
+        assert pair is not None
+        assert (pair.difference, pair.rate, pair.low, pair.high) == (pytest.approx(widest[0]), *widest[1:])
+    smallest = min(
+        (mean(r, low) / mean(r, high), r, low, high) for r, low, high in itertools.product(both, names, names)
+    )
+    pair = worst_pair(frame, "equalized_odds_ratio")
+    assert pair is not None
+    assert (pair.rate, pair.low, pair.high) == smallest[1:]
+    # the rows that the rate rests on, and half of them where each was given to two models
+    rows = {
+        "true_positive_rate": lambda name: mean("positives", name),
+        "false_positive_rate": lambda name: mean("count", name) - mean("positives", name),
+    }[pair.rate]
+    assert (pair.low_rows, pair.high_rows) == pytest.approx((rows(pair.low), rows(pair.high)))
+    assert worst_pair(frame, "equalized_odds_ratio", models=2).low_rows == pytest.approx(pair.low_rows / 2)
+    # no gap between the groups' rates; one group only; all alike
+    assert worst_pair(frame, "dgeo") is None
+    assert worst_pair(frame[frame["name"] == "a"], "accuracy_difference") is None
+    alike = worst_pair(frame.assign(value=0.5), "accuracy_difference")
+    assert alike is not None
+    assert (alike.low, alike.high, alike.difference) == ("a", "b", 0.0)
 
 
 def test_marginals_of_a_regression():

@@ -32,6 +32,7 @@ BINARY: tuple[LabelKind, ...] = ("binary",)
 REGRESSION: tuple[LabelKind, ...] = ("regression",)
 BETWEEN_GROUPS: tuple[Need, ...] = ("labels", "groups")
 INFINITE = (0.0, np.inf)
+ODDS = ("true_positive_rate", "false_positive_rate")
 
 
 class Population(Protocol):
@@ -143,6 +144,8 @@ class Metric:
     """How the report's tables of groups show it: a number of rows, something to draw, a mark; "": not."""
     rests_on: Literal["count", "disclosed", "positives", "negatives", ""] = ""
     """Of a group's rate that is a share of rows: of which rows. "disclosed" are those with label and prediction."""
+    compares: tuple[str, ...] = ()
+    """Of a disparity: the groups' rates, by name, between which it is the widest gap."""
     clients: Literal["each", "range", ""] = ""
     """Whether it is measured for every client, and summed up by its mean, worst and best client."""
     overall: Compute | None = None
@@ -225,21 +228,21 @@ _ENTRIES = (
            by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
            overall=lambda e: divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1))),
     _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive; 0 is fair.",
-         short="DP diff.", needs=("groups",), shown="headline", clients="range"),
+         short="DP diff.", needs=("groups",), shown="headline", clients="range", compares=("selection_rate",)),
     _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive; 1 is fair.",
-         short="DP ratio", needs=("groups",), better="one"),
+         short="DP ratio", needs=("groups",), better="one", compares=("selection_rate",)),
     _gap("equal_opportunity_difference", "Largest gap between groups in the true positive rate; 0 is fair.",
-         short="EOpp diff.", shown="headline", clients="range"),
+         short="EOpp diff.", shown="headline", clients="range", compares=("true_positive_rate",)),
     _gap("equal_opportunity_ratio", "Smallest ratio between groups of the true positive rate; 1 is fair.",
-         short="EOpp ratio", better="one"),
+         short="EOpp ratio", better="one", compares=("true_positive_rate",)),
     _gap("equalized_odds_difference", "The larger of the gaps in true and in false positive rate; 0 is fair.",
-         short="EOdds diff.", shown="headline", clients="range"),
+         short="EOdds diff.", shown="headline", clients="range", compares=ODDS),
     _gap("equalized_odds_ratio", "The smaller of the ratios of true and of false positive rates; 1 is fair.",
-         short="EOdds ratio", better="one"),
+         short="EOdds ratio", better="one", compares=ODDS),
     _gap("average_odds_ratio", "Mean of the ratios of true and of false positive rates; 1 is fair.", better="one"),
-    _gap("discrimination_index", "Largest gap between groups in F1; 0 is fair."),
+    _gap("discrimination_index", "Largest gap between groups in F1; 0 is fair.", compares=("f1",)),
     _gap("accuracy_difference", "Largest gap between groups in accuracy; 0 is fair.", short="accuracy diff.",
-         kinds=CLASS_KINDS),
+         kinds=CLASS_KINDS, compares=("accuracy",)),
     Metric("dgeo", "Gap between groups in the loss on positive labels; 0 is fair.", title="loss gap on positives",
            better="zero", kinds=BINARY, needs=BETWEEN_GROUPS, range=INFINITE,
            overall=lambda e: difference(divide(e.loss[..., 1], e.counts[..., 1, :].sum(-1)))),
@@ -248,10 +251,10 @@ _ENTRIES = (
            clients="range", overall=lambda e: e.ks),
     Metric("mean_difference", "Largest gap between the groups' mean predictions; 0 is fair.", short="mean diff.",
            better="zero", kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="headline",
-           overall=lambda e: difference(e.mean)),
+           overall=lambda e: difference(e.mean), compares=("mean_prediction",)),
     Metric("rmse_difference", "Largest gap between groups in RMSE; 0 is fair.", title="RMSE difference", better="zero",
            kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="page",
-           overall=lambda e: difference(e.group_rmse)),
+           overall=lambda e: difference(e.group_rmse), compares=("rmse",)),
     Metric("worst_group_accuracy", "Accuracy of the group served worst.", short="worst group", better="higher",
            needs=BETWEEN_GROUPS, shown="table", overall=lambda e: np.fmin.reduce(e.rates["accuracy"], axis=-1)),
     Metric("worst_group_rmse", "RMSE of the group served worst.", title="worst group RMSE", short="worst group",

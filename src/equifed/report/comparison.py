@@ -15,7 +15,7 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import Moments, Paired, corrected, moments, paired
-from equifed.report.groups import marginals
+from equifed.report.groups import Pair, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class Variant:
     def cost(self, metric: str) -> float:
         """Its mean turned so that less is better; nan where undefined."""
         return float(describe(metric).cost(self.over_seeds(metric).mean))
+
+    def worst_pair(self, disparity: str) -> Pair | None:
+        """The groups between which it is widest, by their mean rates over seeds."""
+        return worst_pair(self.groups, disparity, self.models)
 
     def absent(self, metric: str, **of: Any) -> str:
         """Why it has no such value: withheld, or undefined. Of certain groups, of a client, or of all: see `hides`."""

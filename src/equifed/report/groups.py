@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -75,18 +75,64 @@ def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(pooled).reset_index().melt("seed", var_name="metric")
 
 
-def rate_interval(metric: str, values: dict[str, float], models: int = 1) -> tuple[float, float]:
+class Pair(NamedTuple):
+    """The two groups between which a disparity is widest, by their mean rates over seeds."""
+
+    rate: str
+    """The rate in which they differ: a metric of groups."""
+    low: str
+    """The group where it is lowest."""
+    high: str
+    """The group where it is highest."""
+    low_rate: float
+    high_rate: float
+    low_rows: float
+    """Test rows that the rate rests on, mean over seeds."""
+    high_rows: float
+
+    @property
+    def difference(self) -> float:
+        return self.high_rate - self.low_rate
+
+
+def worst_pair(groups: pd.DataFrame, disparity: str, models: int = 1) -> Pair | None:
+    """The pair of groups behind a disparity, from a variant's groups (seed, name, metric, value); None for a disparity
+    that is no gap between the groups' rates, and where fewer than two groups have one.
+
+    models: how many models each test row was given to, see `Variant.models`. Of several rates (equalised odds) it is
+    the one in which two groups are farthest apart: for a ratio, the one with the smallest.
+    """
+    means = groups.groupby(["metric", "name"], sort=False)["value"].mean()
+    pairs = []
+    for rate in describe(disparity).compares:
+        known = means.get(rate, pd.Series(dtype=float)).dropna()
+        if len(known) < 2:
+            continue
+        low, high = str(known.idxmin()), str(known.idxmax())
+        if low == high:  # all alike
+            high = str(next(name for name in known.index if name != low))
+        rows = (_rests_on(rate, means.xs(name, level="name")) / models for name in (low, high))
+        pairs.append(Pair(rate, low, high, float(known[low]), float(known[high]), *rows))
+    if describe(disparity).better == "one":
+        return min(pairs, key=lambda pair: pair.low_rate / pair.high_rate if pair.high_rate else 1.0, default=None)
+    return max(pairs, key=lambda pair: pair.difference, default=None)
+
+
+def rate_interval(metric: str, values: Mapping[str, float], models: int = 1) -> tuple[float, float]:
     """Wilson's interval of a group's mean rate, as one test set of its mean size supports it; nan for what is no share.
 
     Seeds, and several models, share test rows. So their counts are not added up: that would promise more than the data
     hold.
     """
-    rests_on = describe(metric).rests_on
-    if not rests_on:
+    if not describe(metric).rests_on:
         return np.nan, np.nan
+    return wilson(values[metric], _rests_on(metric, values) / models)
+
+
+def _rests_on(metric: str, values: Mapping[str, float] | pd.Series) -> float:
+    """The rows of a group that its rate rests on, from all that was measured of the group."""
     count, positives = values.get("count", np.nan), values.get("positives", np.nan)
-    n = _rows(count, positives, values.get(DISCLOSED, count))[rests_on]
-    return wilson(values[metric], n / models)
+    return float(_rows(count, positives, values.get(DISCLOSED, count))[describe(metric).rests_on or DISCLOSED])
 
 
 def _rows(count: Any, positives: Any, disclosed: Any) -> dict[str, Any]:
