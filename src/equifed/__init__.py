@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from equifed.settings import Local, RunSettings
     from equifed.simulation import simulate, sweep
     from equifed.store import load_result, save_result
+    from equifed.target import Target
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
@@ -30,6 +31,7 @@ _HOMES = {
     "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
+    "Target": "equifed.target",
     "load": "equifed.federation",
     "load_result": "equifed.store",
     "save_result": "equifed.store",

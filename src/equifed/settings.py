@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
 from equifed.errors import ConfigError, check_number, unknown_name
+from equifed.target import check_confidence, parse_targets
 
 EngineName = Literal["lanes", "reference"]
 
@@ -93,6 +94,12 @@ class RunSettings:
     metrics: Sequence[Any] | str = ()
     """Metrics besides those of the catalogue, a list or A,B,...: "module:Name", the name of an installed one, or in
     Python the `equifed.metrics.Metric` itself."""
+    target: Sequence[Any] | str = field(default=(), metadata={"repeated": True, "metavar": "'METRIC OP NUMBER'"})
+    """What the model is to reach, e.g. "demographic_parity_difference <= 0.05"; one target or several, all of which it
+    must meet. It does not change the training: the answer says which method and setting meet it, and at what cost."""
+    confidence: float | Literal["mean"] = 0.95
+    """How sure it must be that a target is met: the end of the interval at this confidence must meet it, between 0.5
+    and 1. "mean": the mean over seeds is enough."""
     local: Local = field(default=Local(), metadata={"hyper": False})
     """How each client trains in a round."""
 
@@ -121,6 +128,8 @@ class RunSettings:
             raise ConfigError(f"must be a list of metrics, got {self.metrics!r}.", key="metrics", value=self.metrics)
         metrics = self.metrics.split(",") if isinstance(self.metrics, str) else self.metrics
         object.__setattr__(self, "metrics", tuple(metrics))
+        object.__setattr__(self, "target", tuple(map(str, parse_targets(self.target))))
+        check_confidence(self.confidence)
         if not isinstance(self.local, Local):
             raise ConfigError(f"must be equifed.Local(...), got {self.local!r}.", key="local")
 
@@ -134,7 +143,8 @@ class RunSettings:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         metrics = [getattr(metric, "name", metric) for metric in self.metrics]
         seeds = None if self.seeds is None else self.seed_list
-        return values | {"seeds": seeds, "metrics": metrics, "local": dataclasses.asdict(self.local)}
+        lists = {"seeds": seeds, "metrics": metrics, "target": list(self.target)}
+        return values | lists | {"local": dataclasses.asdict(self.local)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
@@ -154,6 +164,8 @@ class RunOptions(TypedDict, total=False):
     compile: bool | Literal["auto"]
     clip: float | None
     metrics: Sequence[Any] | str
+    target: Sequence[Any] | str
+    confidence: float | Literal["mean"]
     local: Local
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +12,7 @@ from equifed.metrics.seeds import moments
 from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.results import Result
 from equifed.simulator import Job
-
-OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-}
-_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*")
+from equifed.target import OPERATORS, Condition
 
 
 @dataclass(frozen=True)
@@ -35,19 +24,15 @@ class Check:
 
     @classmethod
     def parse(cls, text: str) -> Check:
-        form = _FORM.fullmatch(text)
-        try:
-            if form is None:
-                raise ValueError
-            check = cls(" ".join(form.groups()), form[1], form[2], float(form[3]))
-        except ValueError:
+        condition = Condition.read(text)
+        if condition is None:
             raise ConfigError(
                 f"--fail-if {text!r} is neither 'constraint violated' nor of the form 'METRIC OP NUMBER', e.g. "
-                "'demographic_parity_difference > 0.1'; OP is one of < <= > >= == !=."
-            ) from None
-        if not math.isfinite(check.bound):
+                f"'demographic_parity_difference > 0.1'; OP is one of {' '.join(sorted(OPERATORS))}."
+            )
+        if not math.isfinite(condition.bound):
             raise ConfigError(f"--fail-if {text!r} can never hold or fail: compare with a finite number.")
-        return check
+        return cls(str(condition), *condition)
 
     def require(self, known: Iterable[str]) -> None:
         names = list(known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -14,7 +15,7 @@ import typer
 
 from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
-from equifed.options import options_of
+from equifed.options import Option, options_of
 from equifed.settings import Local, RunSettings
 
 
@@ -68,15 +69,26 @@ _OTHER_SECTIONS = {
 
 def _generated() -> Iterator[tuple[str, Any, Any]]:
     """A field for each key of a configuration that is an option of `compare` and `sweep`, as text."""
-    options = dict(_OTHER_SECTIONS)
+    for name, (key, metavar, text) in _OTHER_SECTIONS.items():
+        yield name, str | None, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
     for section, kind in (("run", RunSettings), ("local", Local)):
         for option in options_of(kind):
-            metavar = {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
-            default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
-            key = f"{section}.{option.key.replace('_', '-')}"
-            options[option.key] = (key, metavar, option.description + default)
-    for name, (key, metavar, text) in options.items():
-        yield name, str | None, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
+            yield option.key, *_option(section, option)
+
+
+def _option(section: str, option: Option) -> tuple[Any, Any]:
+    """The type and the field of a setting as an option of the command line."""
+    own = next(each for each in fields(option.owner) if each.name == option.name).metadata
+    metavar = own.get("metavar") or {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
+    default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
+    more = " May be repeated." if "repeated" in own else ""
+    facts = {
+        **{name: own[name] for name in ("repeated",) if name in own},
+        "key": f"{section}.{option.key.replace('_', '-')}",
+        "metavar": metavar,
+        "help": option.description + default + more,
+    }
+    return (list[str] if "repeated" in own else str) | None, field(default=None, metadata=facts)
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,7 @@ class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type:
         from equifed.methods import REGISTRY
 
         typed = {each.metadata["key"]: getattr(self, each.name) for each in fields(self) if "key" in each.metadata}
-        kept = [f"{key}={value}" for key, value in typed.items() if value is not None]
+        kept = [_override(key, value) for key, value in typed.items() if value is not None]
         for text in self.set or ():
             path, _, value = text.partition("=")
             # a module's name may have dots, a key has none
@@ -109,6 +121,11 @@ class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type:
             elif head not in others:
                 raise ConfigError(f"--set {text}: {head} is not among the methods of this command.")
         return kept
+
+
+def _override(key: str, value: str | list[str]) -> str:
+    """An option as "section.key=value"; a list's texts are quoted as TOML does."""
+    return f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
 @contextmanager

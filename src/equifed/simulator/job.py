@@ -22,6 +22,7 @@ from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
 from equifed.protocol import Method, Phase, Stage, Task
 from equifed.settings import RunSettings
+from equifed.target import parse_targets
 from equifed.task import check_module, num_outputs
 from equifed.tree import Tree
 
@@ -199,7 +200,7 @@ def make_job(
     starts = {seed: _start(model, task.module, method, seed, initial_parameters) for seed in seed_list}
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
     if not one_place:
-        _ = job.outside_metrics  # unknown ones are refused before anything is trained
+        _check_targets(job)
     for run in runs:
         if run.seed == seed_list[0]:
             configured, channel = job.configured(run.hyper)
@@ -208,6 +209,14 @@ def make_job(
             with blaming(section="run"):
                 channel.check(configured)
     return job
+
+
+def _check_targets(job: Job) -> None:
+    """Refuse metrics that are unknown, and targets that no result could be held to, before anything is trained."""
+    measured = [metric for metric in job.metrics if metric.overall or metric.over_clients]
+    with blaming(section="run"):
+        for target in parse_targets(job.settings.target):
+            target.require(measured)
 
 
 def _seeds(feds: list[Federation], given: list[int]) -> list[int]:
