@@ -246,6 +246,38 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True)
+class Knob:
+    """The one hyper-parameter by which a method trades accuracy for fairness: what `equifed.seek` turns."""
+
+    name: str
+    """The hyper-parameter, a number."""
+    low: float
+    """The range worth searching: its lower end,"""
+    high: float
+    """and its upper end."""
+    aims: Mapping[str, Mapping[str, Any]]
+    """The metrics that it moves, each with the hyper-parameters that make the method aim at it: see `notions`."""
+    fairer: Literal["more", "less"] = "more"
+    """Which way is fairer."""
+    scale: Literal["log", "linear"] = "log"
+    """Whether values differ by their ratio or by their difference."""
+    neutral: float | None = None
+    """Where it asks for nothing, if anywhere: for a method with a parent, the parent."""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The range from its least fair to its fairest end."""
+        return (self.low, self.high) if self.fairer == "more" else (self.high, self.low)
+
+
+def notions(**settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a knob aims at, from the hyper-parameters for each notion of fairness: those of its gap and of its ratio,
+    as in `notions(demographic_parity={}, equal_opportunity={"condition_on": "label"})`."""
+    aims = {f"{notion}_{kind}": given for notion, given in settings.items() for kind in ("difference", "ratio")}
+    return aims | ({"average_odds_ratio": settings["equalized_odds"]} if "equalized_odds" in settings else {})
+
+
+@dataclass(frozen=True)
 class Method:
     """Base of all methods: defaults for what a method need not define.
 
@@ -257,6 +289,8 @@ class Method:
     """Name in the registry."""
     parent: ClassVar[str] = ""
     """The method it equals when its fairness weight is 0, if any."""
+    knob: ClassVar[Knob | None] = None
+    """The hyper-parameter that trades accuracy for fairness, if there is one."""
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass", "regression")
     """What it can learn: two classes, more, or a number."""
     needs_validation: ClassVar[bool] = False

@@ -633,7 +633,9 @@ def test_methods(invoke):
     one = invoke("methods", "fair-fate").stdout
     for part in ("str | tuple[str, ...]", "or a list of several", " false ", '"demographic_parity_ratio"'):
         assert part in one
+    assert "Knob: lambda-max trades accuracy for fairness, more is fairer; 0 asks for nothing" in " ".join(one.split())
     found = data(invoke("methods", "fair-fate", "--json"))
+    assert found["knob"]["aims"]["equal_opportunity_difference"] == {"fairness": "equal_opportunity_ratio"}
     assert {each["name"]: each["default"] for each in found["hyper_parameters"]}["as-published"] is False
     assert found["bibtex"].startswith("@inproceedings{salazar2023fairfate")
     assert found["bibtex"] in one

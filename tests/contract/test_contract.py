@@ -14,9 +14,10 @@ import torch
 import equifed as ef
 from equifed import methods, tree
 from equifed.federation import Federation, Rows, RowSets
+from equifed.metrics.catalogue import CATALOGUE
 from equifed.protocol import Method
 from equifed.simulation import Simulation
-from equifed.simulator import make_job, reference, stepper
+from equifed.simulator import check_swept, make_job, reference, stepper
 
 from .sketches import SKETCHES
 
@@ -317,6 +318,38 @@ def test_without_its_weight_it_is_its_parent(method: Method, uneven: Federation)
     for seed, parameters in run(without, uneven).parameters.items():
         for name, value in parameters.items():
             np.testing.assert_allclose(value, parent.parameters[seed][name], rtol=2e-6, atol=2e-6)
+
+
+TURNED = [m for m in (*METHODS, *VARIANTS) if m.knob]
+
+
+@pytest.mark.parametrize("method", TURNED, ids=shown)
+def test_the_knob_is_a_number_of_the_method(method: Method) -> None:
+    knob = method.knob
+    assert knob is not None
+    assert knob.aims
+    assert knob.low < knob.high
+    assert knob.low > 0 or knob.scale == "linear"
+    ends = [knob.low, knob.high, *([] if knob.neutral is None else [knob.neutral])]
+    check_swept(method, knob.name, ends)
+    for metric, settings in knob.aims.items():
+        assert metric in CATALOGUE
+        for name, value in settings.items():
+            methods.check_value(method, name, value)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m.knob and m.parent], ids=lambda m: m.name)
+def test_a_neutral_knob_is_the_weight_that_vanishes(method: Method) -> None:
+    """So that what `test_without_its_weight_it_is_its_parent` shows holds where the knob asks for nothing."""
+    knob = method.knob
+    assert knob is not None
+    weights = [option.name for option in methods.options(method).values() if option.vanishes]
+    assert (weights, knob.neutral) == ([knob.name], 0.0)
+
+
+def test_a_wrapper_has_the_knob_of_the_method_inside() -> None:
+    assert methods.make("kffl+eo").knob is methods.KFFL.knob
+    assert methods.make("fedavg+eo").knob is None
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -253,7 +253,7 @@ def methods(
     json: Json = False,
 ) -> None:
     """List the methods: what each needs and what it reveals. With a NAME: its equations and hyper-parameters."""
-    from equifed.cli.describe import describe_method, hyper_table, methods_table, phases_table
+    from equifed.cli.describe import describe_method, hyper_table, knob_text, methods_table, phases_table
     from equifed.methods import REGISTRY
 
     if not name:
@@ -268,6 +268,8 @@ def methods(
     parent = f"; with its fairness weight 0 it is {method['parent']}" if method["parent"] else ""
     show(f"{method['name']}: {method['summary']}\n", method["equations"], f"\nNeeds: {needs}{parent}\n")
     show(phases_table(method), "", hyper_table(method) if method["hyper_parameters"] else "No hyper-parameters.")
+    if method["knob"]:
+        show("", knob_text(method["knob"]))
     if method["bibtex"]:
         show(f"\n{method['bibtex']}")
 

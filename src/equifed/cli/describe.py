@@ -11,7 +11,7 @@ from rich.table import Table
 
 from equifed import methods
 from equifed.cli.tables import plain_table
-from equifed.protocol import Method
+from equifed.protocol import Knob, Method
 
 
 def describe_method(name: str) -> dict[str, Any]:
@@ -36,6 +36,7 @@ def describe_method(name: str) -> dict[str, Any]:
         "citation": citation.plain or None,
         "bibtex": citation.bibtex or None,
         "parent": method.parent or None,
+        "knob": _knob(method.knob) if method.knob else None,
         "needs": [need for need, needed in needs.items() if needed],
         "personal": method.personal,
         "sweepable": method.sweepable,
@@ -45,6 +46,42 @@ def describe_method(name: str) -> dict[str, Any]:
         "leaves_a_client": list(dict.fromkeys(field for phase in phases for field in phase["up"])),
         "hyper_parameters": [_hyper_parameter(option) for option in methods.options(method).values()],
     }
+
+
+def _knob(knob: Knob) -> dict[str, Any]:
+    return {
+        "name": knob.name.replace("_", "-"),
+        "range": [knob.low, knob.high],
+        "scale": knob.scale,
+        "fairer": knob.fairer,
+        "neutral": knob.neutral,
+        "aims": {
+            metric: {name.replace("_", "-"): value for name, value in settings.items()}
+            for metric, settings in knob.aims.items()
+        },
+    }
+
+
+def knob_text(knob: dict[str, Any]) -> str:
+    """The knob in words: what `equifed sweep --method NAME --target ...` turns, how far, and for which metrics."""
+    low, high = knob["range"]
+    neutral = "" if knob["neutral"] is None else f"; {knob['neutral']:g} asks for nothing"
+    lines = [
+        f"Knob: {knob['name']} trades accuracy for fairness, {knob['fairer']} is fairer{neutral}. A --target is sought "
+        f"from {low:g} to {high:g} ({knob['scale']} scale), for"
+    ]
+    for settings, metrics in _by_settings(knob["aims"]).items():
+        lines.append(f"  {', '.join(metrics)}{f': {settings}' if settings else ''}")
+    return "\n".join(lines)
+
+
+def _by_settings(aims: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """The metrics that the same hyper-parameters aim at, by these."""
+    found: dict[str, list[str]] = {}
+    for metric, settings in aims.items():
+        text = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+        found.setdefault(text.replace("= null", "left out"), []).append(metric)
+    return found
 
 
 def _hyper_parameter(option: methods.Option) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equifed.protocol import Data
+from equifed.protocol import Data, notions
 from equifed.tree import Tree
 
 DIFFERENCES = ("demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
 """Gaps between groups in selection rate, in true positive rate, and in both error rates."""
+AIMS = notions(**{name.removesuffix("_difference"): {"fairness": name} for name in DIFFERENCES})
+"""What a knob aims at where the method's `fairness` is one of these."""
 RATIOS = ("demographic_parity_ratio", "equal_opportunity_ratio", "average_odds_ratio")
 """SP, EO and EQO of the FAIR-FATE paper."""
 MIN_WEIGHT = 1e-6

@@ -25,7 +25,7 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
-from equifed.protocol import CONSTRAINT_TOLERANCE, Data, Method, Record, Task, Update
+from equifed.protocol import CONSTRAINT_TOLERANCE, Data, Knob, Method, Record, Task, Update, notions
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
@@ -54,6 +54,13 @@ class Constrained(Method):
     """Base of the methods that train under the constraint; not a method by itself."""
 
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
+    knob: ClassVar[Knob | None] = Knob(
+        "epsilon",
+        1e-4,
+        0.4,
+        notions(equal_opportunity={"protected_class": 1}) | {"dgeo": {"protected_class": 1}},
+        fairer="less",
+    )
 
     epsilon: float = hyper(0.1, low=0)
     """Largest gap in mean loss, on the protected class, between two groups."""

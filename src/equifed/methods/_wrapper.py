@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.errors import ConfigError
-from equifed.protocol import Data, Method, Phase, Record, Task, wrapped
+from equifed.protocol import Data, Knob, Method, Phase, Record, Task, wrapped
 from equifed.tree import Tree
 
 
@@ -39,6 +39,7 @@ class Wrapper(Method):
     citation: ClassVar[str] = ""
     """The wrapper's paper, in one line."""
     name: ClassVar[str] = derived(lambda self: f"{self.inner.name}{self.suffix}")
+    knob: ClassVar[Knob | None] = derived(attrgetter("inner.knob"))
     label_kinds: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.label_kinds"))
     needs_validation: ClassVar[bool] = derived(attrgetter("inner.needs_validation"))
     needs_client_groups: ClassVar[bool] = derived(attrgetter("inner.needs_client_groups"))

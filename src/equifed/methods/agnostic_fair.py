@@ -26,7 +26,7 @@ from equifed.errors import ConfigError
 from equifed.methods._cells import logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Draw, Method, Phase, Record, Task, Update
+from equifed.protocol import Data, Draw, Knob, Method, Phase, Record, Task, Update, notions
 from equifed.tree import Tree
 
 
@@ -55,6 +55,7 @@ class AgnosticFair(Method):
 
     name: ClassVar[str] = "agnostic-fair"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
+    knob: ClassVar[Knob | None] = Knob("penalty", 0.1, 10.0, notions(demographic_parity={}), neutral=0.0)
     sweepable: ClassVar[bool] = False  # the adversary's linear programme
 
     tau: float = hyper(0.05, low=0)

@@ -17,8 +17,8 @@ from torch import Tensor
 from equifed.methods._kernels import exact_dependence, outputs
 from equifed.methods.fedavg import FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.methods.local_kernel import with_attribute
-from equifed.protocol import Data, LocalTraining, Phase
+from equifed.methods.local_kernel import KERNEL_KNOB, with_attribute
+from equifed.protocol import Data, Knob, LocalTraining, Phase
 from equifed.training import mean_loss
 from equifed.tree import Tree
 
@@ -29,6 +29,7 @@ class CentralizedKernel(FedAvg):
 
     name: ClassVar[str] = "centralized-kernel"
     pooled: ClassVar[bool] = True
+    knob: ClassVar[Knob | None] = KERNEL_KNOB
 
     fairness_weight: float = hyper(1.0, low=0)
     """lambda: the weight of the dependence."""

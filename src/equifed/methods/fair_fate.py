@@ -23,7 +23,7 @@ from equifed.methods._cells import RATIOS, ratios
 from equifed.methods.feddemon import decayed
 from equifed.methods.fedval import OWN_MODEL, own_model
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
+from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Task, notions
 from equifed.tree import Tree
 
 
@@ -52,6 +52,18 @@ class FairFate(Method):
 
     name: ClassVar[str] = "fair-fate"
     parent: ClassVar[str] = "fedavg"
+    knob: ClassVar[Knob | None] = Knob(
+        "lambda_max",
+        0.0,
+        1.0,
+        notions(
+            demographic_parity={"fairness": "demographic_parity_ratio"},
+            equal_opportunity={"fairness": "equal_opportunity_ratio"},
+            equalized_odds={"fairness": "average_odds_ratio"},
+        ),
+        scale="linear",
+        neutral=0.0,
+    )
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     needs_validation: ClassVar[bool] = True
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._cells import DIFFERENCES, decision_counts, rate_parts
+from equifed.methods._cells import AIMS, DIFFERENCES, decision_counts, rate_parts
 from equifed.methods._debias import REWEIGHING, Debiasing, fair_batch, kernel
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
+from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
 from equifed.tree import Tree
 
 BY_WEIGHT = {"update": Update(weight="weight")}
@@ -64,6 +64,7 @@ class FairFed(Method):
     name: ClassVar[str] = "fairfed"
     parent: ClassVar[str] = "fedavg"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
+    knob: ClassVar[Knob | None] = Knob("beta", 0.05, 5.0, AIMS, neutral=0.0)
 
     fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """F: the gap between groups in selection rate, in true positive rate, or in both error rates."""

@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from equifed import tree
-from equifed.methods._cells import DIFFERENCES, gap, logit
+from equifed.methods._cells import AIMS, DIFFERENCES, gap, logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Method, Phase, Record, Task, Update
+from equifed.protocol import Data, Knob, Method, Phase, Record, Task, Update
 from equifed.tree import Tree
 
 SHARPNESS, SMALLEST = 10.0, 1e-4
@@ -57,6 +57,7 @@ class FCFL(Method):
     name: ClassVar[str] = "fcfl"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     sweepable: ClassVar[bool] = False
+    knob: ClassVar[Knob | None] = Knob("epsilon", 1e-3, 0.3, AIMS, fairer="less", neutral=1.0)
 
     epsilon: float = hyper(0.01, low=0)
     """The gap that the model may have on every client's rows."""

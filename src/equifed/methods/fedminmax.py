@@ -20,7 +20,7 @@ from equifed.methods._cells import group_sums
 from equifed.methods.fedavg import BY_ROWS, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
+from equifed.protocol import Data, Knob, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
 
 
@@ -39,6 +39,9 @@ class FedMinMax(FedAvg):
 
     name: ClassVar[str] = "fedminmax"
     parent: ClassVar[str] = "fedavg"
+    knob: ClassVar[Knob | None] = Knob(
+        "adversary_rate", 1e-3, 1.0, {"worst_group_accuracy": {}, "worst_group_rmse": {}}, neutral=0.0
+    )
 
     adversary_rate: float = hyper(0.01, low=0, vanishes=True)
     """eta: step of the adversary, usually 0.001 to 0.1; 0 leaves mu at rho, which is FedAvg."""

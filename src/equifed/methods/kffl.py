@@ -28,7 +28,7 @@ from equifed.errors import ConfigError, EquifedWarning
 from equifed.methods._kernels import feature_draws, outputs, phi
 from equifed.methods.fedavg import apply_mean_update, averaging
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Start, Task
+from equifed.protocol import Data, EmpiricalRisk, Knob, LocalTraining, Method, Phase, Record, Start, Task, notions
 from equifed.tree import Tree
 
 
@@ -58,6 +58,14 @@ class KFFL(Method):
 
     name: ClassVar[str] = "kffl"
     parent: ClassVar[str] = "fedprox"
+    knob: ClassVar[Knob | None] = Knob(
+        "fairness_weight",
+        1.0,
+        1000.0,
+        notions(demographic_parity={"condition_on": None}, equal_opportunity={"condition_on": "label"})
+        | {"ks_distance": {"condition_on": None}, "mean_difference": {"condition_on": None}},
+        neutral=0.0,
+    )
 
     fairness_weight: float = hyper(1.0, low=0, vanishes=True)
     """lambda: the weight of the dependence between prediction and sensitive attribute; 0 gives FedProx with

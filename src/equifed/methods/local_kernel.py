@@ -18,7 +18,7 @@ from torch import Tensor
 from equifed.methods._kernels import dependence, feature_draws, outputs
 from equifed.methods.fedavg import FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start
+from equifed.protocol import Data, Knob, LocalTraining, Phase, Record, Start, notions
 from equifed.training import mean_loss
 from equifed.tree import Tree
 
@@ -28,12 +28,23 @@ def with_attribute(down: Record, state: Tree, data: Data) -> Start:
     return Start(down["theta"], per_row={"sensitive": data.sensitive})
 
 
+KERNEL_KNOB = Knob(
+    "fairness_weight",
+    1.0,
+    1000.0,
+    notions(demographic_parity={}) | {"ks_distance": {}, "mean_difference": {}},
+    neutral=0.0,
+)
+"""The weight of the dependence in the clients' loss."""
+
+
 @dataclass(frozen=True)
 class LocalKernel(FedAvg):
     """FedAvg whose clients each add the kernel dependence of their own rows to the loss."""
 
     name: ClassVar[str] = "local-kernel"
     parent: ClassVar[str] = "fedavg"
+    knob: ClassVar[Knob | None] = KERNEL_KNOB
 
     fairness_weight: float = hyper(1.0, low=0, vanishes=True)
     """lambda: the weight of the dependence; 0 gives FedAvg."""

@@ -17,7 +17,7 @@ import torch
 
 from equifed import tree
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Update
+from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Server, Update
 from equifed.tree import Tree
 
 EPSILON = 1e-10
@@ -29,6 +29,18 @@ class QFFL(Method):
     """Give clients with a higher loss more weight, so that accuracies become more equal."""
 
     name: ClassVar[str] = "q-ffl"
+    knob: ClassVar[Knob | None] = Knob(
+        "q",
+        0.01,
+        10.0,
+        {
+            "client_accuracy.worst": {},
+            "client_equality.worst10": {},
+            "client_equality.variance": {},
+            "worst_clients_rmse": {},
+        },
+        neutral=0.0,
+    )
 
     q: float = hyper(0.1, low=0)
     """How much a higher loss counts; 0 is the plain mean of the clients' models."""

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from equifed import tree
-from equifed.methods._cells import DIFFERENCES, gap
+from equifed.methods._cells import AIMS, DIFFERENCES, gap
 from equifed.methods.fedavg import averaging
 from equifed.methods.fedem import FedEM, e_step, reply, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task, Update
+from equifed.protocol import Data, Knob, LocalTraining, Phase, Record, Start, Task, Update
 from equifed.tree import Tree
 
 
@@ -53,6 +53,7 @@ class SFFL(FedEM):
 
     name: ClassVar[str] = "sffl"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
+    knob: ClassVar[Knob | None] = Knob("epsilon", 1e-3, 0.3, AIMS, fairer="less", neutral=1.0)
 
     fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
     """The gap between groups that is held down: in true positive rate (the paper's), in both error rates (the larger
