@@ -56,6 +56,10 @@ def init(
     positive: Annotated[
         str | None, typer.Option(metavar="VALUE", help="With --table: the label that is the good outcome.")
     ] = None,
+    meaning: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="With --table: what that label says of a row, in a few words for the report."),
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
@@ -66,7 +70,7 @@ def init(
     """
     from equifed.cli.flower_runs import make, schema_of_options
 
-    given = schema_of_options(table, label, sensitive, positive, schema)
+    given = schema_of_options(table, label, sensitive, positive, meaning, schema)
     made = make(folder, silos=silos, method=method, rounds=rounds, address=address, port=port, schema=given)
     show(near(made.path / "README.md"))
     say("The file above has every command, for the server and for each silo.")

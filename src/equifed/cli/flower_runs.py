@@ -35,10 +35,15 @@ CLOSING = 10.0
 
 
 def schema_of_options(
-    table: Path | None, label: str | None, sensitive: str | None, positive: str | None, schema: Path | None
+    table: Path | None,
+    label: str | None,
+    sensitive: str | None,
+    positive: str | None,
+    meaning: str | None,
+    schema: Path | None,
 ) -> Schema | None:
     """The schema that the options of `init` give, if they give one."""
-    columns = {"--label": label, "--sensitive": sensitive, "--positive": positive}
+    columns = {"--label": label, "--sensitive": sensitive, "--positive": positive, "--meaning": meaning}
     given = [option for option, value in columns.items() if value is not None]
     if table is None:
         if given:
@@ -53,7 +58,7 @@ def schema_of_options(
         if column not in frame.columns:
             known = ", ".join(map(str, frame.columns))
             raise ConfigError(f"{option} {column!r}: {table} has no such column. It has: {known}.")
-    return Schema.infer(frame, label=label, sensitive=sensitive, positive=positive)
+    return Schema.infer(frame, label=label, sensitive=sensitive, positive=positive, meaning=meaning or "")
 
 
 def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:

@@ -33,6 +33,7 @@ def load_federations(config: Config) -> list[Federation]:
                 label=data.label,
                 sensitive=data.sensitive,
                 positive=data.positive,
+                meaning=data.meaning,
                 test=data.test,
                 validation=data.validation,
                 validation_file=None if data.validation_file is None else config.folder / data.validation_file,

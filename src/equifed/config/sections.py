@@ -59,6 +59,8 @@ class DataSection(_Section):
     """The sensitive column or columns, when there is no schema."""
     positive: str | int | float | None = None
     """The label value that is class 1, when there is no schema."""
+    meaning: str = ""
+    """What that class says of a row, in a few words for the report, when there is no schema."""
     test: float = Field(0.2, ge=0, lt=1)
     """Share of each file's rows that goes to the test set."""
     validation: float = Field(0.0, ge=0, lt=1)

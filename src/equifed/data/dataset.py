@@ -49,6 +49,8 @@ class Preset:
     sensitive: tuple[Sensitive, ...]
     positive: str | None = None
     """The label value that is class 1; None for several classes and for numbers."""
+    meaning: str = ""
+    """What that class says of a row, or what the number to be predicted is, in a few words."""
     categorical: tuple[str, ...] = ()
     """Number columns whose numbers are codes of categories."""
     encoding: Encoding = "onehot"
@@ -113,6 +115,7 @@ class Preset:
             sensitive=self.sensitive,
             features=() if self.image else self.features,
             positive=self.positive,
+            meaning=self.meaning,
             privileged=self.privileged,
             categorical=self.categorical,
             encoding=self.encoding,
@@ -145,6 +148,7 @@ class Preset:
             "inputs": self.inputs,
             "label": self.label,
             "positive": self.positive,
+            "meaning": self.meaning,
             "sensitive": [rule.column for rule in self.sensitive],
             "sensitive_as_input": self.sensitive_as_input,
             "groups": list(self.groups),

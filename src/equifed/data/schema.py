@@ -163,6 +163,8 @@ class Schema(_Strict):
     task: TaskKind = "classification"
     classes: tuple[str, ...] = ()
     """Label values in code order; class 1 of two is the positive one. Empty: the label is a number."""
+    meaning: str = ""
+    """What the positive class says of a row, or what the number to be predicted is, in a few words."""
     label_range: tuple[float, float] | None = None
     """Regression: the label values that become 0 and 1."""
     sensitive: tuple[Sensitive, ...] = ()
@@ -205,6 +207,7 @@ class Schema(_Strict):
         sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
         features: Sequence[str] | None = None,
         positive: object = None,
+        meaning: str = "",
         privileged: str | None = None,
         categorical: Sequence[str] = (),
         encoding: Encoding = "onehot",
@@ -246,6 +249,7 @@ class Schema(_Strict):
             "label": label,
             "task": task,
             "classes": classes,
+            "meaning": meaning,
             "label_range": label_range,
             "sensitive": rules,
             "groups": _infer_groups(frame, rules, privileged),

@@ -169,6 +169,7 @@ class Federation:
         seed: int = 0,
         features: Sequence[str] | None = None,
         positive: object = None,
+        meaning: str = "",
         task: TaskKind = "classification",
         validation: float = 0.2,
         test: float = 0.2,
@@ -184,7 +185,8 @@ class Federation:
         partition: one of `equifed.partition`. seed: of the split and the partition.
         features: input columns (default: all but the label, the sensitive ones and the column of a natural partition);
         sensitive_as_input=True adds the sensitive ones.
-        positive: the label value that is class 1. task: "classification" or "regression".
+        positive: the label value that is class 1; meaning: what it says of a row, in a few words for the report.
+        task: "classification" or "regression".
         validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
         rows kept for its own test (default 0).
         encoding: "onehot" or "ordinal"; scaling: "standard" (fitted on training rows), "minmax" or "none".
@@ -203,6 +205,7 @@ class Federation:
             sensitive=sensitive,
             sensitive_as_input=sensitive_as_input,
             positive=positive,
+            meaning=meaning,
             encoding=encoding,
             scaling=scaling,
             task=task,
@@ -221,6 +224,7 @@ class Federation:
         label: str | None = None,
         sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
         positive: object = None,
+        meaning: str = "",
         test: float = 0.2,
         validation: float = 0.0,
         validation_file: str | Path | None = None,
@@ -230,8 +234,8 @@ class Federation:
     ) -> Federation:
         """From one CSV or Parquet file per silo; clients are named after the files, or by the mapping's keys.
 
-        schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive and
-        positive, from which it is read off all files together.
+        schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive,
+        positive and meaning (what the positive class says of a row), from which it is read off all files together.
         test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
         the global test set is all of them. validation_file: the server's own validation rows, in place of a share.
         client_groups: {silo: group}, for methods that need to know each client's group.
@@ -254,7 +258,7 @@ class Federation:
                 text = "Files need a schema, or the names of the label and the sensitive columns."
                 raise ConfigError(text, key="schema")
             by_file = {paths[silo].name: frame for silo, frame in frames.items()}
-            schema = tables.infer_schema(by_file, label, sensitive, positive)
+            schema = tables.infer_schema(by_file, label, sensitive, positive, meaning)
         elif isinstance(schema, str | os.PathLike):
             schema = tables.read_schema(schema)
         silos = {silo: tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()}

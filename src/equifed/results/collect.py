@@ -55,6 +55,8 @@ class Collector:
             "provenance": dict(fed.provenance),
             "task": fed.task,
             "classes": list(fed.classes),
+            "positive": fed.classes[1] if fed.label_kind == "binary" else None,
+            "meaning": fed.schema.meaning if fed.schema else "",
             "groups": list(fed.groups),
             "clients": list(fed.ids),
             "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,

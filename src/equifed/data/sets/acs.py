@@ -140,6 +140,7 @@ _ACS_INCOME = Preset(
     groups=GROUPS,
     label="income",
     positive=">50K",
+    meaning="the person earns more than 50,000 dollars a year",
     features=("AGEP", "COW", "SCHL", "MAR", "RELP", "WKHP", "RAC1P"),
     categorical=("COW", "MAR", "RELP", "RAC1P"),
     sensitive=SEX,
@@ -194,6 +195,7 @@ def _people_task(
     label: str,
     yes: str,
     no: str,
+    meaning: str,
     description: str,
 ) -> Dataset:
     """A task on the person records. numbers: the features that are no codes; inputs: how many they are, encoded."""
@@ -206,6 +208,7 @@ def _people_task(
         groups=GROUPS,
         label=label,
         positive=yes,
+        meaning=meaning,
         features=used,
         categorical=tuple(feature for feature in used if feature not in numbers),
         sensitive=SEX,
@@ -244,6 +247,7 @@ ACS_EMPLOYMENT = _people_task(
     label="employed",
     yes="employed",
     no="not employed",
+    meaning="the person has a civilian job and is at work",
     description="173,916 people of 14 small US states; the label is being employed, civilian, at work.",
 )
 ACS_HEALTH_INSURANCE = _people_task(
@@ -256,5 +260,6 @@ ACS_HEALTH_INSURANCE = _people_task(
     label="insurance",
     yes="bought directly",
     no="not",
+    meaning="the person has bought health insurance directly from an insurer",
     description="173,916 people of 14 small US states; the label is health insurance bought from an insurer.",
 )

@@ -58,6 +58,7 @@ DEFAULT = Preset(
     groups=("Female", "Male"),
     label=LABEL,
     positive=">50K",
+    meaning="the person earns more than 50,000 dollars a year",
     features=tuple(name for name in FEATURES if name not in ("fnlwgt", "sex")),
     sensitive=(Sensitive(column="sex"),),
 )
@@ -104,6 +105,7 @@ ADULT = Dataset(
             name="kffl-regression",
             description="As kffl, with the label as a number to predict: 0 up to 50K, 1 above.",
             task="regression",
+            meaning="1 if the person earns more than 50,000 dollars a year, else 0",
         ),
         replace(
             KFFL,

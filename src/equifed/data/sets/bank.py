@@ -85,6 +85,7 @@ _BANK = Preset(
     groups=("under 25", "25 or older"),
     label=LABEL,
     positive="yes",
+    meaning="the client subscribes to a term deposit",
     features=(*FIRST, *FIRST_NUMBERS),
     sensitive=(Sensitive(column="age", threshold=25, below="under 25", at_least="25 or older"),),
 )

@@ -67,6 +67,7 @@ DEFAULT = Preset(
     inputs=98,
     groups=GROUPS,
     label=LABEL,
+    meaning="violent crimes per inhabitant, scaled to 0..1",
     features=FEATURES,
     sensitive=(Sensitive(column="racePctWhite", threshold=0.5, below=GROUPS[0], at_least=GROUPS[1]),),
     task="regression",

@@ -50,6 +50,7 @@ DEFAULT = Preset(
     groups=("Other", "Caucasian"),
     label=LABEL,
     positive="did not recidivate",
+    meaning="the defendant was not charged with a new crime within two years",
     features=tuple(name for name in FEATURES if name != "race"),
     sensitive=(Sensitive(column="race", groups={"Caucasian": "Caucasian"}, other="Other"),),
 )
@@ -95,6 +96,7 @@ COMPAS = Dataset(
             kffl(DEFAULT),
             description="6,172 rows, one-hot without race; class 1 is recidivism, as in FFB.",
             positive="recidivated",
+            meaning="the defendant was charged with a new crime within two years",
         ),
     ),
     description="6,172 defendants screened in 2013 and 2014, after ProPublica's filter of its 7,214 rows.",

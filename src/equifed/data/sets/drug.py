@@ -90,6 +90,7 @@ DEFAULT = Preset(
     groups=("non-white", "white"),
     label=LABEL,
     positive="never used",
+    meaning="the person has never used volatile substances",
     features=tuple(name for name in FEATURES if name != "ethnicity"),
     sensitive=(Sensitive(column="ethnicity", groups={"White": "white"}, other="non-white"),),
     num_partitions=5,

@@ -41,6 +41,7 @@ DEFAULT = Preset(
     groups=("female", "male"),
     label=LABEL,
     positive="high level",
+    meaning="the person has a high-level occupation",
     features=("age", *CODES),
     sensitive=(Sensitive(column="sex"),),
     categorical=CODES,

@@ -98,6 +98,7 @@ DEFAULT = Preset(
     groups=("female", "male"),
     label=LABEL,
     positive="good",
+    meaning="the bank rates the applicant as a good credit risk",
     features=FEATURES,
     sensitive=(Sensitive(column="sex"),),
     num_partitions=5,

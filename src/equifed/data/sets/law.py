@@ -52,6 +52,7 @@ DEFAULT = Preset(
     groups=("Non-White", "White"),
     label=LABEL,
     positive="passed",
+    meaning="the student passes the bar examination",
     features=WITHOUT_RACE,
     sensitive=(Sensitive(column="race"),),
 )
@@ -83,6 +84,7 @@ LAW = Dataset(
             task="regression",
             label_range=(0.0, 4.0),
             positive=None,
+            meaning="the undergraduate grade point average, as a share of 4",
         ),
     ),
     description="20,798 law students of 1991, with their grades, law school tier and bar examination.",
