@@ -451,6 +451,17 @@ def test_describe_is_plain_data():
     assert (told["groups"], told["positive"]) == (["Other", "Caucasian"], "did not recidivate")
 
 
+def test_every_preset_says_what_its_label_means():
+    """All but images of several classes; and another positive class means something else."""
+    for name, dataset in data.DATASETS.items():
+        meanings = {}
+        for preset in dataset.presets.values():
+            assert bool(preset.meaning) == (not preset.image), (name, preset.name)
+            meanings.setdefault((preset.task, preset.label, preset.positive), set()).add(preset.meaning)
+        assert all(len(said) == 1 for said in meanings.values()), name
+        assert len(set.union(*meanings.values())) == len(meanings), name
+
+
 def test_importing_the_data_package_does_not_import_torch():
     """In an interpreter where torch cannot be imported, below a stand-in for the whole package."""
     code = (

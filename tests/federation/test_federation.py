@@ -390,6 +390,23 @@ def test_from_files_by_a_shared_schema(tmp_path: Path) -> None:
     assert inferred.ids == ("a", "b", "c")
 
 
+def test_the_meaning_of_the_positive_class_reaches_the_result(tmp_path: Path) -> None:
+    paths, schema = write_silos(tmp_path)
+    said = "the patient falls ill within a year"
+    read_off = Federation.from_files(paths, label="ill", sensitive="sex", positive="yes", meaning=said)
+    written = Federation.from_files(paths, schema=Schema.from_json(read_off.schema.to_json()))
+    frame = table(300)
+    dealt = Federation.from_frame(
+        frame, label="ill", sensitive="sex", positive="yes", meaning=said, partition=ef.partition.IID(2)
+    )
+    for fed in (read_off, written, dealt):
+        info = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=1).info
+        assert (info["positive"], info["meaning"]) == ("yes", said)
+    unsaid = Federation.from_files(paths, schema=schema)
+    info = ef.simulate(ef.methods.FedAvg(), unsaid, model=ef.models.Logistic(), rounds=1).info
+    assert (info["positive"], info["meaning"]) == (unsaid.classes[1], "")
+
+
 def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -> None:
     paths, schema = write_silos(tmp_path)
     broken = pd.read_csv(paths[0])

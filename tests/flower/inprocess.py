@@ -125,7 +125,8 @@ def write_files(folder: Path) -> None:
         frame.to_parquet(folder / f"{silo}.parquet")
     table(rng, 60).to_parquet(folder / "validation.parquet")
     everyone = pd.concat(tables.values())
-    schema = Schema.infer(everyone, label="bought", sensitive="sex", positive="yes")
+    said = "the customer has bought"
+    schema = Schema.infer(everyone, label="bought", sensitive="sex", positive="yes", meaning=said)
     (folder / "schema.json").write_text(schema.to_json())
 
 

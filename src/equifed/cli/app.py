@@ -294,7 +294,7 @@ def data_list(json: Json = False) -> None:
 @command(data_app, "describe")
 def data_describe(name: DatasetName, json: Json = False) -> None:
     """Describe a data set: where it comes from, its presets, its files."""
-    from equifed.cli.describe import presets_table
+    from equifed.cli.describe import outcomes, presets_table
     from equifed.data import get_dataset
 
     about = get_dataset(name).describe()
@@ -302,7 +302,7 @@ def data_describe(name: DatasetName, json: Json = False) -> None:
         print_json(about)
         return
     show(f"{about['name']}: {about['title']}\n{about['description']}\n", presets_table(about))
-    show("", *(f"{file}: {place}" for file, place in about["files"].items()))
+    show(*outcomes(about), "", *(f"{file}: {place}" for file, place in about["files"].items()))
     show(f"Citation: {about['citation']}", f"License: {about['license']}")
 
 

@@ -142,6 +142,17 @@ def phases_table(method: dict[str, Any]) -> Table:
     return table
 
 
+def outcomes(dataset: dict[str, Any]) -> list[str]:
+    """What the presets predict, after an empty line: each answer once, with whose it is where there are several."""
+    from equifed.report.wording import outcome
+
+    said: dict[str, list[str]] = {}
+    for name, preset in dataset["presets"].items():
+        said.setdefault(outcome(preset), []).append(name)
+    said.pop("", None)
+    return ["", *(f"{', '.join(whose)}: {text}" if len(said) > 1 else text for text, whose in said.items())]
+
+
 def presets_table(dataset: dict[str, Any]) -> Table:
     table = plain_table("preset", "rows", "inputs", "groups", "clients", "per round", "what", numbers=[1, 2, 4, 5])
     for name, preset in dataset["presets"].items():

@@ -58,7 +58,7 @@ def init(
     ] = None,
     meaning: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="With --table: what that label says of a row, in a few words for the report."),
+        typer.Option(metavar="TEXT", help="With --table: what that label says of a row, for the report."),
     ] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")

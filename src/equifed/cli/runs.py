@@ -33,6 +33,7 @@ from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
 from equifed.report.silos import other_notes
+from equifed.report.wording import outcome
 from equifed.results import Result
 from equifed.simulation import Simulation
 from equifed.simulator import Job
@@ -228,7 +229,7 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
 
 
 def _show_finished(folder: RunFolder, summary: Record, config: dict[str, Any], result: Result) -> None:
-    show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s\n")
+    show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s", outcome(result.info), "")
     if result.swept:
         show(pareto_table(result))
     else:

@@ -47,6 +47,8 @@ def record(folder: RunFolder, result: Result) -> Record:
         "rounds": result.settings.rounds,
         "seeds": result.settings.seed_list,
         "hyper_parameters": result.info["hyper_parameters"],
+        "positive": result.info.get("positive"),
+        "meaning": result.info.get("meaning", ""),
         "test_rows": result.info["rows"]["test"],
         "metrics": {
             name: {

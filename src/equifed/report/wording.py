@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 
 def a(name: str) -> str:
@@ -46,6 +48,15 @@ def listing(names: list[str], most: int = 5, longest: int = 80) -> str:
     if len(shown) > most:
         shown = [*shown[: most - 1], f"{len(names) - most + 1} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def outcome(info: Mapping[str, Any]) -> str:
+    """What is predicted, from what a result knows: the positive class and its meaning, or what the number is; "" where
+    nothing is known of it."""
+    meaning = plain(str(info.get("meaning") or ""), 200)
+    if info.get("positive") is not None and info.get("task") != "regression":
+        return f"Positive: '{plain(str(info['positive']))}'{', ' if meaning else ''}{meaning}."
+    return f"Predicted: {meaning}." if meaning else ""
 
 
 def signed(value: float) -> str:
