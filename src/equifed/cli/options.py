@@ -62,6 +62,12 @@ _OTHER_SECTIONS = {
     ),
     "num_partitions": ("partition.num-partitions", "N", "Clients. (default: the preset's)"),
     "alpha": ("partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),
+    "validation": (
+        "data.validation",
+        "X",
+        "Share of the rows to hold back from training, for choosing by a target; the test rows stay the same. "
+        "(default: the preset's; 0.1 if it has none and there is a target)",
+    ),
     "model": ("model.kind", "KIND", "logistic, linear, mlp or lenet. (default: by the data)"),
 }
 """Options of other sections than [run] and [local]: the key, the metavar and the help."""

@@ -65,6 +65,7 @@ def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely:
     store.prepare()
     job = job_of(config, load_federations(config))
     checks_of_each(checks, [job])
+    _say_held_back(config)
     recording = store.start(config, Simulation(job))
     say(f"Run {recording.folder.id}")
     print_result(recording.folder, train(recording, checks, closely), output, checks)
@@ -109,6 +110,7 @@ def compare(
     feds = load_federations(configs[0])
     # every job is made before the first trains: what is wrong with the last method must not come after hours of others
     runs = [(config, job) for config in configs if (job := _job(config, feds, names is not None)) is not None]
+    _say_held_back(configs[0])
     records, results, failed, broken = [], [], [], []
     for (config, job), own_checks in zip(runs, checks_of_each(checks, [job for _, job in runs]), strict=True):
         recording = store.start(config, Simulation(job))
@@ -141,11 +143,20 @@ def compare(
     fail(failed)
 
 
+def _say_held_back(config: Config) -> None:
+    if config.run.target and config.data.validation:
+        say(
+            f"Note: {config.data.validation:.0%} of the rows are held back from training, to choose by the target on "
+            "them; the test rows are the same as ever (data.validation)."
+        )
+
+
 def _config(data: str, method: str, settings: Settings, methods: Sequence[str]) -> Config:
     overrides = settings.overrides(method, {*methods} - {method})
     changed = any(text.startswith("method.") for text in overrides)
     source = f"compare ({method})" if changed else "compare"
-    return parse_config({"data": {"name": data}, "method": {"name": method}}, overrides, source=source)
+    raw = {"data": {"name": data}, "method": {"name": method}}
+    return parse_config(raw, overrides, source=source, chosen_from=len(methods) > 1)
 
 
 def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:

@@ -24,7 +24,9 @@ def load_federations(config: Config) -> list[Federation]:
     data, seeds = config.data, config.run.seed_list
     with _placing(config), blaming(section="data"):
         if data.name is not None:
-            feds: list[Federation] = load(data.name, preset=data.preset, partition=config.partition, seeds=seeds)
+            feds: list[Federation] = load(
+                data.name, preset=data.preset, partition=config.partition, validation=data.validation, seeds=seeds
+            )
             return feds
         made = [
             Federation.from_files(
@@ -35,7 +37,7 @@ def load_federations(config: Config) -> list[Federation]:
                 positive=data.positive,
                 meaning=data.meaning,
                 test=data.test,
-                validation=data.validation,
+                validation=data.validation or 0.0,
                 validation_file=None if data.validation_file is None else config.folder / data.validation_file,
                 client_groups=data.client_groups,
                 seed=seed,

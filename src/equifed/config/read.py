@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseModel)
 
 
+VALIDATION = 0.1
+"""The share of the rows that is held back for choosing by a target, where the data have no validation rows."""
+
+
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
     """Read and check a TOML file; `overrides` are "section.key=value" with a TOML value (or plain text)."""
     file = Path(path)
@@ -47,9 +51,17 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
 
 def parse_config(
-    raw: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "configuration", folder: Path = Path()
+    raw: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    source: str = "configuration",
+    folder: Path = Path(),
+    chosen_from: bool = False,
 ) -> Config:
-    """Check a configuration given as a dictionary, and fill in what it leaves out."""
+    """Check a configuration given as a dictionary, and fill in what it leaves out.
+
+    chosen_from: the run is one of several among which its target chooses, as the settings of a sweep always are.
+    """
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     for override in overrides:
         _override(merged, override)
@@ -76,6 +88,8 @@ def parse_config(
     sweep = reader.sweep(method)
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
     reader.stop_if_wrong()
+    if run.target and (sweep or chosen_from) and not _has_validation(data, preset, division):
+        data = data.model_copy(update={"validation": VALIDATION})
     run = dataclasses.replace(
         run,
         seeds=run.seeds or (1 if flower else SEEDS),
@@ -105,7 +119,8 @@ def _data_of(data: DataSection) -> Preset | None:
         if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
             raise ConfigError('need different names; otherwise write them as a table, client = "file".', key="files")
         return None
-    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - {"name", "preset"}]
+    own = {"name", "preset", "validation"}
+    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - own]
     if given:
         raise ConfigError(
             f"The section has both a name and {', '.join(given)}; those belong to files. Keep one of them.",
@@ -115,6 +130,13 @@ def _data_of(data: DataSection) -> Preset | None:
         dataset = get_dataset(data.name)
     with blaming(key="preset"):
         return dataset.preset(data.preset)
+
+
+def _has_validation(data: DataSection, preset: Preset | None, division: Any) -> bool:
+    """Whether there are rows to choose on, or the file says that there shall be none, or none can be held back."""
+    if data.validation is not None or isinstance(division, partition.RotationGroups):
+        return True
+    return data.validation_file is not None if preset is None else preset.split[1] > 0
 
 
 def _sampled(preset: Preset | None, division: Any, changed: bool) -> int | Literal["all"] | None:

@@ -63,8 +63,10 @@ class DataSection(_Section):
     """What that class says of a row, in a few words for the report, when there is no schema."""
     test: float = Field(0.2, ge=0, lt=1)
     """Share of each file's rows that goes to the test set."""
-    validation: float = Field(0.0, ge=0, lt=1)
-    """Share that goes to the server's validation set."""
+    validation: float | None = Field(None, ge=0, lt=1)
+    """Share of the rows that the server takes from the training rows, to choose settings on; the test rows stay the
+    same. Left out: the preset's own validation rows; where there are none, 0.1 if a target chooses among several
+    settings, else 0."""
     validation_file: str | None = None
     """The server's own validation rows, a file like the clients'. Relative to this config file."""
     client_groups: dict[str, str] | None = None
@@ -111,7 +113,7 @@ class Config:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
         data = _spelt(self.data.model_dump())
         if self.data.name is not None:
-            data = {key: data[key] for key in ("name", "preset")}
+            data = {key: data[key] for key in ("name", "preset", "validation") if key in data}
         elif folder is not None:
             named = {"schema": self.data.schema_, "validation-file": self.data.validation_file}
             files = {key: self.folder / file for key, file in named.items() if file is not None}

@@ -10,7 +10,7 @@ from typing import overload
 from equifed import partition as parts
 from equifed.data import Preset, data_home, get_dataset
 from equifed.data.encode import check_complete
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, check_number
 from equifed.federation.federation import Federation, check_seed
 from equifed.federation.images import turned
 from equifed.federation.split import AnyPartitioner, blaming_partition, check_partition, deal
@@ -23,6 +23,7 @@ def load(
     *,
     preset: str | Preset | None = ...,
     partition: AnyPartitioner | None = ...,
+    validation: float | None = ...,
     seed: int = ...,
     home: str | os.PathLike[str] | None = ...,
 ) -> Federation: ...
@@ -32,6 +33,7 @@ def load(
     *,
     preset: str | Preset | None = ...,
     partition: AnyPartitioner | None = ...,
+    validation: float | None = ...,
     seeds: Iterable[int],
     home: str | os.PathLike[str] | None = ...,
 ) -> list[Federation]: ...
@@ -40,6 +42,7 @@ def load(
     *,
     preset: str | Preset | None = None,
     partition: AnyPartitioner | None = None,
+    validation: float | None = None,
     seed: int = 0,
     seeds: Iterable[int] | None = None,
     home: str | os.PathLike[str] | None = None,
@@ -47,9 +50,13 @@ def load(
     """A named data set as a federation; with `seeds`, one federation each, with a split and a partition of its own.
 
     `name` is one of `equifed data list`, or "module:NAME" for an `equifed.data.Dataset` in a module of your own.
-    Without a partition, the preset's own is used. The rows are held once however many seeds there are.
+    Without a partition, the preset's own is used. validation: a share of the rows that the server takes from the
+    clients' training rows, to choose settings on; the test rows stay the same. Left out: the preset's own validation
+    rows, if it has any. The rows are held once however many seeds there are.
     """
     seed_list = [check_seed(value) for value in _seed_list(seed, seeds)]
+    if validation is not None:
+        check_number("validation", validation, low=0, high=1)
     if partition is not None:
         check_partition(partition)
     columns = [] if partition is None else columns_of(partition)
@@ -63,9 +70,10 @@ def load(
         "preset": chosen.name,
         "files": hashes,
         "partition": parts.describe(partition),
+        **({} if validation is None else {"validation": validation}),
     }
     check_complete(frame, columns_of(partition))
-    dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test)
+    dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test, validation)
     if dealt[0].angles is not None:
         made = turned(encoded, dealt, seed_list, data_home(home) / dataset.name)
     else:

@@ -46,17 +46,24 @@ def deal(
     split: Split,
     split_column: str | None = None,
     client_test: float = 0.0,
+    validation: float | None = None,
 ) -> list[Holdings]:
-    """For each seed: split all rows, deal the training rows to clients, hold back each client's own test rows."""
+    """For each seed: split all rows, deal the training rows to clients, hold back each client's own test rows.
+
+    validation: a share of all rows that the server takes from the clients' training rows, in place of the split's
+    validation rows. All test rows, and the clients, are the same as without it.
+    """
     table = _partition_table(encoded)
     every: list[Holdings] = []
     for seed in seeds:
         order = randomness.generator(seed, "split").permutation(len(encoded.y))
         if split_column is not None:
             is_test = encoded.columns[split_column][order] == "test"
-            train, validation, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
+            train, at_server, test = np.sort(order[~is_test]), order[:0], np.sort(order[is_test])
         else:
-            train, validation, test = _cut(order, split)
+            train, at_server, test = _cut(order, split)
+        if validation is not None:
+            train, at_server = np.sort(np.concatenate([train, at_server])), order[:0]
         columns = {name: values[train] for name, values in table.columns.items()}
         seen = parts.Table(table.label[train], table.group[train], columns, table.levels)
         with blaming_partition(partition), blaming(section="partition"):
@@ -68,7 +75,13 @@ def deal(
             rngs = (randomness.generator(seed, "client-test", randomness.key(client)) for client in dealt.ids)
             pairs = [_hold_back(rows, cells[rows], client_test, rng) for rows, rng in zip(held, rngs, strict=True)]
             held, client_tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        every.append(Holdings(dealt.ids, held, validation, test, client_tests, dealt.client_groups, dealt.angles))
+        if validation:
+            if dealt.angles is not None:
+                text = "cannot be held back from images that are turned for every group of clients: leave it out."
+                raise ConfigError(text, key="validation")
+            rng = randomness.generator(seed, "validation")
+            held, at_server = _for_server(held, round(validation * len(order)), rng)
+        every.append(Holdings(dealt.ids, held, at_server, test, client_tests, dealt.client_groups, dealt.angles))
     return every
 
 
@@ -143,6 +156,20 @@ def _hold_back(
         members = order[cells[order] == cell]
         back[members] = np.arange(len(members)) < round(share * len(members))
     return rows[~back], rows[back]
+
+
+def _for_server(
+    held: Sequence[np.ndarray], count: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The clients' training rows without `count` of them, and those."""
+    rows = np.concatenate([*held])
+    if count >= len(rows):
+        raise ConfigError(
+            f"would take {count:,} rows from the clients, who have {len(rows):,} to train on. Give a smaller share.",
+            key="validation",
+        )
+    taken = np.sort(rng.choice(rows, count, replace=False))
+    return [own[~np.isin(own, taken)] for own in held], taken
 
 
 def fit_scaling(x: np.ndarray, train: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
