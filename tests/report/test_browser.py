@@ -62,6 +62,47 @@ def test_every_chart_is_drawn_and_nothing_sticks_out(window, page, width, dark):
     assert window.do("document.querySelector('#rounds-chart .xtitle').style.fill") is not None
 
 
+READABLE = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "print"])
+def test_all_that_is_shown_stands_out(window, page, look):
+    window.open(page, dark=look == "dark")
+    if look == "print":
+        window.media(kind="print")
+        window.do("window.dispatchEvent(new Event('beforeprint'))")
+    found = window.do(READABLE)
+    assert found["texts"] > 200
+    assert found["marks"] > 30
+    assert found["weak"] == []
+    window.media()
+
+
+def test_no_chart_needs_colour_or_eyes(window, page):
+    window.open(page)
+    data = json.loads(window.do("document.getElementById('data').textContent"))
+    traces = {
+        chart: window.do(f"document.getElementById('{chart}-chart').data.filter((each) => each.name)")
+        for chart in ("pareto", "rounds", "groups", "clients")
+    }
+    for chart, drawn in traces.items():
+        symbols = [each["marker"]["symbol"].removesuffix("-open") for each in drawn]
+        assert len(set(symbols)) == len(symbols) >= 3, chart
+        assert chart == "groups" or symbols == data["looks"]["symbols"][:3]  # a method has the same everywhere
+    assert len({each["line"]["dash"] for each in traces["rounds"]}) == 3
+    beaten = data["pareto"][data["disparity"]]
+    assert [each["marker"]["symbol"].endswith("-open") for each in traces["pareto"]] == beaten
+    assert True in beaten
+    assert False in beaten
+    labels = window.do(
+        "[...document.querySelectorAll('.chart')].map((each) => [each.getAttribute('role'), each.ariaLabel])"
+    )
+    assert {role for role, _ in labels} == {"img"}
+    said = " ".join(label for _, label in labels)
+    assert "Trade-off: across demographic parity difference (lower is better), upwards accuracy" in said
+    assert said.count("3 methods") == len(labels) == 5
+
+
 def test_the_metric_of_a_chart_is_chosen_in_the_page(window, page):
     window.open(page)
     data = json.loads(window.do("document.getElementById('data').textContent"))

@@ -20,16 +20,12 @@ import numpy as np
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.report import wording
+from equifed.report import looks, wording
 from equifed.report.comparison import Comparison
 from equifed.report.numbers import page_data
 
 FORMATS = ("svg", "png", "pdf")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c6d31", "#444444", "#b2182b")
-"""Okabe and Ito's, which colour-blind readers can tell apart, and some more."""
-MARKERS = "osD^vP*<>h"
 BARS: dict[str, Any] = {"elinewidth": 0.8, "capsize": 1.5}
-GREY = "#b5b5b5"
 DATELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """The same numbers give the same file."""
 WIDTH = 5.2
@@ -132,10 +128,6 @@ def _file(metric: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", metric.lower()).strip("-")
 
 
-def _colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
-
-
 def _name(text: str) -> str:
     """Fit for a legend: one short line without control characters; a leading _ would hide it."""
     shown = "".join(c if c.isprintable() else " " for c in wording.plain(text, 36))
@@ -176,14 +168,16 @@ def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
             y["mean"],
             xerr=bars[0],
             yerr=bars[1],
-            fmt="x" if variant["degenerate"] else MARKERS[i % len(MARKERS)],
-            fillstyle="none" if variant["pooled"] else "full",
-            color=GREY if beaten else _colour(i),
-            markeredgecolor=_colour(i),
+            fmt=looks.marker(i),
+            fillstyle="none" if beaten else "full",
+            color=looks.colour(i),
             markersize=5,
             **BARS,
             label=_name(variant["label"]) + _flag(variant),
         )
+        for state, over in (("degenerate", "x"), ("pooled", "o")):
+            if variant[state]:
+                axes.plot(x["mean"], y["mean"], over, color="black", fillstyle="none", markersize=9, zorder=3)
         if not beaten and not variant["degenerate"] and not variant["pooled"]:
             front.append((x["mean"], y["mean"]))
     axes.plot(*np.array(sorted(front)).reshape(-1, 2).T, ":", color="#777777", linewidth=0.9, zorder=0)
@@ -196,10 +190,18 @@ def _rounds(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
         if metric not in series["mean"]:
             continue
         mean, std = (np.array(series[what][metric], dtype=float) for what in ("mean", "std"))
-        line = "o" if len(mean) == 1 else ("-", "--", ":")[i // len(COLOURS) % 3]
-        axes.plot(series["round"], mean, line, color=_colour(i), label=_name(variant["label"]))
+        axes.plot(
+            series["round"],
+            mean,
+            linestyle=looks.dash(i),
+            marker=looks.marker(i),
+            markevery=max(1, len(mean) // 6),
+            markersize=4,
+            color=looks.colour(i),
+            label=_name(variant["label"]),
+        )
         if len(data["variants"]) <= 4:  # more bands than that hide each other
-            axes.fill_between(series["round"], mean - std, mean + std, color=_colour(i), alpha=0.15, linewidth=0)
+            axes.fill_between(series["round"], mean - std, mean + std, color=looks.colour(i), alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel=_axis(metric, data))
     _legend(figure, axes)
 
@@ -215,8 +217,8 @@ def _groups(figure: Any, axes: Any, data: dict[str, Any], kind: str, metric: str
             mean,
             place,
             xerr=bars,
-            fmt=MARKERS[g % len(MARKERS)],
-            color=_colour(g),
+            fmt=looks.marker(g),
+            color=looks.colour(g),
             markersize=4,
             **BARS,
             label=_name(name),
@@ -236,24 +238,24 @@ def _clients(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
         positions=[i for i, _ in boxes],
         orientation="horizontal",
         showfliers=False,
-        medianprops={"color": _colour(0)},
+        medianprops={"color": looks.colour(0)},
     )
     _methods(axes, data, metric)
 
 
 def _partition(figure: Any, axes: Any, part: dict[str, Any]) -> None:
-    from matplotlib.colors import to_rgb
-
     cells = np.array(part["cells"], dtype=float)
     before = np.zeros(len(cells))
     for g, group in enumerate(part["groups"]):
         for c, label in enumerate(part["classes"]):
-            towards_white = 0.6 * c / max(len(part["classes"]) - 1, 1)
+            hatch = looks.hatch(g * len(part["classes"]) + c)
             axes.barh(
                 np.arange(len(cells)),
                 cells[:, g, c],
                 left=before,
-                color=np.array(to_rgb(_colour(g))) * (1 - towards_white) + towards_white,
+                color="white" if hatch else looks.colour(g),
+                edgecolor=looks.colour(g),
+                hatch=hatch,
                 label=_name(f"{group}, {label}"),
             )
             before += cells[:, g, c]

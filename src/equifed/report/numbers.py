@@ -14,6 +14,7 @@ from equifed import metrics as M
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
 from equifed.metrics.seeds import Paired, mean_interval, moments_by
+from equifed.report import looks
 from equifed.report.comparison import LOG, Comparison, Variant, against, is_pooled, summary_of
 from equifed.report.groups import rate_interval
 from equifed.report.verdict import ranked, unclear
@@ -50,6 +51,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "marginals": marginals,
         "clients": _clients(clients, len(variants)),
         "partitions": _partitions(comparison.results),
+        "looks": looks.for_page(),
     }
 
 

@@ -52,25 +52,21 @@
   };
   const under = (metric) => words(axis(metric, narrow() ? "<br>" : " "));
 
-  const palette = ["#3b76d6", "#e07b00", "#2a9d5c", "#c8443f", "#8a63c9", "#9a6a4f", "#d763a8", "#7d8a1e", "#1b9aaa", "#6d7788",
-    "#1f3f7a", "#f2a65a", "#7ccf9f", "#8c1d18", "#c3a6ec", "#5c3a26", "#f3a6cf", "#b8c24a", "#0e5f6b", "#a9b1bd"];
   const count = data.variants.length;
-  const shade = (i, total) =>
-    total <= palette.length ? palette[i] : `hsl(${Math.round(260 - 260 * i / (total - 1))} 62% 52%)`;
-  const colour = (i) => shade(i, count);
-  // several sweeps in one report: all settings of a method share its colour
+  // every method has a colour, a symbol and a dash of its own, the same in all charts; with several sweeps in one report
+  // the settings of a method share colour and symbol, and differ by dash
   const results = [...new Set(data.variants.map((variant) => variant.result))];
   const families = results.length > 1 && results.length < count;
-  const own = (i) => families ? shade(results.indexOf(data.variants[i].result), results.length) : colour(i);
-  const faded = (value, alpha = "2e") => value.startsWith("#") ? value + alpha : value.replace(")", ` / ${parseInt(alpha, 16) / 255})`);
-  const mixed = (value, share) => { // towards white
-    const part = (at) => parseInt(value.slice(at, at + 2), 16);
-    return `rgb(${[1, 3, 5].map((at) => Math.round(part(at) + (255 - part(at)) * share)).join(",")})`;
-  };
+  const at = (list, i) => list[i % list.length];
+  const { colours, symbols, dashes, patterns } = data.looks;
+  const sign = (i, setting = i) => ({ colour: at(colours, i), symbol: at(symbols, i), dash: at(dashes, setting) });
+  const signs = data.variants.map(({ result }, i) => families
+    ? sign(results.indexOf(result), data.variants.slice(0, i).filter((other) => other.result === result).length) : sign(i));
+  const faded = (colour) => `${colour}2e`;
   const css = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
   const theme = () => paper
-    ? { ink: "#000", soft: "#444", line: "#ccc", grey: "#aaa", back: "#fff" }
-    : { ink: css("--ink"), soft: css("--soft"), line: css("--line"), grey: css("--grey"), back: css("--paper") };
+    ? { ink: "#000", soft: "#444", line: "#ccc", back: "#fff" }
+    : { ink: css("--ink"), soft: css("--soft"), line: css("--line"), back: css("--paper") };
 
   // -- the table against a baseline -----------------------------------------------------------------------------------
 
@@ -142,13 +138,13 @@
   };
 
   const pareto = (metric, look) => {
-    const at = (variant) => [variant.final[metric], variant.final[data.quality]];
-    const drawn = data.variants.filter((variant) => at(variant).every((value) => value.mean !== null));
-    const place = (variant) => at(variant).map((value) => value.mean);
+    const ends = (variant) => [variant.final[metric], variant.final[data.quality]];
+    const drawn = data.variants.filter((variant) => ends(variant).every((value) => value.mean !== null));
+    const place = (variant) => ends(variant).map((value) => value.mean);
     const points = data.variants.map((variant, i) => {
-      const [x, y] = at(variant);
+      const [x, y] = ends(variant);
+      const { colour, symbol } = signs[i];
       const beaten = data.pareto[metric][i];
-      const fill = beaten ? look.grey : own(i);
       const hyper = Object.entries(variant.hyper).map(([key, value]) => `${name(key)} = ${name(value)}`);
       const text = [`<b>${name(variant.label, 60)}</b>`,
         `${title(data.quality)} ${spread(y.mean, y.std)}${within(y.low, y.high)}`,
@@ -157,26 +153,34 @@
         ...(variant.degenerate ? [`degenerate in ${variant.degenerate} of ${variant.seeds.length} seeds`] : []), ...(beaten ? ["dominated"] : [])];
       const bars = (value) => ({
         type: "data", symmetric: false, array: [value.high - value.mean], arrayminus: [value.mean - value.low],
-        visible: value.low !== null, color: fill, thickness: 1, width: 3,
+        visible: value.low !== null, color: colour, thickness: 1, width: 3,
       });
       return {
         type: "scatter", mode: "markers", name: name(families ? variant.method : variant.label), x: [x.mean], y: [y.mean],
         error_x: bars(x), error_y: bars(y), hoverinfo: "text", hovertext: [text.join("<br>")],
         ...(families ? { legendgroup: String(variant.result), showlegend: false } : {}),
-        marker: { color: fill, size: 11, symbol: variant.pooled ? "square-open" : variant.degenerate ? "x" : "circle", line: { color: own(i), width: 1.5 } },
+        marker: { color: colour, size: 11, symbol: beaten ? `${symbol}-open` : symbol, line: { color: colour, width: 2 } },
       };
+    });
+    const over = [["degenerate", "x-thin"], ["reference", "circle-open"]].flatMap(([state, symbol]) => { // signs over the points
+      const these = drawn.filter((variant) => state === "reference" ? variant.pooled : variant.degenerate).map(place);
+      return !these.length ? [] : [{
+        type: "scatter", mode: "markers", name: state, x: these.map((point) => point[0]), y: these.map((point) => point[1]), hoverinfo: "skip",
+        marker: { symbol, size: 19, color: look.ink, line: { color: look.ink, width: 1.5 } },
+      }];
     });
     const best = drawn.filter((variant) => !variant.degenerate && !variant.pooled && !data.pareto[metric][data.variants.indexOf(variant)]);
     const paths = results.map((result) => drawn.filter((variant) => variant.result === result)).filter((variants) => variants.length > 1)
-      .map((variants) => line(variants.map(place), { line: { color: faded(own(data.variants.indexOf(variants[0])), "80"), width: 1.5 } }));
-    const keys = !families ? [] : results.map((result) => { // a method's own colour, whatever its settings are
+      .map((variants) => line(variants.map(place), { line: { color: signs[data.variants.indexOf(variants[0])].colour, width: 1.2 } }));
+    const keys = !families ? [] : results.map((result) => { // a method's own sign, whatever its settings are
       const i = data.variants.findIndex((variant) => variant.result === result);
-      return { type: "scatter", mode: "markers", name: name(data.variants[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: own(i), size: 11 } };
+      const { colour, symbol } = signs[i];
+      return { type: "scatter", mode: "markers", name: name(data.variants[i].method), x: [null], y: [null], legendgroup: String(result), marker: { color: colour, symbol, size: 11 } };
     });
-    const front = line(best.map(place), { line: { color: look.soft, width: 1, dash: "dot" } });
-    const entries = families ? keys.map((key) => key.name) : labels;
+    const front = line(best.map(place), { line: { color: look.soft, width: 1.2, dash: "dot" } });
+    const entries = [...(families ? keys.map((key) => key.name) : labels), ...over.map((key) => key.name)];
     const room = entries.length > 1 && entries.length <= 20 ? legendRoom(entries) : 0; // beyond, hovering tells
-    return [[...paths, front, ...points, ...keys], layout(look, {
+    return [[...paths, front, ...points, ...over, ...keys], layout(look, {
       height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: room > 0, hovermode: "closest",
       xaxis: { title: under(metric) }, yaxis: { title: words(axis(data.quality)) },
     })];
@@ -187,18 +191,19 @@
     data.rounds.series.forEach((one, i) => {
       if (!(metric in one.mean)) return;
       const [mean, std] = [one.mean[metric], one.std[metric]];
+      const { colour, symbol, dash } = signs[i];
       const held = one.round.map((_, k) => k).filter((k) => mean[k] !== null && std[k] !== null);
       if (byId("rounds-bands").checked && held.length > 1) {
         const back = [...held].reverse();
         traces.push({
-          type: "scatter", mode: "lines", fill: "toself", fillcolor: faded(colour(i)), line: { width: 0 },
+          type: "scatter", mode: "lines", fill: "toself", fillcolor: faded(colour), line: { width: 0 },
           x: [...held, ...back].map((k) => one.round[k]), legendgroup: String(i), showlegend: false, hoverinfo: "skip",
           y: [...held.map((k) => mean[k] + std[k]), ...back.map((k) => mean[k] - std[k])],
         });
       }
       traces.push({
-        type: "scatter", mode: one.round.length > 1 ? "lines" : "markers", name: name(labels[i]), x: one.round, y: mean,
-        legendgroup: String(i), line: { color: colour(i), width: 2 }, marker: { color: colour(i) }, hoverinfo: "text",
+        type: "scatter", mode: one.round.length > 1 ? "lines+markers" : "markers", name: name(labels[i]), x: one.round, y: mean,
+        legendgroup: String(i), line: { color: colour, width: 2, dash }, marker: { color: colour, symbol, size: 8, maxdisplayed: 8 }, hoverinfo: "text",
         hovertext: one.round.map((r, k) => `<b>${name(labels[i])}</b><br>round ${r}: ${spread(mean[k], std[k])}`),
       });
     });
@@ -223,10 +228,11 @@
       const [mean, std, low, high] = ["mean", "std", "low", "high"].map((what) => labels.map((_, i) => values[what][i][g]));
       const apart = (a, b) => a.map((value, i) => value === null || b[i] === null ? 0 : Math.abs(value - b[i]));
       const drawn = low.some((value) => value !== null) ? [apart(high, mean), apart(mean, low)] : [std.map((s) => s ?? 0), std.map((s) => s ?? 0)];
+      const { colour, symbol } = sign(g);
       return {
         type: "scatter", mode: "markers", name: legend[g], x: mean, y: labels.map((_, i) => i + lift(g)), hoverinfo: "text",
-        marker: { color: shade(g, these.names.length), size: 9, symbol: ["circle", "diamond", "square", "triangle-up"][g % 4] },
-        error_x: { type: "data", symmetric: false, array: drawn[0], arrayminus: drawn[1], color: shade(g, these.names.length), thickness: 1.2, width: 3 },
+        marker: { color: colour, size: 9, symbol },
+        error_x: { type: "data", symmetric: false, array: drawn[0], arrayminus: drawn[1], color: colour, thickness: 1.2, width: 3 },
         hovertext: labels.map((label, i) => [`<b>${name(label)}</b>`, `${name(group)}: ${spread(mean[i], std[i])}${within(low[i], high[i])}`,
           ...(rows && rows[i][g] !== null ? [`${Math.round(rows[i][g] / data.variants[i].models).toLocaleString("en")} test rows`] : [])].join("<br>")),
       };
@@ -243,7 +249,8 @@
     const places = data.variants.map((_, i) => i);
     const drawn = data.clients.names.length > 0;
     const traces = places.map((i) => {
-      const base = { type: "box", name: name(labels[i]), marker: { color: colour(i), size: 4, opacity: .75 }, line: { width: 1.3 }, fillcolor: faded(colour(i)) };
+      const { colour, symbol } = signs[i];
+      const base = { type: "box", name: name(labels[i]), marker: { color: colour, symbol, size: 5 }, line: { width: 1.3 }, fillcolor: faded(colour) };
       if (drawn) {
         const values = data.clients.mean[metric][i];
         return {
@@ -268,11 +275,14 @@
     const places = part.clients.map((_, k) => k);
     const cells = part.groups.flatMap((group, g) => part.classes.map((label, c) => [group, g, label, c]));
     const names = cells.map(([group, , label]) => `${group}, ${label}`);
-    const traces = cells.map(([group, g, label, c], i) => {
+    const traces = cells.map(([group, g, label, c], i) => { // a colour for each group, a pattern for each cell
       const rows = part.cells.map((client) => client[g][c]);
       return {
         type: "bar", name: name(names[i]), orientation: upright ? "v" : "h", x: upright ? places : rows, y: upright ? rows : places,
-        marker: { color: mixed(palette[g % palette.length], .62 * c / Math.max(part.classes.length - 1, 1)), line: { width: 0 } },
+        marker: {
+          color: at(colours, g), line: { color: at(colours, g), width: 1 },
+          pattern: { shape: at(patterns, i), fgcolor: at(colours, g), bgcolor: look.back, size: 6, solidity: .35, fillmode: "overlay" },
+        },
         hoverinfo: "text",
         hovertext: rows.map((n, k) => `client ${name(part.clients[k])}<br>${name(group)}, ${name(label)}: ${n} rows`),
       };
@@ -291,11 +301,19 @@
 
   // -- putting them on the page ---------------------------------------------------------------------------------------
 
+  const inWords = (place, { xaxis, yaxis }) => { // for who cannot see it: the section's heading, the axes, how many methods
+    const axes = [["across", xaxis], ["upwards", yaxis]].filter(([, { title }]) => title)
+      .map(([way, { title }]) => `${way} ${title.text.replace("<br>", " ")}`);
+    const heading = place.closest("section").querySelector("h2").textContent;
+    return `Chart, ${heading}: ${axes.join(", ")}; ${count} ${count > 1 ? "methods or settings" : "method"}`;
+  };
   const draw = ({ place, make, select }) => {
     const metric = select?.value ?? null;
     const help = select && byId(select.id.replace("metric", "help"));
     if (help) help.textContent = data.metrics[metric].help;
     const [traces, about] = make(metric, theme());
+    place.setAttribute("role", "img");
+    place.setAttribute("aria-label", inWords(place, about));
     return Plotly.react(place, traces, about, { displayModeBar: false, responsive: !paper, typesetMath: false });
   };
   const add = (id, make, metrics, first) => {
