@@ -14,6 +14,7 @@ from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import CONSTRAINT_TOLERANCE
+from equifed.results.counts import SPLITS, counts_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
 
@@ -61,12 +62,14 @@ class Collector:
             "clients": list(fed.ids),
             "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
             "rows": {"train": int(fed.train.sizes.sum()), "validation": len(fed.validation), "test": len(fed.test)},
+            "shared_rows": {split: shared_rows(job, split) for split in SPLITS},
             "model": str(job.task.module),
             "metrics": [metric.facts for metric in job.outside_metrics],
         }
         states = _final_states(job, tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state))
         return Result(
             metrics=metrics_frame(self.scores, fed, job.labels, job.outside_metrics),
+            counts=counts_frame(job, self.scores),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),

@@ -14,6 +14,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments_wide
 from equifed.notes import Note
 from equifed.results import tradeoff
+from equifed.results.counts import count_tables
 from equifed.results.predict import Adapted, FinalState
 from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
@@ -32,6 +33,11 @@ class Result:
     metrics: pd.DataFrame
     """method, (swept hyper-parameters), seed, round, split, scope (global | client:<id> | group:<name>), metric,
     value."""
+    counts: pd.DataFrame
+    """Rows of the last evaluation by group, label and prediction, on the test and validation rows of all: method,
+    (swept hyper-parameters), seed, split, group, label, predicted, rows. Rows are nan where silos withhold all of a
+    group's; the label is missing where they withhold only that. Where clients have models of their own, and each row
+    was given to all of them, rows are counted once: a count is the mean over the models."""
     messages: pd.DataFrame
     """Per phase: fields down and up, how replies are gathered, bytes per client and round."""
     log: pd.DataFrame
@@ -132,6 +138,14 @@ class Result:
             wide = wide.merge(ends.rename(columns={"feasible": "constraint_met"}), on=[*self.swept, "seed"])
         keys = ["method", *self.swept]
         return wide.drop(columns="seed").set_index(keys) if wide.empty else moments_wide(wide, keys)
+
+    def count_tables(self, split: str = "test", *, labels: bool = True) -> dict[Any, np.ndarray]:
+        """`counts` as arrays [group, label, prediction], by the keys of `parameters`; what `metrics.evidence` takes.
+
+        labels=False: with all rows at label 0, for metrics that need no labels (demographic parity): also the rows
+        whose labels silos withhold. Empty for a regression, and for a split that was not measured.
+        """
+        return count_tables(self.counts, self.info, split, labels)
 
     def pareto(
         self, quality: str = "accuracy", disparity: str = "demographic_parity_difference", split: str = "test"

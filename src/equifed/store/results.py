@@ -40,7 +40,7 @@ def save_result(folder: str | Path, result: Result) -> None:
 def write_result(folder: Path, result: Result) -> None:
     """All but the states that predicting needs, which the last checkpoint of a run has. result.json comes last, so that
     its presence means that all is there."""
-    for name, frame in (("metrics", result.metrics), ("log", result.log)):
+    for name, frame in (("metrics", result.metrics), ("counts", result.counts), ("log", result.log)):
         write_atomic(folder / f"{name}.parquet", frame.to_parquet(index=False))
     write_json(folder / "messages.json", result.messages.to_dict("records"))
     write_json(folder / "rejections.json", result.rejections.to_dict("records"))
@@ -82,6 +82,7 @@ def load_result(folder: str | Path) -> Result:
     checkpoint = folder / CHECKPOINT
     result = Result(
         metrics=pd.read_parquet(folder / "metrics.parquet"),
+        counts=pd.read_parquet(folder / "counts.parquet"),
         messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
         log=pd.read_parquet(folder / "log.parquet"),
         rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),

@@ -1,0 +1,96 @@
+"""What a result keeps of its last evaluation: rows by group, label and prediction, from which intervals follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.metrics.scored import Scored
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equifed.federation import Federation
+    from equifed.simulator import Job
+
+SPLITS = ("test", "validation")
+"""The sets of rows on which the clients are measured together."""
+COLUMNS = ("split", "group", "label", "predicted", "rows")
+
+
+def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
+    """The counts of the last of these evaluations (round, run, {split: scores}): see `Result.counts`."""
+    import pandas as pd
+
+    fed, labels = job.federation, job.labels
+    last = max((number for number, _, _ in scores), default=0)
+    cells = pd.MultiIndex.from_product([fed.groups, [*fed.classes, None], fed.classes], names=COLUMNS[1:4])
+    blocks = [pd.DataFrame(columns=[*labels[0], *COLUMNS])]
+    for number, run, scored in scores:
+        for split in (split for split in SPLITS if split in scored and number == last and fed.classes):
+            counts, predicted = scored[split].counts[0], scored[split].predicted[0]  # [G, C, C] and [G, C]
+            unlabelled = predicted - np.nan_to_num(counts).sum(-2)  # of silos that withhold the labels
+            rows = np.concatenate([counts, unlabelled[:, None]], axis=1).ravel() / _times(job, run, split, predicted)
+            block = cells.to_frame(index=False).assign(rows=rows, split=split, **labels[run])
+            blocks.append(block[block["label"].notna() | (rows != 0)])
+    frame = pd.concat(blocks[1:] or blocks, ignore_index=True)
+    return frame[[*labels[0], *COLUMNS]].astype({"rows": float})
+
+
+def _times(job: Job, run: int, split: str, predicted: np.ndarray) -> float:
+    """How often a row is counted: by every client's model, where clients have models of their own."""
+    fed = job.runs[run].federation
+    if len(getattr(fed, split)):
+        return float(job.task.num_clients) if job.method.personal else 1.0
+    rows = len(np.unique(_positions(fed, split)))  # of the clients' own test rows, which they may share; 0: elsewhere
+    return max(1.0, float(np.nansum(predicted)) / rows) if rows else 1.0
+
+
+def _positions(fed: Federation, split: str) -> np.ndarray:
+    """Where the split's rows are: those of all clients where there is no common test set."""
+    common: np.ndarray = getattr(fed, split)
+    return fed.client_test.index if split == "test" and not len(common) and fed.client_test is not None else common
+
+
+def shared_rows(job: Job, split: str) -> float:
+    """Which share of a seed's rows another seed has too, the mean over all pairs of seeds: 1 where one federation
+    serves all, about a fifth where each seed draws a fifth of the same data. A single seed has 1."""
+    feds = list({run.seed: run.given for run in job.runs}.values())
+    if all(fed is feds[0] for fed in feds):
+        return 1.0
+    one_table = all(np.may_share_memory(fed.rows.x, feds[0].rows.x) for fed in feds)
+    sets = [set(_positions(fed, split).tolist() if one_table else _contents(fed, split)) for fed in feds]
+    size = np.mean([len(rows) for rows in sets])
+    # a row that c seeds have is common to c (c - 1) / 2 pairs of seeds
+    held = np.unique([str(row) for rows in sets for row in rows], return_counts=True)[1]
+    common = (held * (held - 1)).sum() / (len(sets) * (len(sets) - 1))
+    return float(common / size) if size else 0.0
+
+
+def _contents(fed: Federation, split: str) -> list[bytes]:
+    """The rows themselves: federations that were made one by one may hold the same ones. Rows that are only alike pass
+    for the same, which errs on the careful side."""
+    where = _positions(fed, split)
+    parts = [fed.rows.x[where].reshape(len(where), -1), fed.rows.y[where, None], fed.rows.s[where, None]]
+    return [row.tobytes() for row in np.hstack([part.astype(np.float64) for part in parts])]
+
+
+def count_tables(frame: pd.DataFrame, info: dict[str, Any], split: str, labels: bool) -> dict[Any, np.ndarray]:
+    """See `Result.count_tables`."""
+    import pandas as pd
+
+    groups, classes, swept = info["groups"], info["classes"], info.get("swept", [])
+    cells = pd.MultiIndex.from_product([groups, [*classes, None], classes])
+    tables = {}
+    for key, block in frame[frame["split"] == split].groupby([*swept, "seed"], sort=False, dropna=False):
+        rows = block.set_index(list(COLUMNS[1:4]))["rows"].reindex(cells, fill_value=0.0).to_numpy()
+        table = rows.reshape(len(groups), len(classes) + 1, len(classes))
+        counts, unlabelled = table[:, :-1], table[:, -1]
+        if not labels:
+            predicted = np.nan_to_num(counts).sum(-2) + unlabelled
+            counts = np.zeros_like(counts)
+            counts[:, 0] = predicted
+        tables[key if swept else key[0]] = counts
+    return tables
