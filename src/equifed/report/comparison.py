@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import Moments, Paired, corrected, moments, paired
 from equifed.report.groups import Pair, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
+from equifed.results.candidates import data_of, is_pooled, settings_text, unique_labels
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
@@ -148,15 +148,6 @@ class Comparison:
         return names
 
 
-def is_pooled(method: str) -> bool:
-    from equifed.methods import make
-
-    try:
-        return make(method).pooled
-    except ConfigError:  # a result of somebody's own method
-        return False
-
-
 def _main(variants: list[Variant], measured: list[str]) -> list[str]:
     """The main metrics that were measured. What needs all predictions in one place cannot be known where every variant
     was a real federation."""
@@ -216,7 +207,7 @@ def variants_of(results: Sequence[Result]) -> list[Variant]:
             f"One report cannot compare {' and '.join(tasks)} results: they share no metric. Write one report for each."
         )
     variants = [variant for i, result in enumerate(results) for variant in _variants_of(i, result)]
-    labels = _labels(variants, results)
+    labels = unique_labels(variants, results)
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 
@@ -249,7 +240,7 @@ def _variants_of(i: int, result: Result) -> Iterator[Variant]:
         observed = _observed(result, values)
         method = str(values.pop("method"))
         yield Variant(
-            label=method + _settings(values),
+            label=method + settings_text(values),
             method=method,
             result=i,
             hyper={**info.get("hyper_parameters", {}), **values},
@@ -262,7 +253,7 @@ def _variants_of(i: int, result: Result) -> Iterator[Variant]:
             clients=clients,
             observed=observed,
             models=_models(groups, info),
-            data=json.dumps([info.get(name) for name in _DATA], default=str),
+            data=data_of(info),
             silos=silos,
         )
 
@@ -271,8 +262,6 @@ LOG = "log:"
 """Begins the name of what a method logs about itself, which has nothing to do with a metric of the same name."""
 _ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
 """Columns of every log; the others are what the method observes."""
-_DATA = ("data", "clients", "groups", "classes", "cells", "rows")
-"""Equal in results on the same data with the same partition."""
 
 
 def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
@@ -295,34 +284,3 @@ def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:
         column = frame[name]
         keep &= (column.isna() if pd.isna(value) else column == value).to_numpy(dtype=bool)
     return keep
-
-
-def _settings(values: dict[str, Any]) -> str:
-    if not values:
-        return ""
-    shown = (f"{k}={v:g}" if isinstance(v, float | np.floating) else f"{k}={v}" for k, v in values.items())
-    return f" ({', '.join(shown)})"
-
-
-def _labels(variants: list[Variant], results: Sequence[Result]) -> list[str]:
-    """Unique labels: equal ones get what tells them apart (a hyper-parameter, the data, the rounds) or a number."""
-    labels = [variant.label for variant in variants]
-    for label in {label for label in labels if labels.count(label) > 1}:
-        same = [i for i, other in enumerate(labels) if other == label]
-        details = [_details(variants[i], results[variants[i].result]) for i in same]
-        differing = differing_names(details)
-        for i, each in zip(same, details, strict=True):
-            labels[i] = label + _settings({name: each.get(name) for name in differing})
-    before = [labels[:i].count(label) for i, label in enumerate(labels)]
-    return [f"{label} #{times + 1}" if times else label for label, times in zip(labels, before, strict=True)]
-
-
-def differing_names(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In which of them these facts are not all the same."""
-    names = dict.fromkeys(name for known in facts for name in known)
-    return [name for name in names if len({str(known.get(name)) for known in facts}) > 1]
-
-
-def _details(variant: Variant, result: Result) -> dict[str, Any]:
-    names = ("rounds", "clients_per_round", "dropout", "clip")
-    return {**variant.hyper, "data": result.info["data"], **{name: getattr(result.settings, name) for name in names}}

@@ -15,9 +15,10 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
 from equifed.metrics.seeds import Paired, mean_interval, moments_by
 from equifed.report import looks
-from equifed.report.comparison import LOG, Comparison, Variant, against, is_pooled, summary_of
+from equifed.report.comparison import LOG, Comparison, Variant, against, summary_of
 from equifed.report.groups import rate_interval
 from equifed.report.verdict import ranked, unclear
+from equifed.results.candidates import is_pooled
 
 if TYPE_CHECKING:
     from equifed.results.result import Result

@@ -24,11 +24,12 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant, differing_names, is_pooled
+from equifed.report.comparison import Comparison, Variant
 from equifed.report.groups import parts
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import DISCLOSED, Silos
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
+from equifed.results.candidates import differing_names, is_pooled
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
