@@ -14,8 +14,9 @@ import equifed as ef
 from equifed import methods
 from equifed.data import Schema
 from equifed.flower.client import app_of
-from equifed.flower.evaluation import read, together, withheld
+from equifed.flower.evaluation import _disclose, read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
+from equifed.metrics.calibration import BINS, EDGES, histograms
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Task
@@ -32,7 +33,8 @@ def binary(groups: int = 2) -> Task:
 def scored(counts: list) -> Scored:
     array = np.array([counts])
     loss = array.sum(-1) * 0.5
-    return Scored(array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan), array.sum(-2))
+    none = np.zeros((1, len(counts), BINS, 3))
+    return Scored(array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan), array.sum(-2), none)
 
 
 def test_a_small_cell_is_withheld_with_its_groups_table() -> None:
@@ -166,7 +168,7 @@ def test_messages_are_listed_with_what_joining_and_evaluating_cost(silos: Path, 
     found = federate(made, grid, tmp_path)
     table = found.messages.set_index(["stage", "phase"])
     assert table.loc[("join", "join"), "up"] == "rows, test-rows, sum, squares"
-    assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean, predicted"
+    assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean, predicted, calibration"
     assert set(sizes) == {table.loc[("round", "train"), "sizes_up"]["ranking"]}  # in as few bits as counted
 
 
@@ -203,3 +205,101 @@ def test_regression(tmp_path: Path) -> None:
     assert (counts == 12).all()  # so that one of its two groups has less than 8
     assert some.info["federation"]["withheld"].keys() == {"a"}
     assert some.metrics.query("scope == 'client:a' and metric == 'rmse'")["value"].isna().all()
+
+
+def with_scores(y: np.ndarray, score: np.ndarray) -> Scored:
+    """Of one group; another has rows enough in every bin."""
+    plenty = np.repeat((np.arange(BINS) + 0.5) / BINS, 200)
+    label, scores = np.append(y, np.arange(len(plenty)) % 2), np.append(score, plenty)
+    group = np.append(np.zeros(len(y), int), np.ones(len(plenty), int))
+    counts = np.zeros((1, 2, 2, 2), int)
+    np.add.at(counts[0], (group, label, (scores > 0.5).astype(int)), 1)
+    bins = histograms(label, scores, sensitive_features=group)[None]
+    return scored(counts[0].tolist())._replace(calibration=bins)
+
+
+def ranges(bins: np.ndarray) -> np.ndarray:
+    """What is told of a group, where there is anything [ranges, 3]."""
+    return bins[bins[:, 0] > 0]
+
+
+def test_histograms_tell_no_small_count_and_add_up_to_the_table() -> None:
+    rng = np.random.default_rng(0)
+    finer = 0
+    for _ in range(200):
+        n = int(rng.integers(60, 3000))
+        score = rng.beta(*rng.uniform(0.3, 3, 2), n)
+        sent = withheld(with_scores((rng.random(n) < score).astype(int), score), 10)
+        bins, counts = sent["calibration"].numpy()[0], sent["counts"].numpy()[0]
+        told = ranges(bins)
+        if (counts == -1).all():
+            assert not len(told)
+            continue
+        finer += len(told) > 2
+        assert (told[:, 1] >= 10).all()
+        assert (told[:, 0] - told[:, 1] >= 10).all()
+        # with the table, nothing but sums of ranges: each lies on one side of one half, and they are all there is
+        halves = bins.reshape(2, -1, 3).sum(1)
+        assert np.array_equal(halves[:, 1], counts[1])
+        assert np.array_equal(halves[:, 0], counts.sum(0))
+        read(RecordDict({EVALUATION: sent}), binary(), n + 200 * BINS)
+    assert finer > 50
+
+
+def test_ranges_of_two_rounds_are_nested() -> None:
+    """A model that hardly changes tells its ranges again and again: where the borders of two rounds lay across each
+    other, their difference would be a small count. Scores are told apart here by giving every row its own power of two:
+    the sum of a range then says which rows are in it."""
+    rng = np.random.default_rng(1)
+    n = 40
+    score = np.sort(rng.random(n))
+    found: set[frozenset[int]] = set()
+    for _ in range(300):  # the same scores, labels of other rounds: the ranges differ, the rows do not
+        y = (rng.random(n) < 0.5).astype(int)
+        bins = histograms(y, score, sensitive_features=np.zeros(n))[0]
+        marked = np.zeros(BINS)
+        np.add.at(marked, np.searchsorted(EDGES, score), 2.0 ** np.arange(n))
+        told = np.zeros((BINS, 3))
+        _disclose(np.stack([bins[:, 0], bins[:, 1], marked], -1), 3, told)
+        found |= {frozenset(i for i in range(n) if int(total) >> i & 1) for total in told[told[:, 0] > 0, 2]}
+    assert len(found) > 4
+    assert all(one <= other or other <= one or not one & other for one in found for other in found)
+
+
+def test_histograms_are_exact_where_nothing_is_withheld() -> None:
+    rng = np.random.default_rng(2)
+    made = with_scores(rng.integers(0, 2, 30), rng.random(30))
+    sent = withheld(made, 0)
+    assert np.array_equal(sent["calibration"].numpy(), made.calibration[0])
+    [one] = read(RecordDict({EVALUATION: sent}), binary(), 10_000).calibration
+    assert np.array_equal(one, made.calibration[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda bins: bins * 2,
+        lambda bins: bins + np.array([0, 0.5, 0]),
+        lambda bins: bins * [1, 1, 9],
+        lambda bins: np.roll(bins, 1, axis=1),
+        lambda bins: bins[:, ::-1].copy(),
+        lambda bins: -bins,
+    ],
+)
+def test_histograms_that_cannot_be_are_refused(change) -> None:
+    rng = np.random.default_rng(3)
+    score = rng.random(400)
+    sent = withheld(with_scores((rng.random(400) < score).astype(int), score), 10)
+    sent["calibration"] = Array(change(sent["calibration"].numpy()))
+    with pytest.raises(BadMessage, match="histograms"):
+        read(RecordDict({EVALUATION: sent}), binary(), 100_000)
+
+
+def test_calibration_is_that_of_the_simulator(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower={"min-count": 0})
+    found, expected = federate(made, nodes(made), tmp_path), simulate(made)
+    wanted = "metric in ('expected_calibration_error', 'calibration_difference', 'calibration_gap') and split == 'test'"
+    there, simulated = (each.metrics.query(wanted)["value"].to_numpy() for each in (found, expected))
+    assert len(there) == 2 * (3 + 2)
+    assert np.isfinite(there).all()
+    np.testing.assert_allclose(there, simulated, rtol=1e-5)

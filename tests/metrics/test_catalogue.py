@@ -105,7 +105,8 @@ def scored(rng: np.random.Generator, sets: int = 1) -> tuple[Scored, list[tuple[
     for k, (y, predicted, s) in enumerate(rows):
         np.add.at(counts[k], (s, y, predicted), 1)
     empty = np.full((sets, 2), np.nan)
-    return Scored(counts, counts.sum(-1) * 0.5, np.full(sets, np.nan), empty, counts.sum(-2)), rows
+    none = np.zeros((sets, 2, 0, 3))
+    return Scored(counts, counts.sum(-1) * 0.5, np.full(sets, np.nan), empty, counts.sum(-2), none), rows
 
 
 def test_metrics_are_those_of_the_rows():

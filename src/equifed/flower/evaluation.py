@@ -5,6 +5,12 @@ from the others, because sums over predictions are the same in every round. How 
 prediction is disclosed all the same where those two numbers are not small: with the sums of both sides known, a table
 remains open. Where a single group has fewer rows than the limit, the next smallest is withheld with it, because the
 number of all test rows is known.
+
+The histogram of a group's scores is disclosed where its table is, in ranges of bins that both labels have enough rows
+in. Ranges come from halving: one half first, because the table tells how many rows lie on either side of it, then
+quarters, down to single bins as long as both parts have enough. So the ranges of two rounds, or of two similar models,
+are nested and never overlap, and no difference between them is a small count. What a range holds is sent in the bin of
+its mean score.
 """
 
 from __future__ import annotations
@@ -17,11 +23,14 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from equifed.flower.records import EVALUATION, BadMessage, unpack
+from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.scored import Scored
 from equifed.protocol import Record, Task
 
 WITHHELD = -1
-FIELDS = ("counts", "loss", "ks", "mean", "predicted")
+ROUNDING = 1e-6
+"""Mean scores may lie so far outside their bin."""
+FIELDS = ("counts", "loss", "ks", "mean", "predicted", "calibration")
 """As in `Scored`, of one client."""
 
 
@@ -42,15 +51,44 @@ def withheld(scored: Scored, min_count: int) -> ArrayRecord:
     # of a regression
     mean = np.where(small | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
     ks = np.where(small.any() | np.isnan(scored.ks[0]), 0.0, scored.ks[0])
-    values = (counts, loss, ks, mean, predicted)
+    calibration = np.zeros(scored.calibration.shape[1:])
+    for g in np.flatnonzero(~small & _agree(scored.calibration[0], counts)):
+        _disclose(scored.calibration[0, g], min_count, calibration[g])
+    values = (counts, loss, ks, mean, predicted, calibration)
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in zip(FIELDS, values, strict=True)})
+
+
+def _disclose(bins: np.ndarray, min_count: int, into: np.ndarray, low: int = 0, high: int | None = None) -> None:
+    """Put one group's histogram [BINS, 3] into `into`, bins `low` to `high` of it in ranges that may be disclosed."""
+    high = len(bins) if high is None else high
+    middle = (low + high) // 2
+    halves = [bins[low:middle].sum(0), bins[middle:high].sum(0)]
+    if high - low > 1 and all(min(true, rows - true) >= min_count for rows, true, _ in halves):
+        _disclose(bins, min_count, into, low, middle)
+        _disclose(bins, min_count, into, middle, high)
+    elif high > low and (rows := sum(halves)[0]):
+        mean = sum(halves)[2] / rows
+        into[np.clip(np.searchsorted(EDGES, mean), low, high - 1)] = sum(halves)
+
+
+def _agree(calibration: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Whether a group's histogram [G, BINS, 3] counts the rows of its table [G, C, C]: [G]."""
+    if not calibration.shape[1]:
+        return np.ones(len(counts), dtype=bool)
+    rows, true = calibration[..., 0], calibration[..., 1]
+    if counts.shape[-1] > 2:
+        same = true.sum(-1) == np.trace(counts, axis1=-2, axis2=-1)
+    else:  # decisions are scores above one half
+        sides = np.stack([rows - true, true], 1).reshape(len(counts), 2, 2, -1).sum(-1)
+        same = (sides == counts).all((-2, -1))
+    return same & (rows.sum(-1) == counts.sum((-2, -1)))
 
 
 def read(content: RecordDict, task: Task, rows: int) -> Scored:
     """A client's scores, [1, ...] each with NaN for what is withheld; refused when they cannot be right. rows: how many
     test rows the client has declared."""
     fields = unpack(content, EVALUATION, like(task))
-    counts, loss, ks, mean, predicted = (fields[name].numpy() for name in FIELDS)
+    counts, loss, ks, mean, predicted, calibration = (fields[name].numpy() for name in FIELDS)
     hidden, hidden_predictions = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
     shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
     if shown > rows:
@@ -59,6 +97,9 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
         raise BadMessage("contradicts itself in its evaluation")
     if (loss < 0).any():
         raise BadMessage("has a negative loss in its evaluation")
+    shapeless = ~calibration.any((-2, -1))
+    if (~shapeless & (hidden | ~_agree(calibration, counts))).any() or not _possible(calibration):
+        raise BadMessage("contradicts itself in the histograms of its evaluation")
     regression = task.kind == "regression"
     return Scored(
         np.where(hidden[:, None, None], np.nan, counts)[None],
@@ -66,7 +107,16 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
         np.where(hidden.any() or not regression, np.nan, ks)[None],
         np.where(hidden | (not regression), np.nan, mean)[None],
         np.where(hidden_predictions[:, None], np.nan, predicted)[None],
+        np.where(shapeless[:, None, None], np.nan, calibration)[None],
     )
+
+
+def _possible(calibration: np.ndarray) -> bool:
+    """Whether numbers of rows are whole, and no more come true than there are; and mean scores lie in their bins."""
+    rows, true, scores = np.moveaxis(calibration, -1, 0)
+    low, high = np.append(0.0, EDGES)[: rows.shape[1]], np.append(EDGES, 1.0)[: rows.shape[1]]
+    numbers = (true >= 0) & (true <= rows) & (true == np.floor(true)) & (rows == np.floor(rows))
+    return bool((numbers & (scores >= rows * (low - ROUNDING)) & (scores <= rows * (high + ROUNDING))).all())
 
 
 def _withheld(parts: np.ndarray) -> np.ndarray:
@@ -87,6 +137,7 @@ def like(task: Task) -> Record:
         "ks": torch.zeros((), dtype=double),
         "mean": torch.zeros(groups, dtype=double),
         "predicted": torch.zeros(groups, classes, dtype=torch.int64),
+        "calibration": torch.zeros(groups, 0 if task.kind == "regression" else BINS, 3, dtype=double),
     }
 
 
@@ -95,15 +146,17 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
     client whose counts are not here."""
     nothing = Scored(*(np.full((1, *like(task)[name].shape), np.nan) for name in FIELDS))
     every = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
-    counts, loss, predicted = (np.nansum(part, 0) for part in (every.counts, every.loss, every.predicted))
+    counts, loss, predicted, calibration = (
+        np.nansum(part, 0) for part in (every.counts, every.loss, every.predicted, every.calibration)
+    )
     mean = np.full(task.num_groups, np.nan)
     if task.kind == "regression":
         number = counts[:, 0, 0]
         total = np.nansum(every.counts[:, :, 0, 0] * every.mean, 0)
         mean = np.where(number > 0, total / np.maximum(number, 1), np.nan)
     # a distance between distributions cannot be put together from the clients' own distances
-    whole = Scored(counts[None], loss[None], np.full(1, np.nan), mean[None], predicted[None])
-    return {"test": whole, "clients": every}
+    whole = Scored(counts[None], loss[None], np.full(1, np.nan), mean[None], predicted[None], calibration[None])
+    return {"test": whole, "clients": every._replace(calibration=every.calibration[:, :, :0])}
 
 
 class Withheld(NamedTuple):

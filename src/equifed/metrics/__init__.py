@@ -5,6 +5,7 @@ Functions of rows follow fairlearn, `(y_true, y_pred, *, sensitive_features)`; `
 come from summed counts, never from averaged client disparities.
 """
 
+from equifed.metrics.calibration import expected_calibration_error
 from equifed.metrics.catalogue import Evaluation, Metric
 from equifed.metrics.clients import client_equality, client_range, group_equity
 from equifed.metrics.disparities import (

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equifed.errors import ConfigError
+from equifed.metrics.calibration import calibration_error, calibration_gap, error_difference
 from equifed.metrics.clients import client_equality, client_range, group_equity
 from equifed.metrics.disparities import difference, disparities
 from equifed.metrics.rates import degenerate, divide, rates
@@ -56,7 +57,7 @@ class Evaluation:
 
     def __init__(self, scored: Scored, client_groups: np.ndarray | None = None) -> None:
         """client_groups: the known group of each client [K], where the last of the leading axes is the clients."""
-        self.counts, self.loss, self.ks, self.mean, self.predicted = scored
+        self.counts, self.loss, self.ks, self.mean, self.predicted, self.calibration = scored
         self.client_groups = client_groups
         self._values: dict[str, np.ndarray] = {}
 
@@ -269,6 +270,15 @@ _ENTRIES = (
     _rate("false_negative_rate", "Of those with a positive label, the share predicted negative.", rests_on="positives",
           in_groups=""),
     _rate("f1", "Harmonic mean of precision and recall.", title="F1", better="higher"),
+    Metric("expected_calibration_error", "How far scores are from how often they come true, on average over the rows; "
+           "0 is calibrated.", short="ECE", better="lower", in_groups="rate",
+           by_group=lambda e: calibration_error(e.calibration),
+           overall=lambda e: calibration_error(e.calibration.sum(-3))),
+    Metric("calibration_difference", "Largest gap between groups in expected calibration error; 0 is fair.",
+           short="ECE diff.", better="zero", needs=BETWEEN_GROUPS, overall=lambda e: error_difference(e.calibration)),
+    Metric("calibration_gap", "Largest distance between two groups' reliability curves: how far apart the groups are "
+           "in what comes true at equal scores, on average over scores that both have; 0 is fair.",
+           better="zero", needs=BETWEEN_GROUPS, range=(0.0, 2.0), overall=lambda e: calibration_gap(e.calibration)),
     Metric("mean_prediction", "Mean of the group's predictions.", kinds=REGRESSION, range=(-np.inf, np.inf),
            in_groups="rate", by_group=lambda e: e.mean),
     Metric("degenerate", "Whether some group gets the same prediction for more than 99 % of its rows (1) or none does "

@@ -21,3 +21,6 @@ class Scored(NamedTuple):
     predicted: np.ndarray
     """Rows by group and prediction [S, G, C]: the counts' sums over labels, known also of clients that withhold those
     (regression: rows by group [S, G, 1])."""
+    calibration: np.ndarray
+    """Rows, rows where the score came true and the sum of scores, by group and bin of scores [S, G, BINS, 3]; see
+    `metrics.calibration`. [S, G, 0, 3] for regression, and for the clients' own sets."""

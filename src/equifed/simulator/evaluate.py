@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.federation import RowSets
+from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
 from equifed.simulator.engine import State
@@ -67,7 +68,7 @@ class Evaluator:
                 scores[name] = self._common(server, clients, self.tables.rows_of(positions, run), run)
         if fed.client_test is not None:
             prediction, rows, owner, which = self._own_tests(server, clients, fed.client_test, run)
-            by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1)
+            by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1, calibrated=False)
             scores["clients"] = Scored(*(values[which] for values in by_set))
             if "test" not in scores:
                 scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
@@ -99,7 +100,7 @@ class Evaluator:
             prediction = vmap(lambda client: self._predict(server, client, rows, run))(models)
             owner = torch.arange(len(part), device=rows.device).repeat_interleave(len(rows))
             parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(len(part)), owner, len(part)))
-        counts, loss, ks, mean, predicted = (np.concatenate(values) for values in zip(*parts, strict=True))
+        counts, loss, ks, mean, predicted, calibration = (np.concatenate(values) for values in zip(*parts, strict=True))
         times = np.bincount(which)
         return Scored(
             np.tensordot(times, counts, 1)[None],
@@ -107,6 +108,7 @@ class Evaluator:
             np.average(ks, axis=0, weights=times)[None],
             np.average(mean, axis=0, weights=times)[None],
             np.tensordot(times, predicted, 1)[None],
+            np.tensordot(times, calibration, 1)[None],
         )
 
     def _own_tests(
@@ -154,7 +156,8 @@ class Evaluator:
             self._draws[run] = torch.from_numpy(made).to(self.job.device)
         return self._draws[run]
 
-    def _reduce(self, prediction: Tensor, rows: Tensor, owner: Tensor, owners: int) -> Scored:
+    def _reduce(self, prediction: Tensor, rows: Tensor, owner: Tensor, owners: int, calibrated: bool = True) -> Scored:
+        """calibrated: with histograms of the scores, which would be large for many owners."""
         task = self.job.task
         # on the CPU: adding up on a GPU is quick but not the same twice
         y, s, prediction, owner = (part.cpu() for part in (self.tables.y[rows], self.tables.s[rows], prediction, owner))
@@ -170,7 +173,23 @@ class Evaluator:
             decision = label * task.num_classes + task.decide(prediction)
             mean, ks = np.full(shape[:2], np.nan), np.full(owners, np.nan)
         counts = _sums((*shape, shape[2]), decision)
-        return Scored(counts.numpy(), _sums(shape, label, loss).numpy(), ks, mean, counts.sum(2).numpy())
+        calibration = np.zeros((*shape[:2], 0, 3))
+        if calibrated and task.kind == "classification":
+            calibration = _calibration(prediction, y, group, shape[:2])
+        return Scored(counts.numpy(), _sums(shape, label, loss).numpy(), ks, mean, counts.sum(2).numpy(), calibration)
+
+
+def _calibration(prediction: Tensor, y: Tensor, group: Tensor, shape: tuple[int, int]) -> np.ndarray:
+    """Rows, rows where the score came true and the sum of scores, by owner, group and bin [owners, G, BINS, 3]."""
+    if prediction.dim() == 1 or prediction.shape[-1] == 2:
+        score, true = (prediction if prediction.dim() == 1 else prediction[:, 1]), y
+    else:
+        score, decided = prediction.max(-1)
+        true = (decided == y).long()
+    score = score.double()
+    cell = group * BINS + torch.bucketize(score, torch.from_numpy(EDGES))
+    rows = _sums((*shape, BINS, 2), cell * 2 + true)
+    return torch.stack([rows.sum(-1), rows[..., 1], _sums((*shape, BINS), cell, score)], -1).numpy()
 
 
 def _sums(shape: tuple[int, ...], cell: Tensor, values: Tensor | None = None) -> Tensor:

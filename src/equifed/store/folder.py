@@ -42,7 +42,7 @@ from equifed.store.environment import data_record, environment
 from equifed.store.locks import is_held, lock_at, take
 from equifed.store.results import CHECKPOINT, load_result, write_result
 
-FORMAT = "equifed-checkpoint-2"
+FORMAT = "equifed-checkpoint-3"
 FEDERATION = "federation.json"
 """Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
 Status = Literal["running", "finished", "interrupted", "failed"]
