@@ -17,6 +17,7 @@ EXAMPLES = {
     "model-not-finite": {"phase": "train"},
     "compiling-failed": {"error": "OSError"},
     "no-compiler": {},
+    "groups-merged": {"group": "other (merged)", "min_group": 50, "rows": {"f & a": 12, "m & a": 1}},
     "no-test-rows": {},
     "rounds-not-applied": {"obstacle": FEW, "count": 2, "of": 9, "rounds": [3, 4], "seed": 0},
     "replies-rejected": {"count": 4},
@@ -57,6 +58,10 @@ def test_words():
         "The constraint is not met at the end of 2 of 6 runs (first: seed 3, epsilon 0.1), by 0.25 there; see `log`. "
         "More rounds may help."
     )
+    assert said["groups-merged"] == (
+        "Groups with fewer than 50 of all rows are one group, 'other (merged)': f & a (12 rows), m & a (1 rows)."
+    )
+    assert "that the schema does not list" in str(Note("groups-merged", {**EXAMPLES["groups-merged"], "rows": {}}))
     assert said["stopped-early"].startswith("4 of 6 runs converged and stopped at rounds 2 to 5 of 9")
     assert "1,200 of 1,500 test rows" in said["disclosed"]
     assert "none of the 1,500 test rows" in str(Note("disclosed", {"rows": 0, "of": 1500}))

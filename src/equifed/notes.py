@@ -80,6 +80,14 @@ def _withheld(client: str, counts: Sequence[str], predicted: Sequence[str]) -> s
     )
 
 
+def _groups_merged(group: str, min_group: int, rows: Mapping[str, int]) -> str:
+    whole = f"are one group, {group!r}"
+    if not rows:
+        return f"Groups that the schema does not list, because they had fewer than {min_group:,} rows, {whole}."
+    listed = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.items())
+    return f"Groups with fewer than {min_group:,} of all rows {whole}: {listed}."
+
+
 def _disclosed(rows: int, of: int) -> str:
     if not rows:
         return (
@@ -135,6 +143,8 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "no-compiler": lambda: (
         "A C++ compiler would let this long run be compiled and go several times faster; none was found."
     ),
+    # what the groups are
+    "groups-merged": _groups_merged,
     # what happened in the rounds
     "no-test-rows": lambda: "The federation has no test rows, so nothing was measured.",
     "rounds-not-applied": _rounds_not_applied,

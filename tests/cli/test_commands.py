@@ -312,6 +312,26 @@ def test_a_methods_own_hyper_parameters(place, invoke, tiny):
         assert said in outcome.stderr
 
 
+def test_compare_by_other_columns(needs, place, invoke):
+    needs("german")
+    options = ("compare", "german", *SMALL, "--methods", "fedavg,local", "--sensitive", "sex,foreign_worker")
+    outcome = invoke(*options, "--min-group", "40")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "groups by sex, foreign_worker" in outcome.stdout
+    # a group-by of the table: the two with fewer than 40 rows
+    merged = "are one group, 'other (merged)': female & no (7 rows), male & no (30 rows)"
+    assert merged in " ".join(outcome.stderr.split())
+    assert "other (merged)" in invoke("show", "latest").stdout
+    found = data(invoke(*options, "--json"))
+    assert found["settings"]["data"] == {
+        "name": "german", "preset": "default", "sensitive": ["sex", "foreign_worker"]
+    }  # fmt: skip
+    wrong = invoke(*options[:-1], "sex,job,houses")
+    assert wrong.exit_code == 2
+    assert "--sensitive: Unknown sensitive column of german 'houses'. Did you mean 'housing'?" in wrong.stderr
+    assert invoke(*options, "--min-group", "5000").exit_code == 3
+
+
 def test_compare_leaves_out_endless_tests_of_personal_models(place, invoke, tiny, monkeypatch):
     monkeypatch.setattr("equifed.cli.runs.PERSONAL_TESTS", 100)
     some = {name: REGISTRY[name] for name in ("fedavg", "local")}

@@ -235,6 +235,22 @@ def test_a_table_gives_the_schema_and_none_of_its_rows(tmp_path):
     assert not [name for name in (tmp_path).iterdir() if name.name.startswith(".")]
 
 
+def test_the_schema_crosses_several_columns_and_holds_no_counts(tmp_path):
+    frame = table()
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    sizes = frame.groupby(["sex", "ward"]).size()
+    least = int(sizes.sort_values().iloc[2])
+    large = [f"{a} & {b}" for (a, b), n in sizes.items() if n >= least]
+    done = invoke(
+        *("init", tmp_path / "fed", "--table", tmp_path / "own.csv", "--label", "cured"),
+        *("--sensitive", "sex,ward", "--min-group", least),
+    )
+    assert done.exit_code == 0, done.output
+    schema = Schema.from_json((Folder.of(tmp_path / "fed").app / "schema.json").read_text())
+    assert schema.groups == ("other (merged)", *large)
+    assert schema.min_group == least
+
+
 def test_a_schema_is_taken_as_it_is(tmp_path, schema):
     (tmp_path / "agreed.json").write_text(schema.to_json())
     done = invoke("init", tmp_path / "fed", "--schema", tmp_path / "agreed.json")

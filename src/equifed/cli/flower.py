@@ -51,8 +51,16 @@ def init(
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: the column to predict.")] = None,
     sensitive: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --table: the groups to be treated fairly.")
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="With --table: the columns whose groups are to be treated fairly; of several, their intersections.",
+        ),
     ] = None,
+    min_group: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="With --table: merge groups with fewer rows than this in it."),
+    ] = 0,
     positive: Annotated[
         str | None, typer.Option(metavar="VALUE", help="With --table: the label that is the good outcome.")
     ] = None,
@@ -70,7 +78,7 @@ def init(
     """
     from equifed.cli.flower_runs import make, schema_of_options
 
-    given = schema_of_options(table, label, sensitive, positive, meaning, schema)
+    given = schema_of_options(table, label, sensitive, min_group, positive, meaning, schema)
     made = make(folder, silos=silos, method=method, rounds=rounds, address=address, port=port, schema=given)
     show(near(made.path / "README.md"))
     say("The file above has every command, for the server and for each silo.")

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from equifed.cli.console import err, near, say
-from equifed.cli.options import Output
+from equifed.cli.options import Output, split_names
 from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
@@ -38,12 +38,19 @@ def schema_of_options(
     table: Path | None,
     label: str | None,
     sensitive: str | None,
+    min_group: int,
     positive: str | None,
     meaning: str | None,
     schema: Path | None,
 ) -> Schema | None:
     """The schema that the options of `init` give, if they give one."""
-    columns = {"--label": label, "--sensitive": sensitive, "--positive": positive, "--meaning": meaning}
+    columns = {
+        "--label": label,
+        "--sensitive": sensitive,
+        "--min-group": min_group or None,
+        "--positive": positive,
+        "--meaning": meaning,
+    }
     given = [option for option, value in columns.items() if value is not None]
     if table is None:
         if given:
@@ -54,11 +61,14 @@ def schema_of_options(
     if label is None or sensitive is None:
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
     frame = read_table(table)
-    for option, column in (("--label", label), ("--sensitive", sensitive)):
+    groups = split_names(sensitive, "--sensitive")
+    for option, column in (("--label", label), *(("--sensitive", column) for column in groups)):
         if column not in frame.columns:
             known = ", ".join(map(str, frame.columns))
             raise ConfigError(f"{option} {column!r}: {table} has no such column. It has: {known}.")
-    return Schema.infer(frame, label=label, sensitive=sensitive, positive=positive, meaning=meaning or "")
+    return Schema.infer(
+        frame, label=label, sensitive=groups, min_group=min_group, positive=positive, meaning=meaning or ""
+    )
 
 
 def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:

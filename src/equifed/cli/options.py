@@ -55,6 +55,12 @@ _OTHER_SECTIONS = {
         "NAME",
         "How to read the data: a preset of `equifed data describe`. (default: its first)",
     ),
+    "sensitive": (
+        "data.sensitive",
+        "A,B,...",
+        "Columns whose values are the groups; of several, their intersections. (default: the preset's)",
+    ),
+    "min_group": ("data.min-group", "N", "Merge groups with fewer rows than this into one. (default: 0)"),
     "partition": (
         "partition.kind",
         "KIND",
@@ -76,7 +82,8 @@ _OTHER_SECTIONS = {
 def _generated() -> Iterator[tuple[str, Any, Any]]:
     """A field for each key of a configuration that is an option of `compare` and `sweep`, as text."""
     for name, (key, metavar, text) in _OTHER_SECTIONS.items():
-        yield name, str | None, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
+        hint = (list[str] if metavar == "A,B,..." else str) | None
+        yield name, hint, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
     for section, kind in (("run", RunSettings), ("local", Local)):
         for option in options_of(kind):
             yield option.key, *_option(section, option)

@@ -32,6 +32,7 @@ from equifed.config import Config, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
+from equifed.notes import Note
 from equifed.report.silos import other_notes
 from equifed.report.wording import outcome
 from equifed.results import Result
@@ -136,6 +137,8 @@ def compare(
         "failed_checks": failed,
     }
     _print_comparison(configs[0], feds[0], records, output, more)
+    for note in _shared_notes(results):
+        say(f"Note: {note}")
     write_report(results, page)
     say(f"Report: {near(page)}")
     if broken:
@@ -149,6 +152,11 @@ def _say_held_back(config: Config) -> None:
             f"Note: {config.data.validation:.0%} of the rows are held back from training, to choose by the target on "
             "them; the test rows are the same as ever (data.validation)."
         )
+
+
+def _shared_notes(results: Sequence[Result]) -> list[Note]:
+    """What is true of every result, such as what was done to the groups; the rest is in the report."""
+    return [note for note in results[0].notes if all(note in result.notes for result in results)]
 
 
 def _config(data: str, method: str, settings: Settings, methods: Sequence[str]) -> Config:
@@ -180,14 +188,15 @@ def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
 def _print_comparison(config: Config, fed: Federation, records: list[Record], output: Output, more: Record) -> None:
     settings, data, run = config.resolved(), config.data, config.run
     if output.json:
-        kept = {key: settings[key] for key in ("run", "partition", "model", "local") if key in settings}
+        kept = {key: settings[key] for key in ("run", "data", "partition", "model", "local") if key in settings}
         facts = {"data": data.name, "preset": data.preset, "rounds": run.rounds, "seeds": run.seed_list}
         print_json(facts | {"settings": kept, "methods": records} | more)
         return
     show(
         f"{fed.name} ({data.preset}): {fed.num_clients} clients, {run.clients_per_round or fed.sampled} per round, "
         f"{run.rounds} rounds, {len(run.seed_list)} seeds, {settings['model']['kind']}, "
-        f"partition {settings['partition']['kind']}\n",
+        f"partition {settings['partition']['kind']}"
+        + (f", groups by {', '.join(fed.provenance['sensitive'])}\n" if "sensitive" in fed.provenance else "\n"),
         comparison(records),
         footnotes(records),
     )

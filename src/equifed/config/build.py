@@ -25,7 +25,13 @@ def load_federations(config: Config) -> list[Federation]:
     with _placing(config), blaming(section="data"):
         if data.name is not None:
             feds: list[Federation] = load(
-                data.name, preset=data.preset, partition=config.partition, validation=data.validation, seeds=seeds
+                data.name,
+                preset=data.preset,
+                sensitive=data.sensitive,
+                min_group=data.min_group or 0,
+                partition=config.partition,
+                validation=data.validation,
+                seeds=seeds,
             )
             return feds
         made = [
@@ -34,6 +40,7 @@ def load_federations(config: Config) -> list[Federation]:
                 schema=None if data.schema_ is None else config.folder / data.schema_,
                 label=data.label,
                 sensitive=data.sensitive,
+                min_group=data.min_group or 0,
                 positive=data.positive,
                 meaning=data.meaning,
                 test=data.test,

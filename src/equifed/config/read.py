@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from equifed.data import Preset
 
 S = TypeVar("S", bound=BaseModel)
+NAMED = {"name", "preset", "sensitive", "min_group", "validation"}
+"""Keys of [data] that go with a named data set."""
 
 
 VALIDATION = 0.1
@@ -119,8 +121,7 @@ def _data_of(data: DataSection) -> Preset | None:
         if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
             raise ConfigError('need different names; otherwise write them as a table, client = "file".', key="files")
         return None
-    own = {"name", "preset", "validation"}
-    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - own]
+    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - NAMED]
     if given:
         raise ConfigError(
             f"The section has both a name and {', '.join(given)}; those belong to files. Keep one of them.",

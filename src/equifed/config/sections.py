@@ -56,7 +56,10 @@ class DataSection(_Section):
     label: str | None = None
     """The label's column, when there is no schema."""
     sensitive: str | list[str] | None = None
-    """The sensitive column or columns, when there is no schema."""
+    """The sensitive column or columns, when there is no schema; several: their intersections are the groups. Of a named
+    data set: in place of the preset's."""
+    min_group: int | None = Field(None, ge=0)
+    """Groups with fewer rows than this, of all clients' rows, become one, "other (merged)". Left out: 0."""
     positive: str | int | float | None = None
     """The label value that is class 1, when there is no schema."""
     meaning: str = ""
@@ -113,7 +116,8 @@ class Config:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
         data = _spelt(self.data.model_dump())
         if self.data.name is not None:
-            data = {key: data[key] for key in ("name", "preset", "validation") if key in data}
+            own = ("name", "preset", "sensitive", "min-group", "validation")
+            data = {key: data[key] for key in own if key in data}
         elif folder is not None:
             named = {"schema": self.data.schema_, "validation-file": self.data.validation_file}
             files = {key: self.folder / file for key, file in named.items() if file is not None}

@@ -75,6 +75,8 @@ class Preset:
     """The study's way of dealing rows to clients, where it is none of these."""
     where: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Keep the rows whose column has one of these values."""
+    min_group: int = 0
+    """Groups with fewer rows than this become one."""
     drop_missing: bool = False
     """Drop the rows that miss a value in a column that the preset uses."""
     image: tuple[int, int, int] | None = None
@@ -82,7 +84,7 @@ class Preset:
 
     @property
     def privileged(self) -> str | None:
-        return self.groups[-1] if self.sensitive else None
+        return self.groups[-1] if self.sensitive and self.groups else None
 
     @property
     def sampled(self) -> int:
@@ -117,12 +119,25 @@ class Preset:
             positive=self.positive,
             meaning=self.meaning,
             privileged=self.privileged,
+            min_group=self.min_group,
             categorical=self.categorical,
             encoding=self.encoding,
             scaling=self.scaling,
             task=self.task,
             label_range=self.label_range,
         )
+
+    def grouped_by(self, sensitive: str | Sensitive | Sequence[str | Sensitive] | None, min_group: int = 0) -> Preset:
+        """The same rows and inputs with the groups of other columns. A column that the preset itself has groups of
+        means those groups (COMPAS: Caucasian and all others), also where it is crossed with others."""
+        own = {rule.column: rule for rule in self.sensitive}
+        given = self.sensitive if sensitive is None else sensitive
+        rules = tuple(
+            rule if isinstance(rule, Sensitive) else own.get(rule, Sensitive(column=rule))
+            for rule in ([given] if isinstance(given, str | Sensitive) else given)
+        )
+        groups = self.groups if rules == self.sensitive else ()
+        return dataclasses.replace(self, sensitive=rules, groups=groups, min_group=min_group)
 
     def default_partition(self) -> Partitioner:
         """How the rows are dealt to clients where no partition is given, in Python and in configurations alike."""
@@ -218,13 +233,20 @@ class Dataset:
         preset: str | Preset | None = None,
         home: str | os.PathLike[str] | None = None,
         columns: Sequence[str] = (),
+        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
+        min_group: int = 0,
     ) -> Loaded:
         """The data set as numbers, by one of its presets (or a changed copy of one), with further `columns` as they
-        are."""
+        are. sensitive, min_group: see `Preset.grouped_by`."""
         chosen = self.preset(preset)
         frame, hashes = self.table(chosen, home)
+        chosen = chosen.grouped_by(sensitive, min_group)
         pixels = set(chosen.features) if chosen.image else set()
         known = [column for column in frame.columns if column not in pixels]
+        for rule in chosen.sensitive:
+            if rule.column not in known or rule.column == chosen.label:
+                possible = [column for column in known if column != chosen.label]
+                raise unknown_name(f"sensitive column of {self.name}", rule.column, possible, key="sensitive")
         for column in columns:
             if column not in known:
                 raise unknown_name(f"column of {self.name}", column, ["label", "group", *known])

@@ -28,7 +28,7 @@ from equifed.data.encode import (
     shortened,
     sorted_texts,
 )
-from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, unknown_name
+from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, check_number, unknown_name
 from equifed.partition.base import as_numbers, as_text, check_column
 
 Encoding = Literal["ordinal", "onehot"]
@@ -36,6 +36,8 @@ Scaling = Literal["minmax", "standard", "none"]
 TaskKind = Literal["classification", "regression"]
 
 MISSING = "(missing)"
+MERGED = "other (merged)"
+"""The group of the rows whose own groups were too small to stand alone."""
 MAX_GROUPS = 20
 MANY_CATEGORIES = 50
 FAR_DEVIATIONS = 1000.0  # this many deviations from 0, float32 loses digits that standardising needs
@@ -98,8 +100,8 @@ class Sensitive(_Strict):
         values = sorted_texts(series)
         if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
             raise DataError(
-                f"{len(values)} different numbers are too many for groups. Give a threshold, or a column that names "
-                "the groups.",
+                f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
+                "equifed.data.Sensitive), or a column that names the groups.",
                 column=self.column,
             )
         return self.model_copy(update={"groups": {value: value for value in values}})
@@ -149,6 +151,8 @@ class Encoded:
     task: TaskKind
     attribute: NDArray[np.float32] | None = None
     """[n, d] the sensitive attribute as numbers, where it says more than the group: continuous, or several columns."""
+    merged: dict[str, int] = field(default_factory=dict)
+    """Rows of every group that is now a part of `MERGED`, by its name."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Further columns as they are, row by row (STATE, split), for partitions and given splits."""
     schema: Schema | None = None
@@ -169,7 +173,10 @@ class Schema(_Strict):
     """Regression: the label values that become 0 and 1."""
     sensitive: tuple[Sensitive, ...] = ()
     groups: tuple[str, ...] = ("all",)
-    """Group names in code order, the privileged one last. Several sensitive columns: "a & b"."""
+    """Group names in code order, the privileged one last. Several sensitive columns: "a & b". Where `MERGED` is among
+    them, it is the group of all rows whose own is not listed."""
+    min_group: int = 0
+    """Groups with fewer rows than this, in the table that the schema was read off, became part of `MERGED`."""
     encoding: Encoding = "onehot"
     scaling: Scaling = "standard"
 
@@ -209,6 +216,7 @@ class Schema(_Strict):
         positive: object = None,
         meaning: str = "",
         privileged: str | None = None,
+        min_group: int = 0,
         categorical: Sequence[str] = (),
         encoding: Encoding = "onehot",
         scaling: Scaling = "standard",
@@ -220,7 +228,8 @@ class Schema(_Strict):
         """Read the schema off a table.
 
         Without `features` every column but the label and those to `exclude` is an input, and the sensitive ones only
-        with `sensitive_as_input`. `categorical` names number columns whose numbers are codes.
+        with `sensitive_as_input`. `categorical` names number columns whose numbers are codes. Groups with fewer than
+        `min_group` rows become one.
         """
         if task not in get_args(TaskKind):
             raise unknown_name("task", task, get_args(TaskKind), key="task")
@@ -234,6 +243,10 @@ class Schema(_Strict):
         named = [
             rule if isinstance(rule, Sensitive) else Sensitive(column=check_column("sensitive", rule)) for rule in given
         ]
+        twice = [rule.column for i, rule in enumerate(named) if rule.column in (other.column for other in named[:i])]
+        if twice:
+            raise ConfigError(f"names the column {twice[0]!r} twice.", key="sensitive", value=twice[0])
+        check_number("min_group", min_group, whole=True, low=0)
         with blaming(key="sensitive"):
             rules = tuple(rule.infer(frame) for rule in named)
         if features is None:
@@ -252,7 +265,8 @@ class Schema(_Strict):
             "meaning": meaning,
             "label_range": label_range,
             "sensitive": rules,
-            "groups": _infer_groups(frame, rules, privileged),
+            "groups": _infer_groups(frame, rules, privileged, min_group),
+            "min_group": min_group,
             "encoding": encoding,
             "scaling": scaling,
         }
@@ -267,19 +281,26 @@ class Schema(_Strict):
         names = [*(column.name for column in self.columns), self.label, *(rule.column for rule in self.sensitive)]
         return tuple(dict.fromkeys(names))
 
+    @property
+    def merged(self) -> str | None:
+        """The group of all rows whose own is not listed; None: there is none, and such a row is refused."""
+        return MERGED if MERGED in self.groups else None
+
     def encode(self, frame: pd.DataFrame, *, columns: Sequence[str] = ()) -> Encoded:
         """The numbers of a table; `columns` are kept as they are beside them."""
         x, names, scale = self._inputs(frame)
+        s, merged = _group_codes(frame, self.sensitive, self.groups)
         return Encoded(
             x=x,
             y=self._labels(frame),
-            s=_group_codes(frame, self.sensitive, self.groups),
+            s=s,
             feature_names=names,
             class_names=self.classes if self.task == "classification" else (),
             group_names=self.groups,
             scale_columns=scale,
             task=self.task,
             attribute=self._attribute(frame),
+            merged=merged,
             columns={name: column_of(frame, name).to_numpy() for name in columns},
             schema=self,
         )
@@ -408,13 +429,25 @@ def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task
     return (*(value for value in values if value != one), one)
 
 
-def _infer_groups(frame: pd.DataFrame, rules: Sequence[Sensitive], privileged: str | None) -> tuple[str, ...]:
+def _infer_groups(
+    frame: pd.DataFrame, rules: Sequence[Sensitive], privileged: str | None, min_group: int
+) -> tuple[str, ...]:
     codes, names = _intersections(frame, rules)
-    present = [names[code] for code in np.unique(codes)]
-    if privileged is None:
-        return tuple(present)
-    if privileged not in present:
+    rows = dict(zip(names, np.bincount(codes, minlength=len(names)).tolist(), strict=True))
+    present = [name for name in names if rows[name]]
+    large = [name for name in present if rows[name] >= min_group]
+    if not large:
+        raise DataError(
+            f"no group has {min_group} rows, the largest {max(rows.values())}. Give a smaller number.",
+            key="min_group",
+            value=min_group,
+        )
+    if privileged is not None and privileged not in present:
         raise DataError(f"No row belongs to the privileged group {privileged!r}. Groups: {', '.join(present)}.")
+    if len(present) - len(large) > 1:  # one small group by itself has nothing to be merged with
+        present = [MERGED, *large]
+    if privileged is None or privileged not in present:
+        return tuple(present)
     return (*(name for name in present if name != privileged), privileged)
 
 
@@ -428,17 +461,21 @@ def _intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDA
     return codes, names
 
 
-def _group_codes(frame: pd.DataFrame, rules: Sequence[Sensitive], groups: Sequence[str]) -> NDArray[np.int64]:
+def _group_codes(
+    frame: pd.DataFrame, rules: Sequence[Sensitive], groups: Sequence[str]
+) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """Per row the code of its group; and the rows of each group that is merged with others."""
     codes, names = _intersections(frame, rules)
     position = {name: i for i, name in enumerate(groups)}
-    lookup = np.array([position.get(name, -1) for name in names], dtype=np.int64)
+    lookup = np.array([position.get(name, position.get(MERGED, -1)) for name in names], dtype=np.int64)
     s = lookup[codes]
     if (s < 0).any():
         row = int(np.argmax(s < 0))
         columns = " & ".join(rule.column for rule in rules)
         text = f"group {names[codes[row]]!r} is not in the schema. Known groups: {', '.join(groups)}."
         raise RowError(text, column=columns, row=frame.index[row])
-    return s
+    rows = dict(zip(names, np.bincount(codes, minlength=len(names)).tolist(), strict=True))
+    return s, {name: count for name, count in rows.items() if count and name not in position}
 
 
 def _first_message(error: ValidationError) -> str:

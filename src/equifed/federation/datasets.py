@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
-from typing import overload
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
 
 from equifed import partition as parts
-from equifed.data import Preset, data_home, get_dataset
+from equifed.data import Preset, Sensitive, data_home, get_dataset
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, check_number
 from equifed.federation.federation import Federation, check_seed
@@ -22,6 +22,8 @@ def load(
     name: str,
     *,
     preset: str | Preset | None = ...,
+    sensitive: str | Sensitive | Sequence[str | Sensitive] | None = ...,
+    min_group: int = ...,
     partition: AnyPartitioner | None = ...,
     validation: float | None = ...,
     seed: int = ...,
@@ -32,6 +34,8 @@ def load(
     name: str,
     *,
     preset: str | Preset | None = ...,
+    sensitive: str | Sensitive | Sequence[str | Sensitive] | None = ...,
+    min_group: int = ...,
     partition: AnyPartitioner | None = ...,
     validation: float | None = ...,
     seeds: Iterable[int],
@@ -41,6 +45,8 @@ def load(
     name: str,
     *,
     preset: str | Preset | None = None,
+    sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
+    min_group: int = 0,
     partition: AnyPartitioner | None = None,
     validation: float | None = None,
     seed: int = 0,
@@ -50,6 +56,9 @@ def load(
     """A named data set as a federation; with `seeds`, one federation each, with a split and a partition of its own.
 
     `name` is one of `equifed data list`, or "module:NAME" for an `equifed.data.Dataset` in a module of your own.
+    sensitive: columns of the data set whose values, or their intersections, are the groups, in place of the preset's;
+    the inputs stay the preset's. A column that the preset has groups of means those. min_group: groups with fewer rows
+    than this, of all rows, become one, "other (merged)".
     Without a partition, the preset's own is used. validation: a share of the rows that the server takes from the
     clients' training rows, to choose settings on; the test rows stay the same. Left out: the preset's own validation
     rows, if it has any. The rows are held once however many seeds there are.
@@ -62,25 +71,32 @@ def load(
     columns = [] if partition is None else columns_of(partition)
     dataset = get_dataset(name)
     with blaming_partition(partition):
-        encoded, chosen, frame, hashes = dataset.encode(preset, home, columns)
+        encoded, chosen, frame, hashes = dataset.encode(preset, home, columns, sensitive, min_group)
     if partition is None:
         partition = chosen.default_partition()
-    provenance = {
+    provenance: dict[str, Any] = {
         "data": name,
         "preset": chosen.name,
         "files": hashes,
         "partition": parts.describe(partition),
         **({} if validation is None else {"validation": validation}),
     }
+    if sensitive is not None:
+        provenance["sensitive"] = [rule.column for rule in chosen.sensitive]
     check_complete(frame, columns_of(partition))
     dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test, validation)
     if dealt[0].angles is not None:
+        if sensitive is not None or min_group:
+            raise ConfigError("has no meaning here: the partition's angles are the groups.", key="sensitive")
         made = turned(encoded, dealt, seed_list, data_home(home) / dataset.name)
     else:
         made = [Federation.of(encoded, holdings, seed=s) for s, holdings in zip(seed_list, dealt, strict=True)]
     sampled = chosen.sampled
     made = [
-        dataclasses.replace(fed, name=name, provenance=provenance, clients_per_round=sampled).checked() for fed in made
+        dataclasses.replace(
+            fed, name=name, provenance=provenance | dict(fed.provenance), clients_per_round=sampled
+        ).checked()
+        for fed in made
     ]
     return made if seeds is not None else made[0]
 

@@ -167,6 +167,7 @@ class Federation:
         sensitive: str | Sensitive | Sequence[str | Sensitive],
         partition: AnyPartitioner,
         seed: int = 0,
+        min_group: int = 0,
         features: Sequence[str] | None = None,
         positive: object = None,
         meaning: str = "",
@@ -181,7 +182,8 @@ class Federation:
     ) -> Federation:
         """From a data frame: encoded, split by `seed`, and dealt to clients by a partitioner.
 
-        label, sensitive: column names; several sensitive columns make their intersections the groups.
+        label, sensitive: column names; several sensitive columns make their intersections the groups. min_group: groups
+        with fewer rows than this become one, "other (merged)".
         partition: one of `equifed.partition`. seed: of the split and the partition.
         features: input columns (default: all but the label, the sensitive ones and the column of a natural partition);
         sensitive_as_input=True adds the sensitive ones.
@@ -203,6 +205,7 @@ class Federation:
             features,
             label=label,
             sensitive=sensitive,
+            min_group=min_group,
             sensitive_as_input=sensitive_as_input,
             positive=positive,
             meaning=meaning,
@@ -223,6 +226,7 @@ class Federation:
         schema: str | Path | Schema | None = None,
         label: str | None = None,
         sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
+        min_group: int = 0,
         positive: object = None,
         meaning: str = "",
         test: float = 0.2,
@@ -235,7 +239,8 @@ class Federation:
         """From one CSV or Parquet file per silo; clients are named after the files, or by the mapping's keys.
 
         schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive,
-        positive and meaning (what the positive class says of a row), from which it is read off all files together.
+        min_group, positive and meaning (what the positive class says of a row), from which it is read off all files
+        together.
         test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
         the global test set is all of them. validation_file: the server's own validation rows, in place of a share.
         client_groups: {silo: group}, for methods that need to know each client's group.
@@ -258,7 +263,10 @@ class Federation:
                 text = "Files need a schema, or the names of the label and the sensitive columns."
                 raise ConfigError(text, key="schema")
             by_file = {paths[silo].name: frame for silo, frame in frames.items()}
-            schema = tables.infer_schema(by_file, label, sensitive, positive, meaning)
+            options = {"positive": positive, "meaning": meaning, "min_group": min_group}
+            schema = tables.infer_schema(by_file, label=label, sensitive=sensitive, **options)
+        elif min_group:
+            raise ConfigError("is 0 where there is a schema: it lists the groups.", key="min_group", value=min_group)
         elif isinstance(schema, str | os.PathLike):
             schema = tables.read_schema(schema)
         silos = {silo: tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()}
@@ -298,7 +306,7 @@ class Federation:
             scaling=fit_scaling(encoded.x, train.index, encoded.scale_columns) if standardise else None,
             name=name,
             seed=seed,
-            provenance=provenance or {},
+            provenance={**(provenance or {}), **({"merged_groups": encoded.merged} if encoded.merged else {})},
             schema=encoded.schema,
         )
 

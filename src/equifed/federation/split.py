@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,7 +113,8 @@ def _join(tables: Sequence[Encoded]) -> Encoded:
     x, y, s = (np.concatenate([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
     attributes = [table.attribute for table in tables if table.attribute is not None]
     attribute = np.concatenate(attributes) if attributes else None
-    return dataclasses.replace(tables[0], x=x, y=y, s=s, attribute=attribute)
+    merged: Counter[str] = sum((Counter(table.merged) for table in tables), Counter())
+    return dataclasses.replace(tables[0], x=x, y=y, s=s, attribute=attribute, merged=dict(merged))
 
 
 def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

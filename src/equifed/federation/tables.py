@@ -62,15 +62,14 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
     return named
 
 
-def infer_schema(
-    frames: Mapping[str, pd.DataFrame], label: str, sensitive: Any, positive: object, meaning: str
-) -> Schema:
-    """The schema of all files together; each row is labelled with its place and its file, for messages."""
+def infer_schema(frames: Mapping[str, pd.DataFrame], **options: Any) -> Schema:
+    """The schema of all files together; each row is labelled with its place and its file, for messages. `options`: of
+    `Schema.infer`."""
     filled = {file: frame for file, frame in frames.items() if len(frame)}
     if not filled:
         raise DataError(f"None of the files has a row: {', '.join(frames)}.", key="files")
     labelled = [frame.set_axis([f"{row} of {file}" for row in frame.index]) for file, frame in filled.items()]
-    return Schema.infer(pd.concat(labelled), label=label, sensitive=sensitive, positive=positive, meaning=meaning)
+    return Schema.infer(pd.concat(labelled), **options)
 
 
 def read_schema(path: str | Path) -> Schema:

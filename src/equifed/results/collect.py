@@ -21,6 +21,7 @@ from equifed.results.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
+    from equifed.federation import Federation
     from equifed.simulator import Job, Message, Rejection, RoundLog, State, Step
 
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
@@ -89,12 +90,21 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
     rejected = sum(log.rejected for log in logs)
     return [
         *([Note("no-test-rows")] if unmeasured else []),
+        *_groups(job.federation),
         *_not_applied(job, logs),
         *([Note("replies-rejected", {"count": rejected})] if rejected else []),
         *_clipping(job, logs),
         *_absences(rejections),
         *_endings(job, logs),
     ]
+
+
+def _groups(fed: Federation) -> list[Note]:
+    """What a reader should know about who is in a group."""
+    if fed.schema is None or fed.schema.merged is None:
+        return []
+    rows = dict(fed.provenance.get("merged_groups", {}))
+    return [Note("groups-merged", {"group": fed.schema.merged, "min_group": fed.schema.min_group, "rows": rows})]
 
 
 def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
