@@ -27,7 +27,7 @@
     const style = getComputedStyle(owner);
     check("texts", 4.5, owner, owner.closest("svg") ? style.fill : style.color, `text ${node.data.trim().slice(0, 40)}`);
   }
-  for (const mark of document.querySelectorAll(".chart path.point, .chart path.js-line, .chart .errorbar path, .chart path.box")) {
+  for (const mark of document.querySelectorAll(".chart path.point, .chart path.js-line, .chart .errorbar path, .chart path.box, .chart .bars path")) {
     const style = getComputedStyle(mark);
     const drawn = [style.stroke, style.fill].filter((colour) => colour.startsWith("rgb") && (parse(colour)[3] ?? 1) === 1);
     if (!shown(mark) || !drawn.length || mark.closest("[style*='stroke-width: 0']")) continue;

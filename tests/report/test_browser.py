@@ -14,6 +14,7 @@ import equifed as ef
 from equifed.report import write_report
 from report.browser import Browser, browser, chromium
 from report.federated import troubled, untroubled
+from report.pdf import texts
 from report.runs import HOSTILE, federation, hostile_result, run
 
 pytestmark = pytest.mark.skipif(
@@ -244,6 +245,36 @@ def test_a_federation(window, federated, width):
     window.open(federated[1])
     drawn = "document.getElementById('rounds-chart').data[0].y.some((value) => value !== null)"
     assert window.do(drawn)  # not the accuracy, of which nothing is known
+
+
+MANY = """(section) => {
+  const body = document.querySelector(`#${section} tbody`), first = body.rows[0];
+  body.replaceChildren(...Array.from({ length: 60 }, (_, i) => {
+    const row = first.cloneNode(true);
+    row.cells[0].textContent = `row${String(i).padStart(2, 0)}begins`;
+    row.lastElementChild.append(`row${String(i).padStart(2, 0)}ends`);
+    return row;
+  }));
+  document.querySelectorAll("section").forEach((each) => each.hidden = each.id !== section);
+  document.querySelectorAll(".chart").forEach((each) => each.remove());
+}"""
+"""Makes a section's table a long one, and leaves nothing else on the page."""
+
+
+def test_on_paper_heads_are_repeated_and_rows_are_whole(window, page):
+    window.open(page)
+    whole = "".join(texts(window.pdf()))
+    assert "Howtocite" in whole
+    for said in ("Clickaheading", "Clickaname", "Saveasafile"):  # nobody clicks on paper
+        assert said not in whole
+    for section, head in (("comparison", "accuracy↑"), ("baseline", "accuracy"), ("groups", "selectionrate")):
+        window.open(page)
+        window.do(f"({MANY})({section!r})")
+        pages = [text for text in texts(window.pdf()) if "begins" in text]
+        assert len(pages) > 1
+        assert all(head in text for text in pages), section
+        for text in pages:
+            assert set(re.findall(r"row\d\d(?=begins)", text)) == set(re.findall(r"row\d\d(?=ends)", text))
 
 
 @pytest.mark.full  # a stress test of the page; every chart is drawn in the other tests
