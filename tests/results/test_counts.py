@@ -13,6 +13,7 @@ import pytest
 import equifed as ef
 from equifed.federation import RowSets
 from equifed.metrics import counts
+from equifed.metrics.calibration import BINS, histograms
 from equifed.store.results import load_result, save_result
 
 GROUPS = ["a", "b", "c"]
@@ -109,3 +110,40 @@ def test_how_many_rows_seeds_share() -> None:
     assert 0.1 < found["test"] < 0.3 > found["validation"]
     again = [ef.Federation.from_arrays([rows(rng, 40)], test=TEST, validation=rows(rng, 30)) for _ in range(2)]
     assert shared(again) == {"test": 1.0, "validation": 0.0}
+
+
+def test_histograms_and_local_gaps_are_kept_and_come_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    fed = ef.Federation.from_arrays(
+        [rows(rng, 40) for _ in range(3)], test=TEST, client_tests=[rows(rng, 20) for _ in range(3)]
+    )
+    result = ef.sweep(ef.methods.FedProx(), fed, over={"mu": [0.0, 5.0]}, seeds=[3, 7], **SETTINGS)
+    x, y, s = TEST
+    for (mu, seed), block in result.calibration.groupby(["mu", "seed"]):
+        expected = histograms(y, result.predict(x, run=(mu, seed)), sensitive_features=s)
+        found = block[["rows", "positives", "score_sum"]].to_numpy().reshape(3, BINS, 3)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert list(dict.fromkeys(block["group"])) == GROUPS
+    assert len(result.local_gaps) == 4 * 2 * 3
+    save_result(tmp_path / "saved", result)
+    loaded = load_result(tmp_path / "saved")
+    pd.testing.assert_frame_equal(loaded.calibration, result.calibration)
+    pd.testing.assert_frame_equal(loaded.local_gaps, result.local_gaps)
+
+
+def test_rows_of_histograms_are_counted_once_where_clients_have_their_own_models(fed: ef.Federation) -> None:
+    result = ef.simulate(ef.methods.make("local"), fed, seeds=[0], **SETTINGS)
+    by_group = result.calibration.query("split == 'test'").groupby("group")["rows"].sum()
+    assert by_group.to_dict() == pytest.approx({group: (TEST[2] == group).sum() for group in GROUPS})
+
+
+def test_a_regression_has_neither(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    parts = [(x, x[:, 0], s) for x, _, s in (rows(rng, 30) for _ in range(4))]
+    fed = ef.Federation.from_arrays(parts[:2], test=parts[2], client_tests=parts[2:], task="regression")
+    result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Linear(), rounds=1, seeds=[0])
+    save_result(tmp_path / "saved", result)
+    for each in (result, load_result(tmp_path / "saved")):
+        assert each.calibration.empty
+        assert each.local_gaps.empty
+        assert "gap" in each.local_gaps

@@ -20,6 +20,7 @@ from equifed.errors import ConfigError
 from equifed.metrics.calibration import calibration_error, calibration_gap, error_difference
 from equifed.metrics.clients import client_equality, client_range, group_equity
 from equifed.metrics.disparities import difference, disparities
+from equifed.metrics.local import SIGNED, LocalGaps, local_gaps
 from equifed.metrics.rates import degenerate, divide, rates
 from equifed.metrics.scored import Scored
 from equifed.registry import Registry
@@ -111,6 +112,15 @@ class Evaluation:
     def group_equity(self) -> dict[str, np.ndarray]:
         """How it is distributed over groups of clients."""
         return group_equity(self["accuracy"], self.client_groups)
+
+    @cached_property
+    def local_gaps(self) -> dict[str, LocalGaps]:
+        """The clients' own gaps between the groups that are farthest apart over all of them."""
+        parts = {
+            "demographic_parity_difference": (self.predicted[..., 1], self.predicted.sum(-1)),
+            "equal_opportunity_difference": (self.counts[..., 1, 1], self.counts[..., 1, :].sum(-1)),
+        }
+        return {name: local_gaps(*parts[name]) for name in SIGNED}
 
     @cached_property
     def group_rmse(self) -> np.ndarray:
@@ -309,6 +319,20 @@ def _client_range(metric: Metric, part: str) -> Metric:
     )
 
 
+def _opposite(metric: Metric) -> Metric:
+    """How many clients have a gap of the opposite sign."""
+    return Metric(
+        f"client_{metric.name}.opposite",
+        "Share of the clients where the group that is ahead over all clients' test rows is behind, of the two that are "
+        f"farthest apart there: {metric.title}.",
+        title=f"clients with the opposite {metric.title}",
+        better="lower",
+        kinds=metric.kinds,
+        needs=(*metric.needs, "clients"),
+        over_clients=lambda e: e.local_gaps[metric.name].opposite,
+    )
+
+
 def _equality(over: Literal["client_equality", "group_equity"], part: str) -> Metric:
     """The distribution of accuracy over clients, or over groups of clients."""
     what = "clients" if over == "client_equality" else "groups of clients"
@@ -338,6 +362,7 @@ _COSTS = {
 _ALL = (
     *_ENTRIES,
     *(_client_range(metric, part) for metric in _ENTRIES if metric.clients == "range" for part in _PARTS),
+    *(_opposite(metric) for metric in _ENTRIES if metric.name in SIGNED),
     *(_equality("client_equality", part) for part in ("mean", "worst10", "best10", "variance")),
     *(_equality("group_equity", part) for part in ("mean", "worst10", "best10", "variance")),
     *(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,16 +106,14 @@ def percentile_interval(resampled: Any) -> np.ndarray:
     return np.quantile(resampled, [LEVEL / 2, 1 - LEVEL / 2], axis=0)
 
 
-def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share that rests on so many rows; nan without rows."""
-    from scipy.stats import norm
-
-    if not rows > 0 or not np.isfinite(share):
-        return np.nan, np.nan
-    z = float(norm.ppf(1 - LEVEL / 2))
-    centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
-    half = z / (1 + z * z / rows) * np.sqrt(max(share * (1 - share), 0.0) / rows + z * z / (4 * rows * rows))
-    return float(max(0.0, centre - half)), float(min(1.0, centre + half))
+def wilson(share: Any, rows: Any) -> tuple[Any, Any]:
+    """Wilson's 95 % intervals of shares that rest on so many rows; nan without rows."""
+    share, rows = np.broadcast_arrays(np.asarray(share, dtype=np.float64), np.asarray(rows, dtype=np.float64))
+    n = np.where(np.isfinite(share) & (rows > 0), rows, np.nan)
+    z = NormalDist().inv_cdf(1 - LEVEL / 2)
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * np.sqrt(np.maximum(share * (1 - share), 0.0) / n + z * z / (4 * n * n))
+    return np.maximum(0.0, centre - half)[()], np.minimum(1.0, centre + half)[()]
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import CONSTRAINT_TOLERANCE
-from equifed.results.counts import SPLITS, counts_frame, shared_rows
+from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
 
@@ -71,6 +71,8 @@ class Collector:
         return Result(
             metrics=metrics_frame(self.scores, fed, job.labels, job.outside_metrics),
             counts=counts_frame(job, self.scores),
+            calibration=calibration_frame(job, self.scores),
+            local_gaps=local_gaps_frame(job, self.scores),
             messages=_messages(messages),
             log=_log(job, self.logs),
             rejections=_rejections(job, self.rejections),

@@ -1,4 +1,5 @@
-"""What a result keeps of its last evaluation: rows by group, label and prediction, from which intervals follow."""
+"""What a result keeps of its last evaluation, from which intervals and curves follow: rows by group, label and
+prediction, histograms of scores, and the clients' own gaps."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.metrics.calibration import BINS
+from equifed.metrics.catalogue import Evaluation, describe
+from equifed.metrics.local import SIGNED, gap_interval
 from equifed.metrics.scored import Scored
 
 if TYPE_CHECKING:
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
 SPLITS = ("test", "validation")
 """The sets of rows on which the clients are measured together."""
 COLUMNS = ("split", "group", "label", "predicted", "rows")
+BINNED = ("split", "group", "bin", "rows", "positives", "score_sum")
+LOCAL = (
+    *("client", "metric", "gap", "low", "high", "overall"),
+    *("higher", "lower", "higher_rate", "lower_rate", "higher_rows", "lower_rows"),
+)
 
 
 def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
@@ -25,11 +34,10 @@ def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]])
     import pandas as pd
 
     fed, labels = job.federation, job.labels
-    last = max((number for number, _, _ in scores), default=0)
     cells = pd.MultiIndex.from_product([fed.groups, [*fed.classes, None], fed.classes], names=COLUMNS[1:4])
     blocks = [pd.DataFrame(columns=[*labels[0], *COLUMNS])]
-    for number, run, scored in scores:
-        for split in (split for split in SPLITS if split in scored and number == last and fed.classes):
+    for run, scored in _last(scores):
+        for split in (split for split in SPLITS if split in scored and fed.classes):
             counts, predicted = scored[split].counts[0], scored[split].predicted[0]  # [G, C, C] and [G, C]
             unlabelled = predicted - np.nan_to_num(counts).sum(-2)  # of silos that withhold the labels
             rows = np.concatenate([counts, unlabelled[:, None]], axis=1).ravel() / _times(job, run, split, predicted)
@@ -37,6 +45,47 @@ def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]])
             blocks.append(block[block["label"].notna() | (rows != 0)])
     frame = pd.concat(blocks[1:] or blocks, ignore_index=True)
     return frame[[*labels[0], *COLUMNS]].astype({"rows": float})
+
+
+def calibration_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
+    """The histograms of the last of these evaluations: see `Result.calibration`."""
+    import pandas as pd
+
+    fed, labels = job.federation, job.labels
+    cells = pd.MultiIndex.from_product([fed.groups, range(BINS)], names=BINNED[1:3])
+    blocks = [pd.DataFrame(columns=[*labels[0], *BINNED])]
+    for run, scored in _last(scores):
+        for split in (split for split in SPLITS if split in scored and fed.classes):
+            times = _times(job, run, split, scored[split].predicted[0])
+            sums = pd.DataFrame(scored[split].calibration[0].reshape(-1, 3) / times, columns=BINNED[3:])
+            blocks.append(cells.to_frame(index=False).join(sums).assign(split=split, **labels[run]))
+    frame = pd.concat(blocks[1:] or blocks, ignore_index=True)
+    return frame[[*labels[0], *BINNED]].astype(dict.fromkeys(BINNED[3:], float))
+
+
+def local_gaps_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
+    """The clients' gaps in the last of these evaluations: see `Result.local_gaps`."""
+    import pandas as pd
+
+    fed, labels = job.federation, job.labels
+    blocks = [pd.DataFrame(columns=[*labels[0], *LOCAL])]
+    metrics = [name for name in SIGNED if describe(name).applies(fed)]
+    for run, scored in _last(scores):
+        for metric in metrics if "clients" in scored else ():
+            found = Evaluation(scored["clients"]).local_gaps[metric]
+            block: dict[str, Any] = {"client": list(fed.ids), "metric": metric, "overall": float(found.overall)}
+            block["gap"], (block["low"], block["high"]) = found.gaps, gap_interval(found.rates, found.rows)
+            for i, which in enumerate(("higher", "lower")):
+                block[which] = None if np.isnan(found.overall) else fed.groups[found.pair[i]]
+                block |= {f"{which}_rate": found.rates[:, i], f"{which}_rows": found.rows[:, i].astype(float)}
+            blocks.append(pd.DataFrame(block).assign(**labels[run]))
+    return pd.concat(blocks[1:] or blocks, ignore_index=True)[[*labels[0], *LOCAL]]
+
+
+def _last(scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> list[tuple[int, dict[str, Scored]]]:
+    """(run, {split: scores}) of the last of these evaluations."""
+    last = max((number for number, _, _ in scores), default=0)
+    return [(run, scored) for number, run, scored in scores if number == last]
 
 
 def _times(job: Job, run: int, split: str, predicted: np.ndarray) -> float:

@@ -38,6 +38,14 @@ class Result:
     (swept hyper-parameters), seed, split, group, label, predicted, rows. Rows are nan where silos withhold all of a
     group's; the label is missing where they withhold only that. Where clients have models of their own, and each row
     was given to all of them, rows are counted once: a count is the mean over the models."""
+    calibration: pd.DataFrame
+    """Of the same rows, by group and by the bin (0 to `metrics.calibration.BINS` - 1) that the score falls into: rows,
+    positives (those where the score came true: label 1, or with more than two classes a right prediction), score_sum.
+    """
+    local_gaps: pd.DataFrame
+    """Of the last evaluation, each client's own gap between the two groups (higher, lower) that are farthest apart over
+    all clients' test rows, where the gap is `overall`: method, (swept hyper-parameters), seed, client, metric, gap, its
+    95 % interval by the client's rows (low, high), rate and rows of both groups. Below 0 it has the opposite sign."""
     messages: pd.DataFrame
     """Per phase: fields down and up, how replies are gathered, bytes per client and round."""
     log: pd.DataFrame

@@ -22,6 +22,7 @@ from equifed.results.stored import StoredStates, describe
 from equifed.settings import RunSettings
 
 CHECKPOINT = "checkpoint.safetensors"
+FRAMES = ("metrics", "counts", "calibration", "local_gaps", "log")
 STATES = "states.safetensors"
 SCHEMA = "schema.json"
 
@@ -40,8 +41,8 @@ def save_result(folder: str | Path, result: Result) -> None:
 def write_result(folder: Path, result: Result) -> None:
     """All but the states that predicting needs, which the last checkpoint of a run has. result.json comes last, so that
     its presence means that all is there."""
-    for name, frame in (("metrics", result.metrics), ("counts", result.counts), ("log", result.log)):
-        write_atomic(folder / f"{name}.parquet", frame.to_parquet(index=False))
+    for name in FRAMES:
+        write_atomic(folder / f"{name}.parquet", getattr(result, name).to_parquet(index=False))
     write_json(folder / "messages.json", result.messages.to_dict("records"))
     write_json(folder / "rejections.json", result.rejections.to_dict("records"))
     write_json(folder / "timings.json", result.timings)
@@ -81,10 +82,8 @@ def load_result(folder: str | Path) -> Result:
     rejections = json.loads((folder / "rejections.json").read_text())
     checkpoint = folder / CHECKPOINT
     result = Result(
-        metrics=pd.read_parquet(folder / "metrics.parquet"),
-        counts=pd.read_parquet(folder / "counts.parquet"),
+        **{name: pd.read_parquet(folder / f"{name}.parquet") for name in FRAMES},
         messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
-        log=pd.read_parquet(folder / "log.parquet"),
         rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
         info=content["info"],
