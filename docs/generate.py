@@ -18,7 +18,7 @@ WHEN = {"setup": "once, before round 1", "round": "every round", "final": "once,
 
 def messages_table() -> str:
     """Every exchange of every method that a federation can carry out."""
-    names = [name for name in [*REGISTRY, "fedavg+eo", "fedavg+ceo"] if not make(name).pooled]
+    names = [name for name in [*REGISTRY, "fedavg+eo", "fedavg+ceo", "fedavg+fair"] if not make(name).pooled]
     head = ["method", "when", "message", "to the silo", "from the silo", "the server needs"]
     return table(head, (line for name in names for line in rows(name)))
 

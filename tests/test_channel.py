@@ -21,7 +21,7 @@ from equifed.methods.fedavg import FedAvg
 from equifed.protocol import Method, Phase, Update
 
 CLIPPABLE = [*METHODS, *(method for method in VARIANTS if "+" in method.name)]
-REFUSED = ("local", "separate-training", "frl", "e2fl", "local+eo")
+REFUSED = ("local", "separate-training", "frl", "e2fl", "local+eo", "local+fair")
 
 
 def numpy_clipped(update: np.ndarray, norm: float) -> np.ndarray:

@@ -59,6 +59,9 @@ VARIANTS: tuple[Method, ...] = (
     ef.postprocess.EqualizedOdds(methods.LocalOnly(), fit="global"),
     ef.postprocess.CalibratedEqualizedOdds(methods.LCO(epsilon=0.01, dual_step_size=2.0), cost="weighted"),
     ef.postprocess.CalibratedEqualizedOdds(methods.FedAvgGR(), fit="global"),
+    ef.postprocess.Fair(methods.FedAvg(), gap=0.02),
+    ef.postprocess.Fair(methods.FedProx(mu=0.3), notion="equalized_odds", gap=0.05, calibration="none"),
+    ef.postprocess.Fair(methods.LocalOnly(), notion="equal_opportunity", gap=0.0),
     methods.FairFed(fairness="demographic_parity_difference", version="v1", debias="reweighing"),
     methods.FairFed(fairness="equalized_odds_difference", beta=0.5, debias="fairbatch", debias_step=0.1),
     methods.FairFed(debias="kernel", debias_weight=20.0),
@@ -224,6 +227,7 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
     if method.name in (
         "local",
         "local+eo",
+        "local+fair",
         "separate-training",
     ):  # the parameters are the clients' own, in the clients' order
         b.parameters = {s: {n: v[np.argsort(order)] for n, v in p.items()} for s, p in b.parameters.items()}

@@ -58,7 +58,7 @@ REGISTRY: Registry[type[Method]] = Registry(
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:
-    """The method with this registry name; NAME+eo and NAME+ceo are NAME post-processed.
+    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed.
 
     Hyper-parameters may be written with dashes or underscores.
     """

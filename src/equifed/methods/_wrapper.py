@@ -152,3 +152,17 @@ class Wrapper(Method):
 
     def converged(self, server: Around) -> Tensor:
         return self.inner.converged(server.inner)
+
+
+@dataclass(frozen=True)
+class PostProcessing(Wrapper):
+    """Base of rules that change the predictions of a trained method, and are fitted after its last round."""
+
+    adjusts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Method) and self.inner.adjusts:
+            raise ConfigError(
+                f"{self.name}: {self.inner.name} is post-processed already. Name one rule after the plus."
+            )
+        super().__post_init__()

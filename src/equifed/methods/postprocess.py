@@ -25,23 +25,23 @@ from torch import Tensor
 from equifed.errors import ConfigError
 from equifed.methods._cells import cell_sums, positive
 from equifed.methods._rules import equal_cost, equal_odds
-from equifed.methods._wrapper import Around, Wrapper, derived
+from equifed.methods._wrapper import Around, PostProcessing, derived
+from equifed.methods.fair import Fair
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Method, Phase, Record, Task, unchanged
+from equifed.protocol import Data, Phase, Record, Task, unchanged
 
-__all__ = ["POST_PROCESSING", "CalibratedEqualizedOdds", "EqualizedOdds", "PostProcessed"]
+__all__ = ["POST_PROCESSING", "CalibratedEqualizedOdds", "EqualizedOdds", "Fair"]
 
 
 @dataclass(frozen=True)
-class PostProcessed(Wrapper):
-    """A method whose predictions are changed by a rule that is fitted after its last round."""
+class PostProcessed(PostProcessing):
+    """A method of two classes whose groups' decisions or scores are changed by two rates each."""
 
     statistic: ClassVar[str] = ""
     """Name of the sums that the fit needs from every client."""
     as_it_is: ClassVar[tuple[float, float]]
     """Rates that leave a group as it is."""
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
-    adjusts: ClassVar[bool] = True
     personal: ClassVar[bool] = derived(lambda self: self.fit == "client" or self.inner.personal)
     predicts_with: ClassVar[tuple[str, ...]] = derived(
         lambda self: (*self.inner.predicts_with, *(() if self.fit == "client" else ("rates",)))
@@ -52,11 +52,6 @@ class PostProcessed(Wrapper):
     sums over clients."""
 
     def __post_init__(self) -> None:
-        inside = self.inner.parts if isinstance(self.inner, Method) else ()
-        if any(isinstance(part, PostProcessed) for part in inside):
-            raise ConfigError(
-                f"{self.name}: {self.inner.name} is post-processed already. Name one rule after the plus."
-            )
         super().__post_init__()
         if "binary" not in self.inner.label_kinds:
             raise ConfigError(f"{self.name}: post-processing is for two classes, and {self.inner.name} is not.")
@@ -165,5 +160,5 @@ class CalibratedEqualizedOdds(PostProcessed):
         return torch.where(u < rates[:, 0], rates[:, 1].to(score.dtype), score)
 
 
-POST_PROCESSING: dict[str, type[PostProcessed]] = {"eo": EqualizedOdds, "ceo": CalibratedEqualizedOdds}
+POST_PROCESSING: dict[str, type[PostProcessing]] = {"eo": EqualizedOdds, "ceo": CalibratedEqualizedOdds, "fair": Fair}
 """What may follow a method's name and a plus."""

@@ -1,0 +1,215 @@
+"""Decisions of the highest accuracy whose rates differ by at most a stated gap between groups: exact, by small linear
+programmes over mixtures of rules.
+
+A rule is known by its confusion counts M[g, y, j], the mass of rows of group g and label y that it decides as j.
+Accuracy and rates are linear in them, so the best mixture of given rules is a linear programme:
+
+    maximise  sum_t share_t <W, M_t>   subject to   z_q <= sum_t share_t rate_qg(M_t) <= z_q + gap   for all q, g
+
+W is 1 where j = y (divided by the number of rows) for accuracy. The multipliers p_qg of the rates turn it into the
+weights W - sum_q p_qg d rate_qg / dM, of which the best rule that is not among the given ones is to be found.
+All is NumPy; `per_lane` carries it into vectorised computations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NOTIONS = ("demographic_parity", "equal_opportunity", "equalized_odds")
+MET = 1e-9
+"""How far a gap may lie above its bound by rounding."""
+
+
+def per_lane(work: Callable[..., tuple[np.ndarray, ...]], *values: Tensor) -> tuple[Tensor, ...]:
+    """work(*values as arrays), and inside a vmap that of every lane: for what no tensor operation can do."""
+    results: tuple[Tensor, ...] = _PerLane.apply(work, *values)
+    return results
+
+
+class _PerLane(torch.autograd.Function):
+    @staticmethod
+    def forward(work: Callable[..., tuple[np.ndarray, ...]], *values: Tensor) -> tuple[Tensor, ...]:
+        results = work(*(value.detach().cpu().numpy() for value in values))
+        return tuple(torch.from_numpy(np.array(result)).to(values[0].device) for result in results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], work: Any, *values: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+        def lane(i: int) -> tuple[Tensor, ...]:
+            own = (v if dim is None else v.select(dim, i) for v, dim in zip(values, in_dims[1:], strict=True))
+            return per_lane(work, *own)
+
+        stacked = tuple(torch.stack(part) for part in zip(*map(lane, range(info.batch_size)), strict=True))
+        return stacked, (0,) * len(stacked)
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+class Rates(NamedTuple):
+    """The rates that a notion compares, as linear functions of confusion counts."""
+
+    slope: np.ndarray
+    """d rate / d M [Q, G, C, C]; 0 where the rate is undefined."""
+    compared: np.ndarray
+    """Which groups have the rate, where at least two have it [Q, G]."""
+
+    def of(self, confusion: np.ndarray) -> np.ndarray:
+        """The rates [..., Q, G] of confusion counts [..., G, C, C]."""
+        return np.einsum("qgyj,...gyj->...qg", self.slope, confusion)
+
+    def gap(self, confusion: np.ndarray) -> float:
+        """The largest difference between two groups; 0 where no two can be compared."""
+        rates = self.of(confusion)
+        high = np.where(self.compared, rates, -np.inf).max(1)
+        low = np.where(self.compared, rates, np.inf).min(1)
+        return float(np.maximum(high - low, 0).max())
+
+
+def rates_of(notion: str, mass: np.ndarray) -> Rates:
+    """What the notion compares, for groups of this mass by label [G, C].
+
+    Two classes: the share that is decided 1, of all rows, of those with the label 1, or of each label. More: the share
+    of every decision, of the right decision within every label, or of every decision within every label.
+    """
+    G, C = mass.shape
+    labels: list[int | None] = [None] if notion == "demographic_parity" else [*range(C)]
+    terms = [(y, j) for y in labels for j in range(C) if notion != "equal_opportunity" or y == j]
+    if C == 2:  # the other share is one minus this one
+        terms = [(y, j) for y, j in terms if j == 1]
+    slope, compared = np.zeros((len(terms), G, C, C)), np.zeros((len(terms), G), dtype=bool)
+    for q, (y, j) in enumerate(terms):
+        number = mass.sum(1) if y is None else mass[:, y]
+        there = number > 0
+        compared[q] = there & (there.sum() >= 2)
+        slope[q, there, :, j] = (np.ones(C) if y is None else np.eye(C)[y]) / number[there, None]
+    return Rates(slope, compared)
+
+
+# -- the linear programme ----------------------------------------------------------------------------------------------
+
+
+class Mixture(NamedTuple):
+    shares: np.ndarray
+    """Of every rule [N]; they sum to 1 in every part."""
+    prices: np.ndarray
+    """The multipliers of the rates [Q, G]: positive where a group's is as high as it may be."""
+    value: float
+    """<W, M> of the mixture."""
+
+    def bound(self, gap: float) -> float:
+        """What the multipliers add to the Lagrangian bound."""
+        return gap * float(np.maximum(self.prices, 0).sum())
+
+
+def best_mixture(confusion: np.ndarray, part: np.ndarray, weights: np.ndarray, rates: Rates, gap: float) -> Mixture:
+    """The shares of rules [N, G, C, C] that mix best. A rule belongs to a part [N] of the decisions, such as one
+    group's, and every part has shares of its own. There must be a feasible mixture."""
+    from scipy.optimize import linprog  # here, so that the simulator needs only torch and NumPy
+
+    N, Q = len(confusion), len(rates.slope)
+    q, g = np.nonzero(rates.compared)
+    of_rule, common = rates.of(confusion)[:, q, g].T, np.eye(Q)[q]
+    worth = np.einsum("gyj,ngyj->n", weights, confusion)
+    found = linprog(
+        -np.concatenate([worth, np.zeros(Q)]),
+        A_ub=np.block([[of_rule, -common], [-of_rule, common]]),  # above z + gap, below z
+        b_ub=np.repeat([gap, 0.0], len(q)),
+        A_eq=np.hstack([np.eye(part.max() + 1)[part].T, np.zeros((part.max() + 1, Q))]),
+        b_eq=np.ones(part.max() + 1),
+        bounds=[(0, None)] * N + [(None, None)] * Q,
+        method="highs",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    if not found.success:
+        raise ArithmeticError(f"The mixture's linear programme was not solved: {found.message}")
+    shares = np.clip(found.x[:N], 0, None)
+    shares /= np.bincount(part, shares)[part]
+    prices = np.zeros((Q, rates.slope.shape[1]))
+    above, below = -found.ineqlin.marginals.reshape(2, -1)
+    prices[q, g] = above - below
+    return Mixture(shares, prices, float(worth @ shares))
+
+
+# -- two classes: thresholds on a score --------------------------------------------------------------------------------
+
+
+class Thresholds(NamedTuple):
+    """The decisions of two classes by thresholds on binned scores, fitted to a gap."""
+
+    accept: np.ndarray
+    """The probability of the decision 1, by group and bin [G, B]."""
+    prices: np.ndarray
+    value: float
+    """<W, M> of these decisions."""
+
+
+def own_decisions(groups: int, bins: int) -> np.ndarray:
+    """The threshold one half, as an acceptance by group and bin [G, B]."""
+    return np.tile((np.arange(bins) >= bins / 2).astype(np.float64), (groups, 1))
+
+
+def confusion_of(accept: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """M [G, 2, 2] of the mass by group, label and bin [G, 2, B]."""
+    one = np.einsum("gb,gyb->gy", accept, mass)
+    return np.stack([mass.sum(-1) - one, one], -1)
+
+
+def calibrated(counts: np.ndarray, calibration: str) -> np.ndarray:
+    """The mass by group, label and bin [G, 2, B] that decisions are chosen by: rows of a bin times P(y | bin, group).
+
+    "isotonic": the nondecreasing probabilities that fit the labels best, by group. Mixtures of thresholds on them are
+    the concave hull of the ROC curve, and have on the counted rows the rates and the accuracy that they promise.
+    "none": the score itself, the middle of the bin.
+    """
+    rows, bins = counts.sum(1), counts.shape[-1]
+    if calibration == "none":
+        eta = np.broadcast_to((np.arange(bins) + 0.5) / bins, rows.shape)
+    else:
+        from scipy.optimize import isotonic_regression
+
+        eta = np.zeros_like(rows)
+        for g, filled in enumerate(rows > 0):
+            if filled.any():
+                share = counts[g, 1, filled] / rows[g, filled]
+                eta[g, filled] = isotonic_regression(share, weights=rows[g, filled]).x
+    return np.stack([rows * (1 - eta), rows * eta], 1)
+
+
+def fit_thresholds(mass: np.ndarray, weights: np.ndarray, rates: Rates, gap: float) -> Thresholds:
+    """The best mixture of thresholds for each group, for the mass by group, label and bin [G, 2, B], in which the
+    share of the label 1 must not fall from bin to bin.
+
+    Groups without a rate stay as they are: the gap does not speak of them.
+    """
+    G, _, B = mass.shape
+    rows = mass.sum(1)
+    cuts: list[tuple[int, int]] = []
+    for g in range(G):
+        if not rates.compared[:, g].any():
+            cuts.append((g, B // 2))
+            continue
+        filled = np.flatnonzero(rows[g] > 0)
+        eta = mass[g, 1, filled] / rows[g, filled]
+        # between bins of one probability there is no threshold: what holds for them holds for their mean
+        ends = np.flatnonzero(np.diff(eta, prepend=-1.0) > MET)
+        low, high = np.r_[0, filled[ends[1:] - 1] + 1, filled[-1] + 1], np.r_[filled[ends], B]
+        # a threshold in an empty stretch is as near to one half as it can be
+        cuts += [(g, int(cut)) for cut in np.clip(B // 2, low, high)]
+    part, cut = np.array(cuts).T
+    confusion = np.zeros((len(cuts), G, 2, 2))
+    above = np.concatenate([np.cumsum(mass[..., ::-1], -1)[..., ::-1], np.zeros((G, 2, 1))], -1)  # [G, 2, B + 1]
+    confusion[np.arange(len(cuts)), part, :, 1] = above[part, :, cut]
+    confusion[np.arange(len(cuts)), part, :, 0] = above[part, :, 0] - above[part, :, cut]
+    best = best_mixture(confusion, part, weights, rates, gap)
+    accept = np.zeros((G, B + 1))
+    np.add.at(accept, (part, cut), best.shares)
+    return Thresholds(np.cumsum(accept, 1)[:, :B].clip(0, 1), best.prices, best.value)
