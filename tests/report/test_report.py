@@ -447,22 +447,6 @@ def with_values(result: ef.Result, **metrics: list[float]) -> ef.Result:
     return replace(result, metrics=frame)
 
 
-def test_verdict_takes_the_fairest_within_noise(pair):
-    gap = "demographic_parity_difference"
-    best = with_values(pair[0], accuracy=[0.80, 0.82, 0.81], **{gap: [0.20, 0.21, 0.19]})
-    near = with_values(pair[1], accuracy=[0.81, 0.81, 0.80], **{gap: [0.05, 0.06, 0.05]})
-    said = verdict([best, near])
-    assert said.chosen == "fedprox"
-    assert "cannot be told apart" in said.sentences[0]
-    assert "0.807 ± 0.006" in said.sentences[0]
-    assert "3 seeds" in said.sentences[0]
-    far = with_values(near, accuracy=[0.60, 0.61, 0.60])
-    said = verdict([best, far])
-    assert said.chosen == "fedavg"
-    assert "fedprox" in said.sentences[1]
-    assert not any("cannot be told apart" in caveat for caveat in said.caveats)
-
-
 def test_degenerate_predictors_are_named_and_left_out(pair, tmp_path):
     bad = with_values(pair[0], accuracy=[0.99] * 3, degenerate=[0, 1, 0], demographic_parity_difference=[0.0] * 3)
     said = verdict([bad, pair[1]])

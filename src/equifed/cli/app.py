@@ -9,7 +9,7 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.options import FailIf, Output, ReportOptions, Settings, command, naming_options
+from equifed.cli.options import MARGIN, FailIf, Margin, Output, ReportOptions, Settings, command, naming_options
 from equifed.experiments import EXPERIMENTS, Request
 
 EXITS = (
@@ -98,12 +98,13 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE", help="The report to write. (default: in the runs' folder)", show_default=False),
     ] = None,
+    margin: Margin = MARGIN,
     fail_if: FailIf = None,
     *,
     settings: Settings,
     output: Output,
 ) -> None:
-    """Compare methods on a data set: a table with accuracy, fairness and cost, and a report.
+    """Compare methods on a data set: a table with accuracy, fairness and cost, a verdict, and a report.
 
     All methods get the same clients, splits and initial models. Every method is a run of its own.
     """
@@ -111,7 +112,7 @@ def compare(
     from equifed.cli.runs import compare as compare_methods
 
     with naming_options():
-        compare_methods(data, methods, settings, report, output, parse_checks(fail_if))
+        compare_methods(data, methods, settings, report, output, parse_checks(fail_if), margin)
 
 
 @command(app)
@@ -124,11 +125,12 @@ def sweep(
             metavar="NAME=V1,V2,...", help="A hyper-parameter and its values; repeat it for all combinations."
         ),
     ],
+    margin: Margin = MARGIN,
     *,
     settings: Settings,
     output: Output,
 ) -> None:
-    """Train a method with many hyper-parameter values in one computation, and show the trade-off.
+    """Train a method with many hyper-parameter values in one computation, and show the trade-off and a verdict.
 
     A setting is dominated when another has both better accuracy and better fairness.
     """
@@ -137,7 +139,7 @@ def sweep(
 
     raw = {"data": {"name": data}, "method": {"name": method}, "sweep": _swept(over)}
     with naming_options():
-        new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, ())
+        new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, (), margin=margin)
 
 
 def _swept(over: list[str]) -> dict[str, list[float]]:

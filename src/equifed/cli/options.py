@@ -16,7 +16,7 @@ import typer
 from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
-from equifed.settings import Local, RunSettings
+from equifed.settings import MARGIN, Local, RunSettings
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class ReportOptions:
     """What the verdict judges fairness by, e.g. equal_opportunity_difference."""
     baseline: str | None = field(default=None, metadata={"metavar": "METHOD"})
     """What the others are compared with. (default: fedavg, else the first)"""
+    margin: float = field(default=MARGIN, metadata={"metavar": "X"})
+    """How much accuracy the verdict may give up for fairness: 0.01 is one point (of an RMSE, 1 %)."""
     figures: Path | None = field(default=None, metadata={"metavar": "DIR"})
     """Also write the charts as files for a paper (needs the extra `figures`)."""
     formats: str = field(default="svg,png", metadata={"metavar": "A,B,..."})
@@ -161,6 +163,15 @@ FailIf = Annotated[
         metavar="'METRIC OP NUMBER'",
         help="Exit with 1 if this holds for the mean over seeds of the final test metric, or if that is undefined for "
         "a seed, e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
+    ),
+]
+
+
+Margin = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="How much accuracy the verdict may give up for fairness: 0.01 is one point (of an RMSE, 1 %).",
     ),
 ]
 

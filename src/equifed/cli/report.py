@@ -34,7 +34,7 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
         writable_folder(options.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
     comparison = Comparison.of(
-        [documented(folder, folder.result()) for folder in folders], options.disparity, options.baseline
+        [documented(folder, folder.result()) for folder in folders], options.disparity, options.baseline, options.margin
     )
     page = write_page(comparison, options.page, options.title)
     drawn = write_figures(comparison, options.figures, formats) if options.figures is not None else []
@@ -46,6 +46,7 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
                 "runs": [folder.id for folder in folders],
                 "verdict": asdict(verdict_of(comparison)),
                 "disparity": comparison.disparity,
+                "margin": comparison.margin,
                 "baseline": comparison.baseline.label,
                 "metrics": records(comparison).to_dict("records"),
                 "messages": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,13 @@ from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
 from equifed.notes import Note
+from equifed.report.comparison import Comparison, check_margin
+from equifed.report.page import write_page
 from equifed.report.silos import other_notes
+from equifed.report.verdict import Verdict, verdict, verdict_of
 from equifed.report.wording import outcome
 from equifed.results import Result
+from equifed.settings import MARGIN
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store
@@ -60,8 +65,11 @@ def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = Fals
         raise typer.Exit(130) from None
 
 
-def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
+def new_run(
+    config: Config, output: Output, checks: Sequence[AnyCheck], closely: bool = False, margin: float = MARGIN
+) -> None:
     """Train one configuration; refused before it has a folder when a check names an unknown metric."""
+    check_margin(margin)
     store = Store(output.runs)
     store.prepare()
     job = job_of(config, load_federations(config))
@@ -69,7 +77,7 @@ def new_run(config: Config, output: Output, checks: Sequence[AnyCheck], closely:
     _say_held_back(config)
     recording = store.start(config, Simulation(job))
     say(f"Run {recording.folder.id}")
-    print_result(recording.folder, train(recording, checks, closely), output, checks)
+    print_result(recording.folder, train(recording, checks, closely), output, checks, margin)
 
 
 def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
@@ -93,11 +101,16 @@ def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], close
 
 
 def compare(
-    data: str, names: str | None, settings: Settings, report: Path | None, output: Output, checks: Sequence[AnyCheck]
+    data: str,
+    names: str | None,
+    settings: Settings,
+    report: Path | None,
+    output: Output,
+    checks: Sequence[AnyCheck],
+    margin: float,
 ) -> None:
-    """Every method on the same federations, a run each; then the table and the report."""
-    from equifed.report import write_report
-
+    """Every method on the same federations, a run each; then the table, the verdict and the report."""
+    check_margin(margin)
     store = Store(output.runs)
     methods = list(REGISTRY.usable()) if names is None else split_names(names, "--methods")
     if names is not None:
@@ -129,9 +142,12 @@ def compare(
         failed += _failures(own_checks, result)
     if not results:
         raise RunError("No method finished.")
+    compared = Comparison.of(results, margin=margin)
+    said = verdict_of(compared)
     able = {config.method.name for config, _ in runs}
     more = {
         "report": str(page),
+        "verdict": asdict(said),
         "left_out": [config.method.name for config in configs if config.method.name not in able],
         "failed_methods": broken,
         "failed_checks": failed,
@@ -139,7 +155,9 @@ def compare(
     _print_comparison(configs[0], feds[0], records, output, more)
     for note in _shared_notes(results):
         say(f"Note: {note}")
-    write_report(results, page)
+    if not output.json:
+        show(*_lines(said))
+    write_page(compared, page)
     say(f"Report: {near(page)}")
     if broken:
         raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.")
@@ -205,18 +223,21 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def print_result(folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck]) -> None:
-    """Print one run's result, or the trade-off of a sweep, and fail if a check does."""
+def print_result(
+    folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck], margin: float = MARGIN
+) -> None:
+    """Print one run's result, or the trade-off of a sweep and the verdict on it, and fail if a check does."""
     summary = record(folder, result) | {"status": "finished"}
     failed = _failures(checks, result)
+    said = verdict([result], margin=margin) if result.swept else None
     for note in result.notes if output.json else other_notes(result):
         say(f"Note: {note}")
     if output.json:
-        more = {"pareto": pareto_of(result).to_dict("records")} if result.swept else {}
+        more = {"pareto": pareto_of(result).to_dict("records"), "verdict": asdict(said)} if said else {}
         print_json(summary | more | {"failed_checks": failed})
     else:
-        if result.swept:
-            show(pareto_table(result))
+        if said:
+            show(pareto_table(result), *_lines(said))
         else:
             show(comparison([summary]), footnotes([summary]), *silos_table(result))
         say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
@@ -251,7 +272,7 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
 def _show_finished(folder: RunFolder, summary: Record, config: dict[str, Any], result: Result) -> None:
     show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s", outcome(result.info), "")
     if result.swept:
-        show(pareto_table(result))
+        show(pareto_table(result), *_lines(verdict([result])))
     else:
         show(metrics_table(summary), "", groups_table(result), *silos_table(result), "", warnings_of([summary]))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
@@ -275,6 +296,11 @@ def _show_unfinished(
     show(f"{_heading(folder, config)}: {summary['status']}{reason}, {done}")
     if summary["status"] != "running":
         say(f"Continue it with: {folder.resuming(name_of(folder.path))}")
+
+
+def _lines(said: Verdict) -> list[str]:
+    """What the verdict says, after an empty line: the report has its caveats too."""
+    return ["", *said.sentences, *([said.rule] if said.rule else [])]
 
 
 def _heading(folder: RunFolder, config: dict[str, Any]) -> str:

@@ -21,6 +21,8 @@ import numpy as np
 
 MIN_SEEDS = 3
 """Fewer give no interval worth showing."""
+MAX_SEEDS = 1000
+"""More are not asked for."""
 LEVEL = 0.05
 """Of tests; intervals cover 1 - LEVEL."""
 ROUNDING = 1e-12
@@ -152,6 +154,20 @@ def paired(differences: Any) -> Paired | None:
     statistic = abs(centre) / error if error > ROUNDING else np.inf if centre else 0.0  # equal gaps: 0, or beyond doubt
     p = float(2 * t.sf(statistic, len(gaps) - 1))
     return Paired(centre, centre - half, centre + half, p, len(gaps), p)
+
+
+def seeds_needed(differences: Any, bound: float) -> float:
+    """How many seeds it takes until the interval of the mean difference ends within `bound`, if mean and deviation stay
+    as they are; infinite beyond MAX_SEEDS, and where the mean is not below the bound. nan for fewer than two seeds."""
+    from scipy.stats import t
+
+    known = _defined(differences)
+    if len(known) < 2 or not np.isfinite(known).all():
+        return np.nan
+    counts = np.arange(MIN_SEEDS, MAX_SEEDS + 1)
+    halves = t.ppf(1 - LEVEL / 2, counts - 1) * known.std(ddof=1) / np.sqrt(counts)
+    enough = counts[halves <= bound - known.mean()]
+    return float(enough[0]) if len(enough) else np.inf
 
 
 def corrected(tests: Sequence[Paired | None]) -> list[Paired | None]:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.metrics.seeds import Moments, Paired, corrected, moments, paired
+from equifed.metrics.fronts import dominated
+from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, moments, paired
 from equifed.report.groups import Pair, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
 from equifed.results.candidates import data_of, is_pooled, settings_text, unique_labels
+from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
@@ -84,6 +86,19 @@ class Variant:
     def over_seeds(self, metric: str) -> Moments:
         return moments(self.values(metric))
 
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Of its mean over seeds, 95 %, within what the metric can be; None for too few seeds."""
+        bounds = mean_interval(self.values(metric))
+        low, high = describe(metric).range
+        if bounds is None or not low <= self.over_seeds(metric).mean <= high:  # a metric that does not know its range
+            return bounds
+        return max(bounds[0], low), min(bounds[1], high)
+
+    def costs(self, metric: str) -> pd.Series:
+        """By seed, turned so that less is better; nan where undefined."""
+        values = self.values(metric)
+        return pd.Series(describe(metric).cost(values.to_numpy(np.float64)), index=values.index)
+
     def cost(self, metric: str) -> float:
         """Its mean turned so that less is better; nan where undefined."""
         return float(describe(metric).cost(self.over_seeds(metric).mean))
@@ -113,11 +128,21 @@ class Comparison:
     """The one that the verdict is about."""
     baseline: Variant
     """What the others are tested against."""
+    margin: float = MARGIN
+    """How much of the quality may be given up for fairness: a share of its range, or of the best mean where it has
+    none."""
 
     @classmethod
-    def of(cls, results: Sequence[Result], disparity: str | None = None, baseline: str | None = None) -> Comparison:
+    def of(
+        cls,
+        results: Sequence[Result],
+        disparity: str | None = None,
+        baseline: str | None = None,
+        margin: float = MARGIN,
+    ) -> Comparison:
         """disparity: by default the main one of those measured. baseline: a label or a method; by default FedAvg, or
-        else the first."""
+        else the first. margin: see `verdict`."""
+        check_margin(margin)
         variants = variants_of(results)
         measured = list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
         if disparity is not None and disparity not in measured:
@@ -128,7 +153,7 @@ class Comparison:
         if baseline is not None and not named:
             raise unknown_name("baseline", baseline, [variant.label for variant in variants])
         default = [variant for variant in variants if variant.method == "fedavg"] or variants
-        return cls(results, variants, measured, disparity, (named or default)[0])
+        return cls(results, variants, measured, disparity, (named or default)[0], margin)
 
     @cached_property
     def quality(self) -> str:
@@ -139,6 +164,12 @@ class Comparison:
         """What the verdict is about: the quality and, where there is one, the disparity."""
         return [self.quality, *([self.disparity] if self.disparity else [])]
 
+    def dominated(self, disparity: str) -> list[bool]:
+        """Whether another variant is at least as good in the means of quality and disparity and better in one; who is
+        not eligible beats nobody."""
+        costs = [[variant.cost(name) for name in (self.quality, disparity)] for variant in self.variants]
+        return list(dominated(costs, by=[variant.eligible for variant in self.variants]).tolist())
+
     @cached_property
     def metrics(self) -> list[str]:
         """The columns of the comparison table that were measured: the main ones, and the chosen disparity."""
@@ -146,6 +177,13 @@ class Comparison:
         if self.disparity is not None and self.disparity not in names:
             names.insert(1, self.disparity)
         return names
+
+
+def check_margin(margin: object) -> None:
+    check_number("margin", margin, low=0)
+    if margin >= 1:  # type: ignore[operator]
+        text = f"must be a share below 1, got {margin!r}: 0.01 is one point of accuracy, or 1 % of an RMSE."
+        raise ConfigError(text, key="margin", value=margin)
 
 
 def _main(variants: list[Variant], measured: list[str]) -> list[str]:
@@ -162,6 +200,13 @@ def against(variants: Sequence[Variant], other: Variant, metric: str) -> list[Pa
     comparable = [variant for variant in variants if variant is not other and variant.data == other.data]
     tests = {variant: paired(variant.values(metric) - other.values(metric)) for variant in comparable}
     return corrected([tests.get(variant) for variant in variants])
+
+
+def more_of(variant: Variant, other: Variant, metric: str) -> pd.Series:
+    """By seed, how much worse `variant` is than `other`, of the seeds that both have; none where their data differ."""
+    if variant.data != other.data:
+        return pd.Series(dtype=float)
+    return (variant.costs(metric) - other.costs(metric)).dropna()
 
 
 def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:

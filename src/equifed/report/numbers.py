@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equifed import metrics as M
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
-from equifed.metrics.seeds import Paired, mean_interval, moments_by
+from equifed.metrics.seeds import Paired, moments_by
 from equifed.report import looks
 from equifed.report.comparison import LOG, Comparison, Variant, against, summary_of
 from equifed.report.groups import rate_interval
@@ -46,7 +45,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "quality": comparison.quality,
         "disparity": comparison.disparity,
         "tests": _tests(comparison),
-        "pareto": {name: dominated(comparison, name) for name in names if describe(name).disparity},
+        "pareto": {name: comparison.dominated(name) for name in names if describe(name).disparity},
         "rounds": _curves(variants, names, logged),
         "groups": groups,
         "marginals": marginals,
@@ -99,7 +98,7 @@ def _variant(variant: Variant, names: list[str]) -> dict[str, Any]:
 def _final(variant: Variant, metric: str) -> dict[str, Any]:
     values = variant.values(metric)
     mean, std, n = variant.over_seeds(metric)
-    numbers = _finite([mean, std, *(mean_interval(values) or (math.nan, math.nan))])
+    numbers = _finite([mean, std, *(variant.interval(metric) or (math.nan, math.nan))])
     return {**dict(zip(("mean", "std", "low", "high"), numbers, strict=True)), "n": n, "values": _finite(values)}
 
 
@@ -160,12 +159,6 @@ def _test(test: Paired | None, variant: Variant, other: Variant, metric: str) ->
     if test.clear and describe(metric).better:
         says = "better" if variant.cost(metric) < other.cost(metric) else "worse"
     return {**vars(test), "says": says}
-
-
-def dominated(comparison: Comparison, disparity: str) -> list[bool]:
-    """Whether another variant is at least as good in both means and better in one; who is not eligible beats nobody."""
-    costs = [[variant.cost(name) for name in (comparison.quality, disparity)] for variant in comparison.variants]
-    return list(M.dominated(costs, by=[variant.eligible for variant in comparison.variants]).tolist())
 
 
 # -- rounds, groups, clients -------------------------------------------------------------------------------------------

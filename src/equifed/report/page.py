@@ -30,6 +30,7 @@ from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import DISCLOSED, Silos
 from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
 from equifed.results.candidates import differing_names, is_pooled
+from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
@@ -47,13 +48,15 @@ def write_report(
     title: str | None = None,
     disparity: str | None = None,
     baseline: str | None = None,
+    margin: float = MARGIN,
 ) -> Path:
     """Write the report on one result, several methods or a sweep: one HTML file that loads nothing from elsewhere.
 
     disparity: the metric that the verdict is about; by default the first main one that was measured.
     baseline: the method that the others are tested against; by default FedAvg, or else the first.
+    margin: how much accuracy the verdict may give up for fairness, 0.01 for one point; of an RMSE, 0.01 is 1 %.
     """
-    return write_page(Comparison.of(results, disparity, baseline), path, title)
+    return write_page(Comparison.of(results, disparity, baseline, margin), path, title)
 
 
 def write_page(comparison: Comparison, path: str | Path, title: str | None = None) -> Path:
@@ -78,6 +81,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             verdict=verdict,
             cards=_cards(data, verdict, variants),
             data=data,
+            outcomes=list(dict.fromkeys(filter(None, (wording.outcome(result.info) for result in results)))),
             seeds=variants[0].seeds if len({variant.seeds for variant in variants}) == 1 else None,
             group_tables=_group_tables(data, variants),
             counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],

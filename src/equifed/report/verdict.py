@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from equifed.metrics.catalogue import describe
-from equifed.metrics.seeds import MIN_SEEDS, mean_interval
+from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, paired, seeds_needed
 from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant, against
+from equifed.report.comparison import Comparison, Variant, against, more_of
+from equifed.report.groups import Pair
 from equifed.report.silos import Silos, other_notes
+from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
@@ -27,25 +30,38 @@ class Verdict:
     """The report's first lines."""
 
     chosen: str | None
-    """The label of the method to look at first; None when no predictor is usable."""
+    """The label of the method to take; None when no predictor is usable, or the evidence is too thin to say."""
     sentences: list[str]
-    """One or two plain sentences."""
+    """A few plain sentences: what to take and why, between which groups it is least fair, what is missing."""
+    rule: str
+    """By which rule it was chosen; "" where there is nothing to choose from."""
     caveats: list[str]
     """What is not certain, and what went wrong."""
 
 
-def verdict(results: Sequence[Result], *, disparity: str | None = None) -> Verdict:
-    """Which method does best on quality and on the chosen disparity, and how sure that is."""
-    return verdict_of(Comparison.of(results, disparity))
+def verdict(results: Sequence[Result], *, disparity: str | None = None, margin: float = MARGIN) -> Verdict:
+    """Which method to take, and how sure that is.
+
+    It is the fairest, by the mean of the disparity, of those that are shown to be no worse than the best by more than
+    the margin: the 95 % paired interval of what they lose in quality ends within it. The margin is absolute for a
+    share, such as accuracy (0.01 is one point), and relative to the best mean for other numbers, such as an RMSE.
+    Predictors that are degenerate, references on pooled rows and dominated settings are never taken.
+    """
+    return verdict_of(Comparison.of(results, disparity, margin=margin))
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
-    variants = comparison.variants
     caveats = [caveat for about in _CAVEATS for caveat in about(comparison)]
-    if len(variants) == 1:
-        return Verdict(variants[0].label, [_single(variants[0], comparison.judged)], caveats)
-    chosen, sentences = _compare(variants, comparison.quality, comparison.disparity)
-    return Verdict(chosen.label if chosen else None, sentences, caveats)
+    if len(comparison.variants) == 1:
+        (variant,) = comparison.variants
+        sentences = [_single(variant, comparison.judged), *_groups(comparison, variant)]
+        return Verdict(variant.label, sentences, "", caveats)
+    choice = choose(comparison)
+    if choice is None:
+        return Verdict(None, [_unusable(comparison)], _rule(comparison), caveats)
+    sentences = _advice(comparison, choice) if choice.taken else _too_thin(comparison, choice)
+    sentences[1:1] = _groups(comparison, choice.pick)
+    return Verdict(choice.pick.label if choice.taken else None, sentences, _rule(comparison), caveats)
 
 
 def ranked(variants: list[Variant], metric: str) -> list[Variant]:
@@ -60,11 +76,91 @@ def unclear(order: list[Variant], metric: str) -> list[Variant]:
     return [variant for variant, test in zip(order, tests, strict=True) if test is not None and not test.clear]
 
 
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whom the rule takes, or who leads where it takes nobody yet."""
+
+    best: Variant
+    """Of the best mean quality."""
+    pick: Variant
+    """The one to take, or the fairest that may be within the margin."""
+    taken: bool
+    """False where the evidence is too thin."""
+    fairer: Variant | None
+    """Would be taken in place of the pick if it were shown to be within the margin, as its mean is."""
+    allowed: float
+    """The margin in units of the quality."""
+
+
+def choose(comparison: Comparison) -> Choice | None:
+    """The rule of `verdict`; None when no predictor is usable.
+
+    Noise earns nothing. Who is not the best must be shown to be within the margin, which a larger deviation makes
+    harder; and the best is only taken where the mean of nobody fairer is within it: as long as somebody's is and the
+    seeds do not show it, nobody is.
+    """
+    quality, disparity = comparison.quality, comparison.disparity
+    usable = ranked(comparison.variants, quality)
+    if not usable:
+        return None
+    gap = {variant: variant.cost(disparity) if disparity else math.inf for variant in usable}
+    gap = {variant: math.inf if math.isnan(cost) else cost for variant, cost in gap.items()}
+    best = min(usable, key=lambda variant: (variant.cost(quality), gap[variant], variant.label))
+    allowed = _allowed(comparison, best)
+    beaten = comparison.dominated(disparity) if disparity else [False] * len(comparison.variants)
+    kept = {variant for variant, is_beaten in zip(comparison.variants, beaten, strict=True) if not is_beaten}
+    # none that is as fair as the best is in reach: by the first key the best comes before it, or it is dominated
+    within = [
+        variant
+        for variant in sorted(usable, key=lambda variant: (gap[variant], variant.cost(quality), variant.label))
+        if variant in kept and gap[variant] < gap[best] and _lost(comparison, variant, best) <= allowed
+    ]
+    shown = [variant for variant in within if _no_worse(comparison, variant, best, allowed)]
+    few = best.over_seeds(quality).n < MIN_SEEDS
+    leader = within[0] if within else best
+    if few or (within and not shown):
+        return Choice(best, leader, False, None, allowed)
+    pick = shown[0] if shown else best
+    return Choice(best, pick, True, leader if leader is not pick else None, allowed)
+
+
+def _allowed(comparison: Comparison, best: Variant) -> float:
+    """The margin in units of the quality: of a share as it is, otherwise relative to the best mean."""
+    whole = 1.0 if _is_share(comparison.quality) else abs(best.over_seeds(comparison.quality).mean)
+    return comparison.margin * whole
+
+
+def _is_share(metric: str) -> bool:
+    return describe(metric).range == (0.0, 1.0)
+
+
+def _lost(comparison: Comparison, variant: Variant, best: Variant) -> float:
+    """Of the mean quality, over the seeds that both have where they have some."""
+    lost = more_of(variant, best, comparison.quality)
+    return float(lost.mean()) if len(lost) else variant.cost(comparison.quality) - best.cost(comparison.quality)
+
+
+def _no_worse(comparison: Comparison, variant: Variant, best: Variant, allowed: float) -> bool:
+    """Whether the seeds show it to be within the margin."""
+    test = paired(more_of(variant, best, comparison.quality))
+    return test is not None and test.high <= allowed
+
+
+# -- its words ---------------------------------------------------------------------------------------------------------
+
+
 def _value(variant: Variant, metric: str) -> str:
-    """`mean ± std [low, high]`."""
-    text = wording.spread(*variant.over_seeds(metric), variant.seeds)
-    bounds = mean_interval(variant.values(metric))
-    return text if bounds is None else f"{text} [{wording.number(bounds[0])}, {wording.number(bounds[1])}]"
+    """`mean [low, high]`, or `mean ± std` where there is no interval."""
+    bounds = variant.interval(metric)
+    if bounds is None:
+        return wording.spread(*variant.over_seeds(metric), variant.seeds)
+    mean, _, n = variant.over_seeds(metric)
+    return (
+        f"{wording.spread(mean, math.nan, n, variant.seeds)} [{wording.number(bounds[0])}, {wording.number(bounds[1])}]"
+    )
 
 
 def _over(variants: list[Variant]) -> str:
@@ -72,8 +168,10 @@ def _over(variants: list[Variant]) -> str:
     counts = sorted({variant.seeds for variant in variants})
     if counts == [1]:
         return "one seed"
-    brackets = "; in brackets the mean's 95\u00a0% interval" if counts[-1] >= MIN_SEEDS else ""
-    return f"mean ± sample std over {' or '.join(map(str, counts))} seeds{brackets}"
+    seeds = f"{' or '.join(map(str, counts))} seeds"
+    if counts[-1] >= MIN_SEEDS:
+        return f"means over {seeds}, in brackets their 95\u00a0% intervals"
+    return f"mean ± sample std over {seeds}"
 
 
 def _single(variant: Variant, metrics: list[str]) -> str:
@@ -97,40 +195,180 @@ def _single(variant: Variant, metrics: list[str]) -> str:
     return " ".join([*sentences, "There is nothing else in this report to compare it with."])
 
 
-def _compare(variants: list[Variant], quality: str, disparity: str | None) -> tuple[Variant | None, list[str]]:
-    by_quality = ranked(variants, quality)
-    if not by_quality:
-        withheld = "withheld by the silos, " if any(variant.withholds(quality) for variant in variants) else ""
-        return None, [
-            f"None of these predictors is usable: in each, {describe(quality).title} is {withheld}undefined or some "
-            "group gets (almost) one and the same prediction in at least one seed."
-        ]
-    best = by_quality[0]
-    title, gap = describe(quality).title, describe(disparity).title if disparity else ""
-    highest = f"{'lowest' if describe(quality).better == 'lower' else 'highest'} mean {title}"
-    pick = fairest = best
-    if disparity:
-        pick = next(iter(ranked([best, *unclear(by_quality, quality)], disparity)), best)
-        fairest = next(iter(ranked(variants, disparity)), pick)
-    reached, gap_reached = _value(pick, quality), _value(pick, disparity) if disparity else ""
+def _unusable(comparison: Comparison) -> str:
+    quality = comparison.quality
+    withheld = "withheld by the silos, " if any(variant.withholds(quality) for variant in comparison.variants) else ""
+    return (
+        f"None of these predictors is usable: in each, {describe(quality).title} is {withheld}undefined or some "
+        "group gets (almost) one and the same prediction in at least one seed."
+    )
+
+
+def _advice(comparison: Comparison, choice: Choice) -> list[str]:
+    """Whom to take and why; who may be fairer still; who is fairest at what loss."""
+    quality, disparity, pick, best = comparison.quality, comparison.disparity, choice.pick, choice.best
+    title, over = describe(quality).title, _over(comparison.variants)
+    name, highest = wording.plain(pick.label), f"the {_best_word(quality)} mean {title}, {_value(best, quality)}"
+    if disparity is None:
+        return [f"Take {name}: it has {highest} ({over})."]
+    gap, fairest = describe(disparity).title, next(iter(ranked(comparison.variants, disparity)), pick)
     if pick is not best:
-        reason = (
-            f"the fairest mean {gap}, {gap_reached}, among the methods whose {title} cannot be told apart from the "
-            f"best: {reached}, against {_value(best, quality)} of {wording.plain(best.label)}"
+        lead = (
+            f"Take {name}: of those shown to lose at most {_margin(comparison)} against the best "
+            f"({wording.plain(best.label)}), it has the fairest mean {gap}, {_value(pick, disparity)} against "
+            f"{_value(best, disparity)}, at {title} {_value(pick, quality)} against {_value(best, quality)} ({over})."
         )
-    elif not disparity:
-        reason = f"the {highest}, {reached}"
-    elif fairest is pick and ranked([pick], disparity):
-        reason = f"both the {highest}, {reached}, and the fairest mean {gap}, {gap_reached}"
+        lead += _doubt(pick, best, disparity)
+    elif fairest is pick:
+        lead = f"Take {name}: it has both {highest}, and the fairest mean {gap}, {_value(pick, disparity)} ({over})."
     else:
-        reason = f"the {highest}, {reached}, with {wording.a(gap)} of {gap_reached}"
-    sentences = [f"Take {wording.plain(pick.label)}: it has {reason} ({_over(variants)})."]
-    if disparity and fairest is not pick:
+        lead = (
+            f"Take {name}: it has {highest}, with {wording.a(gap)} of {_value(pick, disparity)}, and none that is "
+            f"fairer in the mean loses at most {_margin(comparison)} ({over})."
+        )
+    sentences = [lead]
+    if choice.fairer is not None:
+        sentences.append(
+            f"{wording.plain(choice.fairer.label)} has a still fairer mean, {_value(choice.fairer, disparity)}, but "
+            f"{_missing_seeds(comparison, choice.fairer, choice)}"
+        )
+    if fairest not in (pick, choice.fairer):
+        lost = _lost(comparison, fairest, best)
         sentences.append(
             f"The fairest mean {gap} of all is that of {wording.plain(fairest.label)}, {_value(fairest, disparity)}, "
-            f"at {title} {_value(fairest, quality)}."
+            f"which loses {_amount(comparison, lost, best)} in the mean."
         )
-    return pick, sentences
+    return sentences
+
+
+def _too_thin(comparison: Comparison, choice: Choice) -> list[str]:
+    """Who leads, and what is missing to take it."""
+    quality, disparity, pick, best = comparison.quality, comparison.disparity, choice.pick, choice.best
+    title, over, name = describe(quality).title, _over(comparison.variants), wording.plain(pick.label)
+    gap = f" and {describe(disparity).title} {_value(pick, disparity)}" if disparity else ""
+    leads = f"{name} leads with {title} {_value(pick, quality)}{gap} ({over})"
+    if pick is best:
+        seeds = best.over_seeds(quality).n
+        only = "one seed" if seeds == 1 else f"{seeds} seeds"
+        return [f"The evidence is too thin to take one: {leads}, but {only} cannot show a difference. {_AT_LEAST}"]
+    return [
+        f"The evidence is too thin to take one: {leads}, the fairest whose mean {title} is within "
+        f"{_margin(comparison)} of the best ({wording.plain(best.label)}, {_value(best, quality)}), but "
+        f"{_missing_seeds(comparison, pick, choice)}"
+    ]
+
+
+_AT_LEAST = "Run at least 3, better 10."
+
+
+def _missing_seeds(comparison: Comparison, variant: Variant, choice: Choice) -> str:
+    """Why it is not shown to be within the margin, and how many seeds would show it."""
+    lost = more_of(variant, choice.best, comparison.quality)
+    if variant.data != choice.best.data:
+        return "it ran on other data or another partition, so that the two cannot be compared seed by seed."
+    test, needed = paired(lost), seeds_needed(lost, choice.allowed)
+    if math.isnan(needed):
+        known = "they share no seed" if not len(lost) else "one shared seed shows nothing"
+        return f"{known}, and how many it takes cannot be estimated. {_AT_LEAST}"
+    reach = "" if test is None else f" may lose up to {_amount(comparison, test.high, choice.best)}:"
+    why = f"over {len(lost)} seeds it{reach}" if reach else f"{len(lost)} seeds are too few for an interval:"
+    if math.isinf(needed):
+        return f"{why} it would take more than {MAX_SEEDS:,} seeds to show that it stays within the margin."
+    return f"{why} about {needed:.0f} seeds would be needed to show that it stays within the margin."
+
+
+def _doubt(pick: Variant, best: Variant, disparity: str) -> str:
+    """That the gain in fairness may be noise, where it may."""
+    test, gap = paired(more_of(pick, best, disparity)), describe(disparity).title
+    if test is None:
+        return f" Whether its {gap} is really smaller cannot be tested: too few seeds have it."
+    if test.high < 0:
+        return ""
+    bounds = f"{wording.signed(test.difference)} [{wording.signed(test.low)}, {wording.signed(test.high)}]"
+    from_fair = "distance from 1 of its " if describe(disparity).better == "one" else ""
+    return f" That gain may be noise: the {from_fair}{gap} changes by {bounds}."
+
+
+def _best_word(metric: str) -> str:
+    return "lowest" if describe(metric).better == "lower" else "highest"
+
+
+def _margin(comparison: Comparison) -> str:
+    """`1 point of accuracy`, `1 % of RMSE`."""
+    title, percent = describe(comparison.quality).title, f"{100 * comparison.margin:g}"
+    if not _is_share(comparison.quality):
+        return f"{percent}\u00a0% of {title}"
+    return f"{percent} point{'' if percent == '1' else 's'} of {title}"
+
+
+def _amount(comparison: Comparison, lost: float, best: Variant) -> str:
+    """A loss of quality in the units of the margin."""
+    if _is_share(comparison.quality):
+        return f"{100 * lost:.1f} points of {describe(comparison.quality).title}"
+    mean = abs(best.over_seeds(comparison.quality).mean)
+    return f"{100 * lost / mean if mean else math.inf:.1f}\u00a0% of {describe(comparison.quality).title}"
+
+
+def _rule(comparison: Comparison) -> str:
+    out = "degenerate predictors and references on pooled rows"
+    if comparison.disparity is None:
+        return f"Rule: the {_best_word(comparison.quality)} mean {describe(comparison.quality).title}; {out} are out."
+    return (
+        f"Rule: the fairest mean {describe(comparison.disparity).title} of those that lose at most "
+        f"{_margin(comparison)} against the best (upper end of the 95\u00a0% paired interval over seeds); {out} are "
+        "out, and so are settings that another beats in both means."
+    )
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def _groups(comparison: Comparison, variant: Variant) -> list[str]:
+    """Between which groups it is least fair, and which class is positive."""
+    info = comparison.results[variant.result].info
+    said = " ".join(filter(None, [_widest(comparison, variant, info), wording.outcome(info)]))
+    return [said] if said else []
+
+
+def _widest(comparison: Comparison, variant: Variant, info: Mapping[str, Any]) -> str:
+    """The two groups that are farthest apart, by their mean rates over seeds."""
+    if comparison.disparity is None:
+        return ""
+    # distributions of numbers have no rate to compare, but a mean
+    pair = variant.worst_pair(comparison.disparity) or variant.worst_pair("mean_difference")
+    if pair is None:
+        return ""
+    low, high = wording.group(pair.low), wording.group(pair.high)
+    negative, positive = (f"'{wording.plain(str(name))}'" for name in (info.get("classes") or ["", ""])[:2])
+    if pair.rate not in _LESS_OFTEN:
+        much = f"{wording.number(pair.difference)} below that of {high}"
+        said = f"the {describe(pair.rate).title} of {low} is {much}"
+        rates = f"{wording.number(pair.low_rate)} against {wording.number(pair.high_rate)}"
+    else:
+        often = f"{100 * pair.difference:.1f} points less often than {high}"
+        said = _LESS_OFTEN[pair.rate].format(low=low, negative=negative, positive=positive, often=often)
+        rates = f"{100 * pair.low_rate:.1f}\u00a0% against {100 * pair.high_rate:.1f}\u00a0%"
+    who = "" if len(comparison.variants) == 1 else f"With {wording.plain(variant.label)}, "
+    said = f"{who}{said} ({rates}{_turned(variant, pair)})."
+    return said[:1].upper() + said[1:]
+
+
+_LESS_OFTEN = {
+    "selection_rate": "{low} is predicted {positive} {often}",
+    "true_positive_rate": "of those labelled {positive}, {low} is predicted so {often}",
+    "false_positive_rate": "of those labelled {negative}, {low} is predicted {positive} {often}",
+    "accuracy": "{low} is predicted correctly {often}",
+}
+"""How a difference of rates is said."""
+
+
+def _turned(variant: Variant, pair: Pair) -> str:
+    """In how many seeds it is the other way round."""
+    rates = variant.groups[variant.groups["metric"] == pair.rate].pivot_table(
+        index="seed", columns="name", values="value"
+    )
+    seeds = int((rates[pair.low] > rates[pair.high]).sum())
+    return f"; in {seeds} of {len(rates)} seeds the other way round" if seeds else ""
 
 
 # -- caveats -----------------------------------------------------------------------------------------------------------
@@ -165,7 +403,7 @@ def _certainty(comparison: Comparison) -> Iterator[str]:
     variants = comparison.variants
     fewest = min(variant.seeds for variant in variants)
     if fewest == 1:
-        more = "" if all(variant.silos for variant in variants) else " Run at least 3, better 10."
+        more = "" if all(variant.silos for variant in variants) or len(variants) > 1 else f" {_AT_LEAST}"
         yield f"One seed only: nothing here says how much another seed would change.{more}"
     elif fewest < MIN_SEEDS:
         yield f"Only {fewest} seeds: too few for an interval, so differences are differences of means only."

@@ -50,6 +50,12 @@ def listing(names: list[str], most: int = 5, longest: int = 80) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def group(name: str) -> str:
+    """A group's name in a sentence: by itself where it is a word, otherwise with its noun."""
+    shown = plain(name)
+    return shown if len(name) > 1 and name[0].isalpha() else f"group {shown}"
+
+
 def outcome(info: Mapping[str, Any]) -> str:
     """What is predicted, from what a result knows: the positive class and its meaning, or what the number is; "" where
     nothing is known of it."""

@@ -18,7 +18,7 @@ from equifed.results.counts import count_tables
 from equifed.results.predict import Adapted, FinalState
 from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
-from equifed.settings import RunSettings
+from equifed.settings import MARGIN, RunSettings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -197,12 +197,18 @@ class Result:
         return Adapted(dict(runs), {key: run.adapt(x, y, steps) for key, run in runs.items()})
 
     def to_html(
-        self, path: str | Path, *, title: str | None = None, disparity: str | None = None, baseline: str | None = None
+        self,
+        path: str | Path,
+        *,
+        title: str | None = None,
+        disparity: str | None = None,
+        baseline: str | None = None,
+        margin: float = MARGIN,
     ) -> Path:
         """Write the report, one self-contained HTML page; `equifed.report.write_report` takes several results."""
         from equifed.report import write_report
 
-        return write_report([self], path, title=title, disparity=disparity, baseline=baseline)
+        return write_report([self], path, title=title, disparity=disparity, baseline=baseline, margin=margin)
 
     def _repr_html_(self) -> str | None:
         """How a notebook shows it; None, so that it falls back on the text, where nothing was measured."""
