@@ -210,7 +210,7 @@ def test_a_metric_that_is_undefined_for_one_seed_fails_the_check_and_is_marked(p
 def test_an_undefined_seed_is_marked_in_a_sweep(place, invoke, half_undefined):
     path = write_config(place, method={"name": "fedprox"}, sweep={"mu": [0.0, 1.0]})
     outcome = invoke("run", str(path))
-    assert outcome.stdout.count("1 of 2") == 2
+    assert outcome.stdout.partition("\n\n")[0].count("1 of 2") == 2
     found = data(invoke("run", str(path), "--json"))
     assert [(point["defined"], point["runs"]) for point in found["pareto"]] == [(1, 2), (1, 2)]
 
@@ -278,7 +278,7 @@ def test_the_table_is_printed_before_the_report_is_written(place, invoke, tiny, 
     def full(*args, **values):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("equifed.report.write_report", full)
+    monkeypatch.setattr("equifed.cli.runs.write_page", full)
     outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL)
     assert outcome.exit_code == 4
     assert "fedavg" in outcome.stdout
@@ -402,8 +402,11 @@ def test_compare(place, invoke, tiny):
     outcome = invoke("compare", tiny, "--methods", "fedavg,local", *SMALL, "--report", "page.html")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.stdout.startswith("tiny (default): 4 clients, 2 per round, 2 rounds, 2 seeds, logistic")
-    rows = [line.split()[0] for line in outcome.stdout.splitlines() if "±" in line and "Mean" not in line]
+    table, _, said = outcome.stdout.partition("Mean ±")
+    rows = [line.split()[0] for line in table.splitlines() if "±" in line]
     assert [row.rstrip("*") for row in rows] == ["fedavg", "local"]
+    assert "The evidence is too thin to take one" in said  # two seeds
+    assert "\nRule: the fairest mean demographic parity difference of those that lose at most 1 point" in said
     assert "Report: page.html" in outcome.stderr
     assert "<html" in (place / "page.html").read_text()
     assert len(data(invoke("list", "--json"))) == 2
@@ -414,6 +417,7 @@ def test_compare_json_and_checks(place, invoke, tiny):
     assert {each["method"] for each in found["methods"]} | set(found["left_out"]) == set(REGISTRY)
     assert found["settings"]["partition"]["alpha"] == 5
     assert (place / found["report"]).exists()
+    assert set(found["verdict"]) == {"chosen", "sentences", "rule", "caveats"}
     outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL, "--json", "--fail-if", "accuracy <= 1")
     assert outcome.exit_code == 1
     assert json.loads(outcome.stdout)["failed_checks"]
@@ -492,8 +496,16 @@ def test_sweep(place, invoke, tiny):
     outcome = invoke("sweep", *options)
     assert outcome.exit_code == 0, outcome.stderr
     assert "dominated" in outcome.stdout
-    found = data(invoke("sweep", *options, "--json"))
+    assert "\nRule: the fairest" in outcome.stdout
+    found = data(invoke("sweep", *options, "--json", "--margin", "0.2"))
     assert [point["mu"] for point in found["pareto"]] == [0, 0.5]
+    assert "lose at most 20 points of accuracy" in found["verdict"]["rule"]
+    runs = len(data(invoke("list", "--json")))
+    for command in (["sweep", *options], ["compare", tiny, "--methods", "fedavg"]):
+        outcome = invoke(*command, "--margin", "1")
+        assert outcome.exit_code == 2
+        assert "0.01 is one point of accuracy" in outcome.stderr
+    assert len(data(invoke("list", "--json"))) == runs  # refused before training
     for wrong, said in (
         ("mu=a", "NAME=V1,V2"),
         ("mu", "NAME=V1,V2"),
@@ -520,12 +532,12 @@ def test_list_and_show(place, invoke):
     assert empty.exit_code == 0
     assert "no runs" in empty.stderr
     assert data(invoke("list", "--json")) == []
-    invoke("run", str(write_config(place, run={"name": "mine"})))
+    invoke("run", str(write_config(place, run={"name": "mine"}, data={"meaning": "it is so"})))
     listed = invoke("list")
     assert "finished" in listed.stdout
     (entry,) = data(invoke("list", "--json"))
     outcome = invoke("show", "mine")
-    for part in ("fedavg on 4 files", "accuracy", "true_positive_rate", "update, rows"):
+    for part in ("fedavg on 4 files", "Positive: '1', it is so.", "accuracy", "true_positive_rate", "update, rows"):
         assert part in outcome.stdout
     found = data(invoke("show", entry["id"][:-2], "--json"))
     assert found["status"] == "finished"
@@ -556,6 +568,10 @@ def test_report_for_other_programs(place, invoke, three_seeds):
     found = data(invoke(*three_seeds, "--json", "--baseline", "fedprox"))
     assert (found["baseline"], found["disparity"]) == ("fedprox", "demographic_parity_difference")
     assert found["verdict"]["sentences"]
+    assert found["margin"] == 0.01
+    wide = data(invoke(*three_seeds, "--json", "--margin", "0.5"))
+    assert "lose at most 50 points" in wide["verdict"]["rule"]
+    assert "lose at most 50 points" in (place / "equifed-report.html").read_text()
     lines = {(each["method"], each["scope"], each["metric"]): each for each in found["metrics"]}
     shown = data(invoke("show", "fedavg", "--json"))["metrics"]["accuracy"]
     assert lines["fedavg", "global", "accuracy"]["mean"] == shown["mean"]
@@ -579,6 +595,7 @@ def test_report_for_other_programs(place, invoke, three_seeds):
 def test_report_refuses(place, invoke, three_seeds):
     for more, said in (
         (["--csv", "--json"], "both want stdout"),
+        (["--margin", "1"], "must be a share below 1"),
         (["--baseline", "fedav"], "Did you mean 'fedavg'"),
         (["--disparity", "demographic_parity_diff"], "Did you mean 'demographic_parity_difference'"),
         (["--figures", "figures", "--formats", "pgn"], "Did you mean 'png'"),

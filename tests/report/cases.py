@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,15 @@ def result_of(table: pd.DataFrame, data: str = "toy") -> ef.Result:
         "cells": None,
         "rows": {"train": 1, "validation": 0, "test": 0},
     }
-    return ef.Result(
-        metrics=metrics,
-        messages=pd.DataFrame(columns=MESSAGES),
-        log=pd.DataFrame(columns=["method", *swept, "seed", "round"]),
-        rejections=pd.DataFrame(columns=REJECTIONS),
-        parameters={},
-        info=info,
-        settings=RunSettings(rounds=1, seeds=seeds),
-        timings={"seconds": 1.0},
-    )
+    unknown = {field.name: pd.DataFrame() for field in fields(ef.Result) if "DataFrame" in str(field.type)}
+    known = {
+        "metrics": metrics,
+        "messages": pd.DataFrame(columns=MESSAGES),
+        "log": pd.DataFrame(columns=["method", *swept, "seed", "round"]),
+        "rejections": pd.DataFrame(columns=REJECTIONS),
+        "parameters": {},
+        "info": info,
+        "settings": RunSettings(rounds=1, seeds=seeds),
+        "timings": {"seconds": 1.0},
+    }
+    return ef.Result(**(unknown | known))

@@ -229,7 +229,7 @@ def print_result(
     """Print one run's result, or the trade-off of a sweep and the verdict on it, and fail if a check does."""
     summary = record(folder, result) | {"status": "finished"}
     failed = _failures(checks, result)
-    said = verdict([result], margin=margin) if result.swept else None
+    said = verdict([result], margin=margin) if result.swept and len(result.metrics) else None
     for note in result.notes if output.json else other_notes(result):
         say(f"Note: {note}")
     if output.json:
