@@ -354,6 +354,7 @@ def test_a_neutral_knob_is_the_weight_that_vanishes(method: Method) -> None:
 def test_a_wrapper_has_the_knob_of_the_method_inside() -> None:
     assert methods.make("kffl+eo").knob is methods.KFFL.knob
     assert methods.make("fedavg+eo").knob is None
+    assert methods.make("kffl+fair").knob is ef.postprocess.Fair.knob  # its own wins
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -69,11 +69,25 @@ def test_a_run_tells_every_clients_own_gap():
             found = result.local_gaps.query("seed == @seed and metric == @metric").set_index("client")
             for name, (_, y, s) in tests.items():
                 rates = [chosen[name][(s == group) & np.isin(y, kept)].mean() for group in "mf"]
-                assert found.loc[name, "gap"] == pytest.approx(rates[0] - rates[1])
+                assert found.loc[name, "value"] == pytest.approx(rates[0] - rates[1])
                 assert found.loc[name, "higher_rows"] == ((s == "m") & np.isin(y, kept)).sum()
-                assert found.loc[name, "low"] < found.loc[name, "gap"] < found.loc[name, "high"]
+                assert found.loc[name, "low"] < found.loc[name, "value"] < found.loc[name, "high"]
             assert set(found["higher"]) == {"m"}
             assert found.loc["w", "high"] < 0
             final = result.final().set_index("seed").loc[seed]
             assert final[f"client_{metric}.opposite"] == pytest.approx(1 / 3)
             assert found["overall"].tolist() == pytest.approx([final[metric]] * 3)
+
+
+def test_a_sweep_over_the_gap_of_a_post_processing_keeps_its_column() -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(count: int) -> tuple[np.ndarray, ...]:
+        x, s = rng.normal(size=(count, 2)).astype(np.float32), np.arange(count) % 2
+        return x, (x[:, 0] + 0.5 * s > 0).astype(int), s
+
+    fed = ef.Federation.from_arrays([rows(40), rows(40)], client_tests=[rows(30), rows(30)])
+    method = ef.methods.make("fedavg+fair")
+    swept = ef.sweep(method, fed, model=ef.models.Logistic(), over={"gap": [0.0, 1.0]}, rounds=1)
+    assert swept.local_gaps.columns.is_unique
+    assert set(swept.local_gaps["gap"]) == {0.0, 1.0}

@@ -146,4 +146,4 @@ def test_a_regression_has_neither(tmp_path: Path) -> None:
     for each in (result, load_result(tmp_path / "saved")):
         assert each.calibration.empty
         assert each.local_gaps.empty
-        assert "gap" in each.local_gaps
+        assert "value" in each.local_gaps

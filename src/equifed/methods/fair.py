@@ -32,7 +32,7 @@ from equifed.methods._parity import (
 )
 from equifed.methods._wrapper import Around, PostProcessing, derived
 from equifed.methods.hyper import hyper
-from equifed.protocol import ROWS, Data, Phase, Record, Task
+from equifed.protocol import ROWS, Data, Knob, Phase, Record, Task, notions
 
 OBSERVED, UNFITTED = ("multiplier", "training_gap", "feasible"), -1.0
 """The largest multiplier of the rates, the gap on the training rows, and whether the bound is kept; before the fit."""
@@ -54,6 +54,9 @@ class Fair(PostProcessing):
         lambda self: tuple(kind for kind in self.inner.label_kinds if kind == "binary")
     )
     predicts_with: ClassVar[tuple[str, ...]] = derived(lambda self: (*self.inner.predicts_with, "accept"))
+    knob: ClassVar[Knob | None] = Knob(
+        "gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0
+    )
 
     notion: str = hyper("demographic_parity", choices=NOTIONS)
     """The rates that are compared: of positive decisions among all rows, among those with a positive label, or among

@@ -24,7 +24,7 @@ SPLITS = ("test", "validation")
 COLUMNS = ("split", "group", "label", "predicted", "rows")
 BINNED = ("split", "group", "bin", "rows", "positives", "score_sum")
 LOCAL = (
-    *("client", "metric", "gap", "low", "high", "overall"),
+    *("client", "metric", "value", "low", "high", "overall"),
     *("higher", "lower", "higher_rate", "lower_rate", "higher_rows", "lower_rows"),
 )
 
@@ -74,7 +74,7 @@ def local_gaps_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored
         for metric in metrics if "clients" in scored else ():
             found = Evaluation(scored["clients"]).local_gaps[metric]
             block: dict[str, Any] = {"client": list(fed.ids), "metric": metric, "overall": float(found.overall)}
-            block["gap"], (block["low"], block["high"]) = found.gaps, gap_interval(found.rates, found.rows)
+            block["value"], (block["low"], block["high"]) = found.gaps, gap_interval(found.rates, found.rows)
             for i, which in enumerate(("higher", "lower")):
                 block[which] = None if np.isnan(found.overall) else fed.groups[found.pair[i]]
                 block |= {f"{which}_rate": found.rates[:, i], f"{which}_rows": found.rows[:, i].astype(float)}

@@ -44,8 +44,8 @@ class Result:
     """
     local_gaps: pd.DataFrame
     """Of the last evaluation, each client's own gap between the two groups (higher, lower) that are farthest apart over
-    all clients' test rows, where the gap is `overall`: method, (swept hyper-parameters), seed, client, metric, gap, its
-    95 % interval by the client's rows (low, high), rate and rows of both groups. Below 0 it has the opposite sign."""
+    all clients' test rows, where the gap is `overall`: method, (swept hyper-parameters), seed, client, metric, value,
+    its 95 % interval by the client's rows (low, high), rate and rows of both groups; below 0 has the opposite sign."""
     messages: pd.DataFrame
     """Per phase: fields down and up, how replies are gathered, bytes per client and round."""
     log: pd.DataFrame
