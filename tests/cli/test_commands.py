@@ -539,7 +539,10 @@ def test_list_and_show(place, invoke):
     outcome = invoke("show", "mine")
     for part in ("fedavg on 4 files", "Positive: '1', it is so.", "accuracy", "true_positive_rate", "update, rows"):
         assert part in outcome.stdout
+    assert re.search(r"client_equalized_odds_difference\.worst +\S+ +few rows\n", outcome.stdout)
+    assert re.search(r"\nclient_accuracy\.mean +[\d.±]+ *\n", outcome.stdout)
     found = data(invoke("show", entry["id"][:-2], "--json"))
+    assert found["metrics"]["client_equalized_odds_difference.worst"]["few_rows"]
     assert found["status"] == "finished"
     assert found["config"]["run"]["name"] == "mine"
     assert found["messages"][0]["phase"] == "train"

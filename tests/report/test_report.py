@@ -304,6 +304,35 @@ def test_the_worst_pair_is_the_widest_of_all_pairs_in_the_mean_over_seeds():
     assert (alike.low, alike.high, alike.difference) == ("a", "b", 0.0)
 
 
+def test_what_rests_on_few_rows_is_known_to_be_noise():
+    """Between groups by the rows of the smallest; of the worst client by its own, whoever that is."""
+    rng = np.random.default_rng(9)
+    tests = [rows(rng, n, ["a", "b"]) for n in (15, 400)]
+    fed = ef.Federation.from_arrays(
+        [rows(rng, 30, ["a", "b"]) for _ in tests], test=rows(rng, 240, ["a", "b"]), client_tests=tests
+    )
+    result = run(ef.methods.FedAvg(), fed, seeds=[0, 1])
+    found = variants_of([result])[0].noisy
+
+    def of(scope: str, metric: str) -> np.ndarray:
+        return np.array(last_values(result, metric, scope))
+
+    fewest = {"demographic_parity_difference": min(of(f"group:{g}", "count").mean() for g in "ab")}
+    positives, counts = ([of(f"group:{g}", what) for g in "ab"] for what in ("positives", "count"))
+    fewest["equal_opportunity_difference"] = min(each.mean() for each in positives)
+    negatives = [(count - own).mean() for own, count in zip(positives, counts, strict=True)]
+    fewest["equalized_odds_difference"] = min(fewest["equal_opportunity_difference"], *negatives)
+    for which, worst in (("worst", np.argmax), ("best", np.argmin)):
+        gaps = np.stack([of(f"client:{k}", "demographic_parity_difference") for k in range(2)])
+        fewest[f"client_demographic_parity_difference.{which}"] = min(np.array([15, 400])[worst(gaps, 0)]) / 2
+        right = np.stack([of(f"client:{k}", "accuracy") for k in range(2)])
+        fewest[f"client_accuracy.{which}"] = min(np.array([15, 400])[worst(-right, 0)])
+    assert {name: name in found for name in fewest} == {name: few < 50 for name, few in fewest.items()}
+    assert set(fewest) & found
+    assert set(fewest) - found
+    assert not {"accuracy", "loss", "client_accuracy.mean"} & found
+
+
 def test_marginals_of_a_regression():
     rng = np.random.default_rng(6)
 

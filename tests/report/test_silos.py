@@ -127,7 +127,7 @@ def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tm
     said = verdict([hidden])
     assert said.sentences == [
         "Of fedavg, accuracy and demographic parity difference are not known: the silos withhold counts that are too "
-        "small to be disclosed. There is nothing else in this report to compare it with.",
+        "small to be disclosed. There is nothing else here to compare it with.",
         "Positive: 'yes'.",
     ]
     assert not any("undefined" in caveat or "Fewer than 50" in caveat for caveat in said.caveats)

@@ -240,7 +240,7 @@ def test_a_failure_is_recorded(place):
     )
 
 
-def test_runs_are_found_by_prefix_name_latest_and_path(place):
+def test_runs_are_found_by_prefix_name_latest_and_path(place, monkeypatch):
     store = Store(place / "runs")
     with pytest.raises(ConfigError, match="no runs"):
         store.find("latest")
@@ -253,6 +253,10 @@ def test_runs_are_found_by_prefix_name_latest_and_path(place):
         store.find("20")
     with pytest.raises(ConfigError, match=f"no run 'x'.*{two.id}"):
         store.find("x")
+    eight = [store.entries()[0]._replace(id=f"20-{k}") for k in range(8)]
+    monkeypatch.setattr(store.index, "entries", lambda: eight)
+    with pytest.raises(ConfigError, match=r"8 runs are called '20': 20-0, .*, 20-4 and 3 more \(equifed list\)\."):
+        store.find("20")
 
 
 def test_a_run_named_by_its_path_stays_in_its_own_index(place):

@@ -30,10 +30,12 @@ def record(folder: RunFolder, result: Result) -> Record:
     happened to the silos of a real federation.
 
     Mean and deviation are over the `defined` runs of `runs` in which the metric is defined; a metric of a federation
-    may also be `withheld`.
+    may also be `withheld`. `few_rows`: it rests on so few test rows of a group that it is mostly noise.
     """
+    from equifed.report.comparison import variants_of
     from equifed.report.silos import Silos
 
+    noisy = set[str]().union(*(variant.noisy for variant in variants_of([result]))) if len(result.metrics) else set()
     silos = Silos.of(result)
     final = result.final()
     metrics = [name for name in final.columns if name not in ("method", "seed", *result.swept)]
@@ -55,6 +57,7 @@ def record(folder: RunFolder, result: Result) -> Record:
                 "mean": over.mean,
                 "std": over.std,
                 "defined": over.n,
+                "few_rows": name in noisy,
                 **({} if silos is None else {"withheld": not over.n and silos.hides(name)}),
             }
             for name, over in ((name, moments(final[name])) for name in metrics)
@@ -156,9 +159,14 @@ def frame_table(frame: Any, title: str | None = None) -> Table:
 
 
 def metrics_table(each: Record) -> Table:
-    table = plain_table("metric", "mean ± std", numbers=[1], title=f"Final test metrics over {each['runs']} runs")
+    from equifed.report.groups import SMALL_GROUP
+
+    table = plain_table("metric", "mean ± std", "", numbers=[1], title=f"Final test metrics over {each['runs']} runs")
     for name, value in each["metrics"].items():
-        table.add_row(name, spread(value, each["runs"]))
+        table.add_row(name, spread(value, each["runs"]), "few rows" if value["few_rows"] else "")
+    if any(value["few_rows"] for value in each["metrics"].values()):
+        table.caption = f"few rows: it rests on fewer than {SMALL_GROUP} test rows of a group, so it is mostly noise"
+        table.caption_justify = "left"
     return table
 
 

@@ -15,7 +15,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.fronts import dominated
 from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, moments, paired
-from equifed.report.groups import Pair, marginals, worst_pair
+from equifed.report.groups import SMALL_GROUP, Pair, fewest_rows, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
 from equifed.results.candidates import data_of, is_pooled, settings_text, unique_labels
 from equifed.settings import MARGIN
@@ -106,6 +106,30 @@ class Variant:
     def worst_pair(self, disparity: str) -> Pair | None:
         """The groups between which it is widest, by their mean rates over seeds."""
         return worst_pair(self.groups, disparity, self.models)
+
+    @property
+    def noisy(self) -> set[str]:
+        """Its metrics that rest on fewer than SMALL_GROUP test rows of a group: those between groups, and those of the
+        best and the worst client where its rows are so few that a group of its must have fewer."""
+        clients = self.clients.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False)
+        groups, found = self.groups["name"].nunique(), set()
+        for name in map(str, self.final.columns):
+            metric = describe(name)
+            between = "groups" in metric.needs
+            inner, _, which = name.removeprefix("client_").rpartition(".")
+            if which in ("best", "worst") and inner in clients:
+                known = clients.dropna(subset=[inner, "rows"])
+                by_seed = known.groupby(level="seed")[inner]
+                lowest = (metric.direction == "lower") == (which == "best")
+                rows = known.loc[by_seed.idxmin() if lowest else by_seed.idxmax(), "rows"].min()
+                fewest = rows / groups if between else rows
+            elif between and "clients" not in metric.needs:
+                fewest = fewest_rows(self.groups, metric.compares or ("accuracy",)) / self.models
+            else:
+                continue
+            if fewest < SMALL_GROUP:
+                found.add(name)
+        return found
 
     def absent(self, metric: str, **of: Any) -> str:
         """Why it has no such value: withheld, or undefined. Of certain groups, of a client, or of all: see `hides`."""

@@ -12,6 +12,8 @@ from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import wilson
 from equifed.report.silos import DISCLOSED
 
+SMALL_GROUP = 50
+"""Test rows below which a group's rates are mostly noise."""
 BETWEEN = " & "
 """What joins the values of several sensitive columns in the name of their intersection."""
 
@@ -127,6 +129,13 @@ def rate_interval(metric: str, values: Mapping[str, float], models: int = 1) -> 
     if not describe(metric).rests_on:
         return np.nan, np.nan
     return wilson(values[metric], _rests_on(metric, values) / models)
+
+
+def fewest_rows(groups: pd.DataFrame, rates: Sequence[str]) -> float:
+    """How few rows one of these rates of a group rests on, of a variant's groups; mean over seeds, nan without any."""
+    means = groups.groupby(["metric", "name"], sort=False)["value"].mean()
+    names = dict.fromkeys(groups["name"])
+    return min((_rests_on(rate, means.xs(name, level="name")) for rate in rates for name in names), default=np.nan)
 
 
 def _rests_on(metric: str, values: Mapping[str, float] | pd.Series) -> float:

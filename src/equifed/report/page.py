@@ -25,10 +25,10 @@ from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant
-from equifed.report.groups import parts
+from equifed.report.groups import SMALL_GROUP, parts
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.silos import DISCLOSED, Silos
-from equifed.report.verdict import SMALL_GROUP, Verdict, verdict_of
+from equifed.report.verdict import Verdict, verdict_of
 from equifed.results.candidates import differing_names, is_pooled
 from equifed.settings import MARGIN
 

@@ -14,15 +14,12 @@ from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, paired, seeds_needed
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant, against, more_of
-from equifed.report.groups import Pair
+from equifed.report.groups import SMALL_GROUP, Pair
 from equifed.report.silos import Silos, other_notes
 from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
-
-SMALL_GROUP = 50
-"""Test rows below which a group's rates are mostly noise."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ def _single(variant: Variant, metrics: list[str]) -> str:
             f"{'is' if len(withheld) == 1 else 'are'} not known: the silos withhold counts that are too small to be "
             "disclosed."
         )
-    return " ".join([*sentences, "There is nothing else in this report to compare it with."])
+    return " ".join([*sentences, "There is nothing else here to compare it with."])
 
 
 def _unusable(comparison: Comparison) -> str:

@@ -91,7 +91,8 @@ class Store:
             return self._folder(matching[0])
         shown = ", ".join(entry.id for entry in (matching or entries)[:5])
         if matching:
-            raise ConfigError(f"{len(matching)} runs are called {reference!r}: {shown}. Write more of the id.")
+            more = f" and {len(matching) - 5} more (equifed list)" if len(matching) > 5 else ""
+            raise ConfigError(f"{len(matching)} runs are called {reference!r}: {shown}{more}. Write more of the id.")
         raise ConfigError(f"There is no run {reference!r} in {self.root}. The latest: {shown}.")
 
     def entries(self) -> list[Entry]:
