@@ -22,6 +22,7 @@ from equifed.cli.tables import (
     footnotes,
     frame_table,
     groups_table,
+    local_table,
     metrics_table,
     pareto_of,
     pareto_table,
@@ -274,7 +275,8 @@ def _show_finished(folder: RunFolder, summary: Record, config: dict[str, Any], r
     if result.swept:
         show(pareto_table(result), *_lines(verdict([result])))
     else:
-        show(metrics_table(summary), "", groups_table(result), *silos_table(result), "", warnings_of([summary]))
+        of_clients = (*local_table(result), *silos_table(result))
+        show(metrics_table(summary), "", groups_table(result), *of_clients, "", warnings_of([summary]))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
     if "federation" in result.info:
         show("No secure aggregation: the server receives every silo's reply by itself, also where the sum is gathered.")

@@ -13,6 +13,7 @@ from rich.table import Table
 from equifed.cli.console import out
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
+from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import moments
 
 if TYPE_CHECKING:
@@ -213,6 +214,32 @@ def groups_table(result: Result) -> Table:
     for metric in metrics:
         table.add_row(metric, *(cell(metric, name) for name in names))
     return table
+
+
+def local_table(result: Result) -> list[Table | str]:
+    """How the clients' own gaps compare with those over all of them; nothing where no client has one."""
+    from equifed.report.local import Local
+    from equifed.report.wording import listing
+
+    found = [local for metric in SIGNED if (local := Local.of(result.local_gaps, metric))]
+    if not found:
+        return []
+    headings = ("gap", "over all clients", "clients", "from", "to", "opposite", "beyond chance")
+    table = plain_table(*headings, numbers=range(1, 7), title="Clients' own gaps, means over seeds")
+    lines = []
+    for local in found:
+        gaps = (local.overall, local.clients[0].gap, local.clients[-1].gap)
+        overall, low, high = (f"{gap:+.3f}" for gap in gaps)
+        counts = (len(local.opposite), len(local.reversed))
+        table.add_row(local.metric, overall, str(len(local.clients)), low, high, *map(str, counts))
+        named = [
+            f"{client.name} {client.gap:+.3f} [{client.low:+.3f}, {client.high:+.3f}]" + " (few rows)" * client.few
+            for client in local.reversed
+        ]
+        if named:
+            who = f"{local.pair[1]} ahead of {local.pair[0]}" if local.pair else "the reverse"
+            lines.append(f"{describe(local.metric).short}, beyond chance {who}: {listing(named)}.")
+    return ["", table, *lines]
 
 
 def silos_table(result: Result) -> list[Table | str]:

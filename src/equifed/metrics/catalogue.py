@@ -281,7 +281,7 @@ _ENTRIES = (
           in_groups=""),
     _rate("f1", "Harmonic mean of precision and recall.", title="F1", better="higher"),
     Metric("expected_calibration_error", "How far scores are from how often they come true, on average over the rows; "
-           "0 is calibrated.", short="ECE", better="lower", in_groups="rate",
+           "0 is calibrated.", short="ECE", better="lower",
            by_group=lambda e: calibration_error(e.calibration),
            overall=lambda e: calibration_error(e.calibration.sum(-3))),
     Metric("calibration_difference", "Largest gap between groups in expected calibration error; 0 is fair.",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equifed.metrics.rates import divide
-from equifed.metrics.seeds import wilson
+from equifed.metrics.seeds import LEVEL, wilson
 
 SIGNED = ("demographic_parity_difference", "equal_opportunity_difference")
 """The gaps that are one difference of two rates."""
@@ -56,10 +56,10 @@ def local_gaps(hits: np.ndarray, rows: np.ndarray) -> LocalGaps:
     return LocalGaps(pair, overall, rates, of_pair[1])
 
 
-def gap_interval(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval of the difference of two independent rates [..., 2] on so many rows: Newcombe's, from Wilson's
-    intervals of both (Statistics in Medicine 1998, method 10). nan where a rate is."""
-    low, high = wilson(rates, rows)
+def gap_interval(rates: np.ndarray, rows: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Interval, 95 % or 1 - level, of the difference of two independent rates [..., 2] that rest on so many rows:
+    Newcombe's, from Wilson's intervals of both (Statistics in Medicine 1998, method 10). nan where a rate is."""
+    low, high = wilson(rates, rows, level)
     gap = rates[..., 0] - rates[..., 1]
     below = np.hypot(rates[..., 0] - low[..., 0], high[..., 1] - rates[..., 1])
     above = np.hypot(high[..., 0] - rates[..., 0], rates[..., 1] - low[..., 1])

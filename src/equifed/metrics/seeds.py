@@ -108,11 +108,11 @@ def percentile_interval(resampled: Any) -> np.ndarray:
     return np.quantile(resampled, [LEVEL / 2, 1 - LEVEL / 2], axis=0)
 
 
-def wilson(share: Any, rows: Any) -> tuple[Any, Any]:
-    """Wilson's 95 % intervals of shares that rest on so many rows; nan without rows."""
+def wilson(share: Any, rows: Any, level: float = LEVEL) -> tuple[Any, Any]:
+    """Wilson's intervals, 95 % or 1 - level, of shares that rest on so many rows; nan without rows."""
     share, rows = np.broadcast_arrays(np.asarray(share, dtype=np.float64), np.asarray(rows, dtype=np.float64))
     n = np.where(np.isfinite(share) & (rows > 0), rows, np.nan)
-    z = NormalDist().inv_cdf(1 - LEVEL / 2)
+    z = NormalDist().inv_cdf(1 - level / 2)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * np.sqrt(np.maximum(share * (1 - share), 0.0) / n + z * z / (4 * n * n))
     return np.maximum(0.0, centre - half)[()], np.minimum(1.0, centre + half)[()]

@@ -50,6 +50,10 @@ class Variant:
     """The same for one value of one sensitive column, where groups are intersections of several."""
     clients: pd.DataFrame
     """Per client, last round: seed, name, metric, value."""
+    calibration: pd.DataFrame
+    """Histograms of scores by group, last round: seed, group, bin, rows, positives, score_sum."""
+    local_gaps: pd.DataFrame
+    """Every client's own gap with its sign, last round: see `Result.local_gaps`."""
     observed: pd.DataFrame
     """What the method logs about itself: seed, round, metric (its name after `LOG`), value."""
     models: int
@@ -307,6 +311,7 @@ def _variants_of(i: int, result: Result) -> Iterator[Variant]:
             index="seed", columns="metric", values="value", dropna=False, sort=False
         )
         observed = _observed(result, values)
+        calibration, local_gaps = (kept[_alike(kept, values)] for kept in (result.calibration, result.local_gaps))
         method = str(values.pop("method"))
         yield Variant(
             label=method + settings_text(values),
@@ -320,6 +325,8 @@ def _variants_of(i: int, result: Result) -> Iterator[Variant]:
             groups=groups,
             marginals=marginals(groups, list(dict.fromkeys(groups["name"]))),
             clients=clients,
+            calibration=calibration[calibration["split"] == split],
+            local_gaps=local_gaps,
             observed=observed,
             models=_models(groups, info),
             data=data_of(info),

@@ -28,6 +28,8 @@ FORMATS = ("svg", "png", "pdf")
 BARS: dict[str, Any] = {"elinewidth": 0.8, "capsize": 1.5}
 DATELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """The same numbers give the same file."""
+MAX_CURVES = 12
+"""Methods and settings whose calibration is drawn: the first so many."""
 WIDTH = 5.2
 """Inches: a page's text width; charts scale down to a column."""
 STYLE: dict[Any, Any] = {
@@ -68,7 +70,7 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def write_figures(comparison: Comparison, folder: str | Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """Trade-off, main metrics over rounds, groups, clients and partition; the files written."""
+    """Trade-off, main metrics over rounds, groups, calibration, clients and partition; the files written."""
     check_formats(formats)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,6 +112,9 @@ def _charts(comparison: Comparison, data: dict[str, Any]) -> Iterator[tuple[str,
         drawn = [name for name in catalogue.ordered(values) if describe(name).in_groups == "rate"]
         for metric in [name for name in drawn if any(map(_known, values[name]["mean"]))]:
             yield f"{kind}-{_file(metric)}", height, partial(_groups, data=data, kind=kind, metric=metric)
+    for i, of in enumerate(data["calibration"][:MAX_CURVES], 1):
+        if any(group["curve"] for group in of["groups"]):
+            yield f"calibration-{i}-{_file(of['label'])[:40]}", 3.4, partial(_calibration, of=of)
     boxes = data["clients"]["boxes"]
     for metric in [name for name in data["clients"]["metrics"] if name != "loss" and _known(boxes[name])]:
         yield f"clients-{_file(metric)}", 0.8 + 0.34 * count, partial(_clients, data=data, metric=metric)
@@ -224,6 +229,30 @@ def _groups(figure: Any, axes: Any, data: dict[str, Any], kind: str, metric: str
             label=_name(name),
         )
     _methods(axes, data, metric)
+    _legend(figure, axes)
+
+
+def _calibration(figure: Any, axes: Any, of: dict[str, Any]) -> None:
+    most = max(point["rows"] for group in of["groups"] for point in group["curve"])
+    for g, group in enumerate(of["groups"]):
+        points = [[point[what] for point in group["curve"]] for what in ("score", "rate", "low", "high", "rows")]
+        score, rate, low, high, rows = map(np.array, points)
+        error = "" if group["error"] is None else f", ECE {wording.number(group['error'])}"
+        bars = np.maximum([rate - low, high - rate], 0)  # rounding
+        axes.errorbar(score, rate, yerr=bars, fmt="none", color=looks.colour(g), **BARS)
+        axes.plot(score, rate, linestyle=looks.dash(g), linewidth=1.0, color=looks.colour(g))
+        axes.scatter(
+            score,
+            rate,
+            s=8 + 40 * rows / most,
+            marker=looks.marker(g),
+            color=looks.colour(g),
+            zorder=3,
+            label=f"{_name(group['name'])} (n = {group['rows']:,.0f}{error})",
+        )
+    axes.plot([0, 1], [0, 1], "--", color="#777777", linewidth=0.9, zorder=0)
+    axes.set(xlabel="mean score of the bin", ylabel="share that came true", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axes.set_title(_name(of["label"]), fontsize=8)
     _legend(figure, axes)
 
 

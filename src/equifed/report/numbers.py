@@ -12,10 +12,13 @@ import pandas as pd
 
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
+from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import Paired, moments_by
 from equifed.report import looks
+from equifed.report.calibration import calibration_data
 from equifed.report.comparison import LOG, Comparison, Variant, against, summary_of
 from equifed.report.groups import rate_interval
+from equifed.report.local import Local, local_data
 from equifed.report.verdict import ranked, unclear
 from equifed.results.candidates import is_pooled
 
@@ -50,6 +53,8 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "groups": groups,
         "marginals": marginals,
         "clients": _clients(clients, len(variants)),
+        "calibration": calibration_data(variants),
+        "local": local_data([variant.local_gaps for variant in variants], MAX_CLIENT_POINTS),
         "partitions": _partitions(comparison.results),
         "looks": looks.for_page(),
     }
@@ -266,10 +271,12 @@ def records(comparison: Comparison) -> pd.DataFrame:
     """Every number of the last round, one a line: method, scope, metric, mean, std, n, interval, test.
 
     scope is global, group:NAME, marginal:NAME (all groups with this value of one sensitive column) or client:NAME. n
-    counts the seeds where the metric is defined. interval says what [low, high] is: t (of the mean over seeds) or
-    wilson (of a group's rate, by its rows). Differences are to the baseline, tested over the seeds that both have;
-    p_holm is corrected for all methods that are compared in this metric. The silos of a real federation have some
-    metrics more: their rows, the rounds they missed, replies that were refused, groups that they withhold.
+    counts the seeds where the metric is defined. interval says what [low, high] is: t (of the mean over seeds), wilson
+    (of a group's rate, by its rows) or newcombe (of a client's gap, by its rows). A client's signed_ gap is that of the
+    two groups that are farthest apart over all clients, negative where it is the reverse. Differences are to the
+    baseline, tested over the seeds that both have; p_holm is corrected for all methods that are compared in this
+    metric. The silos of a real federation have some metrics more: their rows, the rounds they missed, replies that were
+    refused, groups that they withhold.
     """
     lines: list[dict[Any, Any]] = []
     tests = {metric: against(comparison.variants, comparison.baseline, metric) for metric in comparison.measured}
@@ -285,9 +292,21 @@ def records(comparison: Comparison) -> pd.DataFrame:
             block = _scope_moments(variant, f"{kind}s").reset_index()
             block["interval"] = np.where(block["low"].isna(), "", "wilson")
             lines += block.assign(method=variant.label, scope=f"{kind}:" + block["name"]).to_dict("records")
+        lines += _local_records(variant)
         for silo in variant.silos.members if variant.silos else ():
             for metric, value in silo.numbers().items():
                 lines.append(
                     {"method": variant.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
                 )
     return pd.DataFrame(lines, columns=["method", "scope", "metric", *_ESTIMATE, *_TEST])
+
+
+def _local_records(variant: Variant) -> list[dict[Any, Any]]:
+    lines = []
+    for metric in SIGNED:
+        local = Local.of(variant.local_gaps, metric)
+        for client in local.clients if local else ():
+            estimate = (client.gap, np.nan, client.seeds, client.low, client.high, "newcombe")
+            about = {"method": variant.label, "scope": f"client:{client.name}", "metric": f"signed_{metric}"}
+            lines.append({**about, **dict(zip(_ESTIMATE, estimate, strict=True))})
+    return lines

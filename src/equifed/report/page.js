@@ -270,6 +270,71 @@
     })];
   };
 
+  const picked = (id) => Number(byId(`${id}-variant`)?.value ?? 0);
+  const calibration = (_, look) => { // a curve per group; on the diagonal, scores come true as often as they say
+    const { groups } = data.calibration[picked("calibration")];
+    const most = Math.max(1, ...groups.flatMap((group) => group.curve.map((point) => point.rows)));
+    const legend = groups.map((group) => `${name(group.name, narrow() ? 18 : 40)} (n = ${Math.round(group.rows).toLocaleString("en")}, ECE ${group.error === null ? group.absent : number(group.error)})`);
+    const traces = groups.map(({ name: group, curve }, g) => {
+      const { colour, symbol, dash } = sign(g);
+      return {
+        type: "scatter", mode: "lines+markers", name: legend[g], x: curve.map((point) => point.score), y: curve.map((point) => point.rate),
+        line: { color: colour, width: 1.5, dash }, marker: { color: colour, symbol, size: curve.map((point) => 6 + 12 * Math.sqrt(point.rows / most)), opacity: 1 },
+        error_y: {
+          type: "data", symmetric: false, array: curve.map((point) => point.high - point.rate), arrayminus: curve.map((point) => point.rate - point.low),
+          color: colour, thickness: 1, width: 3,
+        },
+        hoverinfo: "text",
+        hovertext: curve.map((point) => `<b>${name(group)}</b><br>mean score ${number(point.score)}<br>came true ${number(point.rate)}${within(point.low, point.high)}<br>${number(point.rows)} rows`),
+      };
+    });
+    const diagonal = line([[0, 0], [1, 1]], { line: { color: look.soft, width: 1.2, dash: "dash" } });
+    const room = legendRoom(legend);
+    return [[diagonal, ...traces], layout(look, {
+      height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: true, hovermode: "closest",
+      xaxis: { title: words("mean score of the bin"), range: [-.02, 1.02] }, yaxis: { title: words("share that came true"), range: [-.02, 1.02] },
+    })];
+  };
+
+  const local = (metric, look) => { // a row per client, sorted by its gap
+    const found = data.local[metric][picked("local")];
+    const height = { height: 120 };
+    if (!found?.listed) {
+      const text = found ? "Too many clients to draw; see the table." : "No client of this method has both groups among its disclosed test rows.";
+      return [[], layout(look, { ...height, annotations: [{ text, showarrow: false, xref: "paper", yref: "paper", x: .5, y: .5 }], xaxis: { visible: false }, yaxis: { visible: false } })];
+    }
+    const labelled = found.clients.length <= 60;
+    const kinds = { "": ["not opposite", "circle"], "opposite by sign": ["opposite by sign", "triangle-left-open"], opposite: ["opposite beyond chance", "triangle-left"] };
+    const traces = Object.entries(kinds).flatMap(([mark, [words, symbol]], i) => {
+      const at = found.clients.map((_, k) => k).filter((k) => found.clients[k].mark === mark);
+      const these = at.map((k) => found.clients[k]);
+      return !at.length ? [] : [{
+        type: "scatter", mode: "markers", name: `${words} (${at.length})`, x: these.map((client) => client.gap), y: at,
+        marker: { color: i ? colours[1] : colours[0], symbol, size: labelled ? 11 : 7, line: { color: i ? colours[1] : colours[0], width: 2 } },
+        error_x: {
+          type: "data", symmetric: false, array: these.map((client) => client.high - client.gap), arrayminus: these.map((client) => client.gap - client.low),
+          color: i ? colours[1] : colours[0], thickness: 1, width: labelled ? 3 : 0,
+        },
+        hoverinfo: "text",
+        hovertext: these.map((client) => `<b>client ${name(client.name)}</b><br>${signed(client.gap)} [${signed(client.low)}, ${signed(client.high)}]<br>${number(client.rows)} rows of the smaller group${client.few ? ": few" : ""}`),
+      }];
+    });
+    const rows = found.clients.length;
+    const upright = (x, dash) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: dash ? look.ink : look.soft, width: 1.3, dash: dash || "solid" } });
+    const over = { x: found.overall, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: `all clients ${signed(found.overall)}` };
+    const ahead = found.pair ? `: ${name(found.pair[0], 18)} minus ${name(found.pair[1], 18)}` : "";
+    const room = legendRoom(traces.map((trace) => trace.name)) + 18;
+    return [traces, layout(look, {
+      height: Math.max(200, labelled ? 22 * rows + 110 : Math.min(900, 4 * rows + 140)) + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 },
+      showlegend: true, hovermode: "closest", shapes: [upright(0), upright(found.overall, "dash")], annotations: [over],
+      legend: { orientation: "h", x: 0, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", pad: { b: 20 } },
+      xaxis: { title: words(`${safe(title(metric))}${narrow() ? "<br>" : ""}${ahead}`) },
+      yaxis: labelled
+        ? { tickmode: "array", tickvals: found.clients.map((_, k) => k), ticktext: found.clients.map((client) => name(client.name, narrow() ? 12 : 30) + (client.few ? " (few rows)" : "")), range: [rows - .5, -.5], showgrid: false, zeroline: false }
+        : { title: words("clients, sorted"), showticklabels: false, range: [rows, -1], showgrid: false, zeroline: false },
+    })];
+  };
+
   const partition = (part) => (_, look) => {
     const upright = part.clients.length > 60; // too many for a labelled bar each
     const places = part.clients.map((_, k) => k);
@@ -348,7 +413,12 @@
     add("rounds", rounds, logged.length ? { measured: metrics, "logged by the methods": logged } : { "": metrics }, first(drawn, [data.quality, data.disparity]));
     add("groups", groups, { "": rates }, first(counted, ["selection_rate", "accuracy", "rmse"]));
     add("clients", clients, { "": data.clients.metrics }, first(spread, [data.quality]));
-    for (const [control, id] of [["rounds-bands", "rounds"], ["groups-kind", "groups"]]) {
+    for (const choice of document.querySelectorAll("#calibration-variant, #local-variant")) {
+      choice.append(...labels.map((label, i) => new Option(label.slice(0, 80), i, false, label === choice.dataset.first)));
+    }
+    add("calibration", calibration);
+    add("local", local, { "": Object.keys(data.local) }, data.disparity);
+    for (const [control, id] of [["rounds-bands", "rounds"], ["groups-kind", "groups"], ["calibration-variant", "calibration"], ["local-variant", "local"]]) {
       byId(control)?.addEventListener("change", () => draw(charts.find((chart) => chart.place.id === `${id}-chart`)));
     }
     data.partitions.forEach((part, i) => {

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
 from equifed.metrics import catalogue
+from equifed.metrics.calibration import BINS
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
@@ -95,6 +96,9 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             small_group=SMALL_GROUP,
             min_seeds=MIN_SEEDS,
+            bins=BINS,
+            multiclass=any(len(result.info.get("classes", ())) > 2 for result in results),
+            named=WORST_CLIENTS,
             json=embedded(data),
             style=_asset("page.css"),
             script=_asset("page.js"),

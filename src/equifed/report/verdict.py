@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 
 from equifed.metrics.catalogue import describe
+from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, paired, seeds_needed
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant, against, more_of
 from equifed.report.groups import SMALL_GROUP, Pair
+from equifed.report.local import Local
 from equifed.report.silos import Silos, other_notes
 from equifed.settings import MARGIN
 
@@ -445,6 +447,24 @@ def _small_groups(comparison: Comparison) -> Iterator[str]:
         )
 
 
+def _local(comparison: Comparison) -> Iterator[str]:
+    """Where clients' own gaps tell another story than the one over all of them."""
+    metric = comparison.disparity if comparison.disparity in SIGNED else SIGNED[0]
+    said = []
+    for variant in comparison.variants:
+        local = Local.of(variant.local_gaps, metric)
+        if local is None or not variant.eligible:
+            continue
+        parts = {"the reverse": local.reversed, f"wider than all clients' {wording.number(local.overall)}": local.wider}
+        if found := [f"{what} at {len(who)}" for what, who in parts.items() if who]:
+            said.append(f"{wording.plain(variant.label)} {' and '.join(found)} of {len(local.clients)}")
+    if said:
+        yield (
+            f"Some clients' own {describe(metric).title} is, beyond chance, the reverse of the one over all clients or "
+            f"wider: {wording.listing(said, most=4, longest=200)}."
+        )
+
+
 _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "local", "model", "seeds")
 
 
@@ -489,5 +509,5 @@ def _incidents(comparison: Comparison) -> Iterator[str]:
         yield f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(text, 400)}"
 
 
-_CAVEATS = (_degenerate, _references, _certainty, _missing, _small_groups, _unlike, _incidents)
+_CAVEATS = (_degenerate, _references, _certainty, _missing, _small_groups, _local, _unlike, _incidents)
 """In the order in which they are shown."""
