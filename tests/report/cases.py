@@ -10,6 +10,7 @@ import pandas as pd
 
 import equifed as ef
 from equifed.results.collect import MESSAGES, REJECTIONS
+from equifed.results.counts import BINNED, COLUMNS, LOCAL
 from equifed.settings import RunSettings
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -48,7 +49,9 @@ def result_of(table: pd.DataFrame, data: str = "toy") -> ef.Result:
         "cells": None,
         "rows": {"train": 1, "validation": 0, "test": 0},
     }
-    unknown = {field.name: pd.DataFrame() for field in fields(ef.Result) if "DataFrame" in str(field.type)}
+    columns = dict.fromkeys(["method", *swept, "seed", *COLUMNS, *BINNED, *LOCAL])
+    frames = [field.name for field in fields(ef.Result) if "DataFrame" in str(field.type)]
+    unknown = {name: pd.DataFrame(columns=[*columns]) for name in frames}
     known = {
         "metrics": metrics,
         "messages": pd.DataFrame(columns=MESSAGES),

@@ -54,7 +54,7 @@ def test_every_chart_is_drawn_and_nothing_sticks_out(window, page, width, dark):
     window.open(page, width=width, dark=dark)
     quiet(window, page)
     assert window.do("document.documentElement.dataset.charts") == "drawn"
-    for name in ("pareto", "rounds", "groups", "clients", "partition"):
+    for name in ("pareto", "rounds", "groups", "calibration", "clients", "local", "partition"):
         assert window.do(f"document.querySelectorAll('[id^={name}-chart] svg.main-svg').length") > 0, name
     assert window.do("document.documentElement.scrollWidth") == width
     colours = "getComputedStyle(document.body).backgroundColor + getComputedStyle(document.body).color"

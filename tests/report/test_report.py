@@ -358,7 +358,15 @@ def test_records_hold_every_number(pair):
         last = result.metrics[result.metrics["round"] == 3]
         means = last.groupby(["scope", "metric"], observed=True)["value"].mean()
         mine = frame[frame["method"] == label].set_index(["scope", "metric"])
-        assert set(mine.index) == set(means.index)
+        signed = {key for key in mine.index if key[1].startswith("signed_")}
+        assert set(mine.index) == set(means.index) | signed
+        gaps = result.local_gaps.groupby(["client", "metric"])["gap"].mean().dropna()
+        assert {(f"client:{client}", f"signed_{metric}") for client, metric in gaps.index} == signed
+        for client, metric in gaps.index:
+            line = mine.loc[f"client:{client}", f"signed_{metric}"]
+            assert line["mean"] == pytest.approx(gaps[client, metric])
+            assert line["low"] < line["mean"] < line["high"]
+            assert line["interval"] == "newcombe"
         for key, value in means.items():
             assert mine.loc[key, "mean"] == pytest.approx(value, nan_ok=True)
     line = frame.set_index(["method", "scope", "metric"]).loc["fedprox", "global", "loss"]

@@ -118,7 +118,9 @@ def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tm
     assert "west withheld" in section(page, "Served worst", "Who holds which rows")
     assert verdict([trouble]).sentences[0].startswith("fedavg-gr reached accuracy 0.744 with a demographic parity")
     page = page_of([hidden], tmp_path)
-    groups = section(page, "Groups", "Silos")
+    groups, curves = section(page, "Groups", "Calibration"), section(page, "Calibration", "Silos")
+    assert curves.count("withheld") == 2
+    assert not any(group["curve"] for group in page.data["calibration"][0]["groups"])
     assert groups.count("withheld") == 2 * 7  # all but the number of rows disclosed, for both groups
     assert "undefined" not in groups
     assert "disclosed together for none of the 130 test rows" in page.text

@@ -89,6 +89,7 @@ def error_by_chance(histogram: np.ndarray) -> np.ndarray:
 
     rows, _, scores = np.moveaxis(histogram, -1, 0)
     score = np.clip(np.where(rows > 0, divide(scores, rows), 0.0), 0.0, 1.0)
-    m = np.floor(rows * score) + 1
-    apart = 2 * m * (1 - score) * binom.pmf(m, rows, score)
-    return divide(apart.sum(-1), rows.sum(-1))
+    n = np.maximum(np.round(rows), 1)  # rows that several models share are counted as the mean over these
+    m = np.floor(n * score) + 1
+    apart = 2 * m * (1 - score) * binom.pmf(m, n, score) / n
+    return divide((rows * apart).sum(-1), rows.sum(-1))

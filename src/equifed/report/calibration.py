@@ -25,7 +25,9 @@ def calibration_data(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 def _of(variant: Variant) -> dict[str, Any]:
     names = list(dict.fromkeys(map(str, variant.calibration["group"])))
-    sums = variant.calibration[SUMS].to_numpy(dtype=np.float64).reshape(variant.seeds, len(names), BINS, 3)
+    if not names:
+        return {"label": variant.label, "decisions": False, "groups": []}
+    sums = variant.calibration[SUMS].to_numpy(dtype=np.float64).reshape(-1, len(names), BINS, 3)
     groups = [_group(variant, name, sums[:, g]) for g, name in enumerate(names)]
     return {"label": variant.label, "decisions": _decides(sums), "groups": groups}
 
