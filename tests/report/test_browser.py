@@ -101,7 +101,7 @@ def test_no_chart_needs_colour_or_eyes(window, page):
     assert {role for role, _ in labels} == {"img"}
     said = " ".join(label for _, label in labels)
     assert "Trade-off: across demographic parity difference (lower is better), upwards accuracy" in said
-    assert said.count("3 methods") == len(labels) == 5
+    assert said.count("3 methods") == len(labels) == 7
 
 
 def test_the_metric_of_a_chart_is_chosen_in_the_page(window, page):

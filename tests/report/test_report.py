@@ -360,7 +360,7 @@ def test_records_hold_every_number(pair):
         mine = frame[frame["method"] == label].set_index(["scope", "metric"])
         signed = {key for key in mine.index if key[1].startswith("signed_")}
         assert set(mine.index) == set(means.index) | signed
-        gaps = result.local_gaps.groupby(["client", "metric"])["gap"].mean().dropna()
+        gaps = result.local_gaps.groupby(["client", "metric"])["value"].mean().dropna()
         assert {(f"client:{client}", f"signed_{metric}") for client, metric in gaps.index} == signed
         for client, metric in gaps.index:
             line = mine.loc[f"client:{client}", f"signed_{metric}"]

@@ -59,7 +59,7 @@ class Local:
     @classmethod
     def of(cls, frame: pd.DataFrame, metric: str) -> Local | None:
         """frame: `Result.local_gaps` of one setting. None where no client has a gap."""
-        known = frame[(frame["metric"] == metric) & frame["gap"].notna()]
+        known = frame[(frame["metric"] == metric) & frame["value"].notna()]
         if known.empty:
             return None
         pairs = set(zip(known["higher"], known["lower"], strict=True))

@@ -279,7 +279,7 @@
       const { colour, symbol, dash } = sign(g);
       return {
         type: "scatter", mode: "lines+markers", name: legend[g], x: curve.map((point) => point.score), y: curve.map((point) => point.rate),
-        line: { color: colour, width: 1.5, dash }, marker: { color: colour, symbol, size: curve.map((point) => 6 + 12 * Math.sqrt(point.rows / most)), opacity: 1 },
+        line: { color: colour, width: 1.5, dash }, marker: { color: colour, symbol, size: curve.map((point) => 6 + 12 * Math.sqrt(point.rows / most)), opacity: 1, line: { color: colour, width: 1 } },
         error_y: {
           type: "data", symmetric: false, array: curve.map((point) => point.high - point.rate), arrayminus: curve.map((point) => point.rate - point.low),
           color: colour, thickness: 1, width: 3,
@@ -366,9 +366,10 @@
 
   // -- putting them on the page ---------------------------------------------------------------------------------------
 
+  const plainly = (text) => text.replace("<br>", " ").replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
   const inWords = (place, { xaxis, yaxis }) => { // for who cannot see it: the section's heading, the axes, how many methods
     const axes = [["across", xaxis], ["upwards", yaxis]].filter(([, { title }]) => title)
-      .map(([way, { title }]) => `${way} ${title.text.replace("<br>", " ")}`);
+      .map(([way, { title }]) => `${way} ${plainly(title.text)}`);
     const heading = place.closest("section").querySelector("h2").textContent;
     return `Chart, ${heading}: ${axes.join(", ")}; ${count} ${count > 1 ? "methods or settings" : "method"}`;
   };
