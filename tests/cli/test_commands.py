@@ -555,7 +555,23 @@ def test_report(place, invoke):
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.stdout.strip() == "one.html"
     assert "<html" in (place / "one.html").read_text()
-    assert data(invoke("report", "latest", "latest", "--json"))["report"] == "equifed-report.html"
+    assert data(invoke("report", "latest", "-o", "two.html", "--json"))["report"] == "two.html"
+    assert (place / "two.html").exists()
+    assert invoke("report", "latest").stdout.strip() == "equifed-report.html"
+
+
+def test_numbers_for_programs_leave_no_page_behind(place, invoke, three_seeds):
+    before = sorted(place.iterdir())
+    assert data(invoke(*three_seeds, "--json"))["report"] is None
+    for more in (["--csv"], ["--table", "latex"], ["--table", "markdown"]):
+        outcome = invoke(*three_seeds, *more)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert outcome.stderr == ""
+    assert sorted(place.iterdir()) == before
+    outcome = invoke(*three_seeds, "--table", "markdown", "--columns", "loss,accuracy", "-o", "page.html")
+    assert outcome.stdout.splitlines()[0] == "| method | loss ↓ | accuracy ↑ |"
+    assert outcome.stderr.strip() == "Written: page.html"
+    assert (place / "page.html").exists()
 
 
 @pytest.fixture
@@ -572,9 +588,9 @@ def test_report_for_other_programs(place, invoke, three_seeds):
     assert (found["baseline"], found["disparity"]) == ("fedprox", "demographic_parity_difference")
     assert found["verdict"]["sentences"]
     assert found["margin"] == 0.01
-    wide = data(invoke(*three_seeds, "--json", "--margin", "0.5"))
+    wide = data(invoke(*three_seeds, "--json", "--margin", "0.5", "-o", "wide.html"))
     assert "lose at most 50 points" in wide["verdict"]["rule"]
-    assert "lose at most 50 points" in (place / "equifed-report.html").read_text()
+    assert "lose at most 50 points" in (place / "wide.html").read_text()
     lines = {(each["method"], each["scope"], each["metric"]): each for each in found["metrics"]}
     shown = data(invoke("show", "fedavg", "--json"))["metrics"]["accuracy"]
     assert lines["fedavg", "global", "accuracy"]["mean"] == shown["mean"]
@@ -587,7 +603,7 @@ def test_report_for_other_programs(place, invoke, three_seeds):
     assert len(table) == len(lines)
     exact = [math.nan if each["mean"] is None else each["mean"] for each in found["metrics"]]
     assert table["mean"].tolist() == pytest.approx(exact, nan_ok=True)
-    assert "Report: page.html" in outcome.stderr
+    assert "Written: page.html" in outcome.stderr
     text = (place / "page.html").read_text()
     for part in ("fingerprint of the rows", "versions: torch", "mu = 5.0", "equifed run FILE"):
         assert part in text
@@ -599,6 +615,10 @@ def test_report_refuses(place, invoke, three_seeds):
     for more, said in (
         (["--csv", "--json"], "both want stdout"),
         (["--margin", "1"], "must be a share below 1"),
+        (["--table", "latex", "--csv"], "--table and --csv both want stdout"),
+        (["--table", "latec"], "Did you mean 'latex'"),
+        (["--table", "latex", "--columns", "acuracy"], "Did you mean 'accuracy'"),
+        (["--columns", "accuracy"], "--table latex"),
         (["--baseline", "fedav"], "Did you mean 'fedavg'"),
         (["--disparity", "demographic_parity_diff"], "Did you mean 'demographic_parity_difference'"),
         (["--figures", "figures", "--formats", "pgn"], "Did you mean 'png'"),

@@ -220,7 +220,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about one run, a comparison or a sweep.
 
-    --json and --csv print its numbers for other programs, --figures draws its charts for a paper.
+    --json and --csv print its numbers for other programs, and --table its comparison for a paper; then no page is
+    written unless --output names one. --figures draws its charts.
     """
     from equifed.cli.report import report
 

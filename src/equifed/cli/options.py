@@ -33,8 +33,8 @@ class Output:
 class ReportOptions:
     """What `report` writes about runs."""
 
-    page: Path = field(default=Path("equifed-report.html"), metadata={"metavar": "FILE", "flags": ("--output", "-o")})
-    """The page."""
+    page: Path | None = field(default=None, metadata={"metavar": "FILE", "flags": ("--output", "-o")})
+    """The page. (default: equifed-report.html; none with --table, --csv or --json)"""
     title: str | None = None
     """The page's title. (default: methods and data)"""
     disparity: str | None = field(default=None, metadata={"metavar": "METRIC"})
@@ -47,8 +47,17 @@ class ReportOptions:
     """Also write the charts as files for a paper (needs the extra `figures`)."""
     formats: str = field(default="svg,png", metadata={"metavar": "A,B,..."})
     """Formats of the figures: svg, png, pdf."""
+    table: str | None = field(default=None, metadata={"metavar": "FORMAT"})
+    """Print the comparison as a table for a paper or a README on stdout, and nothing else there: latex or markdown."""
+    columns: list[str] | None = None
+    """Metrics of that table. (default: those that `compare` prints)"""
     csv: bool = False
     """Print all numbers as CSV on stdout, and nothing else there."""
+
+    @property
+    def for_programs(self) -> list[str]:
+        """Options that want stdout for themselves."""
+        return [option for option, given in (("--table", self.table), ("--csv", self.csv)) if given]
 
 
 _OTHER_SECTIONS = {

@@ -1,4 +1,4 @@
-"""`equifed report`: the page, the same numbers for other programs, and figures for a paper."""
+"""`equifed report`: the page, the same numbers for other programs, and tables and figures for a paper."""
 
 from __future__ import annotations
 
@@ -23,11 +23,19 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
     from equifed.report.figures import check_formats, write_figures
     from equifed.report.numbers import records
     from equifed.report.page import write_page
+    from equifed.report.tables import check_format, table_of
     from equifed.report.verdict import verdict_of
 
-    if options.csv and output.json:
-        raise ConfigError("--csv and --json both want stdout. Give one of them.")
-    check_page(options.page, "--output")
+    printed = [*options.for_programs, *(["--json"] if output.json else [])]
+    if len(printed) > 1:
+        raise ConfigError(f"{' and '.join(printed)} both want stdout. Give one of them.")
+    if options.table is not None:
+        check_format(options.table)
+    elif options.columns:
+        raise ConfigError("--columns are those of a table; say which: --table latex or --table markdown.")
+    page = options.page or (None if printed else Path("equifed-report.html"))
+    if page is not None:
+        check_page(page, "--output")
     formats = split_names(options.formats, "--formats")
     if options.figures is not None:
         check_formats(formats)
@@ -36,12 +44,14 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
     comparison = Comparison.of(
         [documented(folder, folder.result()) for folder in folders], options.disparity, options.baseline, options.margin
     )
-    page = write_page(comparison, options.page, options.title)
+    written = table_of(comparison, options.table, options.columns) if options.table is not None else ""
+    if page is not None:
+        write_page(comparison, page, options.title)
     drawn = write_figures(comparison, options.figures, formats) if options.figures is not None else []
     if output.json:
         print_json(
             {
-                "report": str(page),
+                "report": None if page is None else str(page),
                 "figures": [str(path) for path in drawn],
                 "runs": [folder.id for folder in folders],
                 "verdict": asdict(verdict_of(comparison)),
@@ -60,11 +70,15 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
                 ],
             }
         )
-    elif options.csv:
-        sys.stdout.write(records(comparison).to_csv(index=False))  # as it is: not wrapped, nothing escaped
-        say(f"Report: {near(page)}")
-    else:
-        show(near(page), *(near(path) for path in drawn))
+        return
+    files = [near(path) for path in (page, *drawn) if path is not None]
+    if not printed:
+        show(*files)
+        return
+    # as it is: not wrapped, nothing escaped
+    sys.stdout.write(written or records(comparison).to_csv(index=False))
+    for file in files:
+        say(f"Written: {file}")
 
 
 def documented(folder: RunFolder, result: Result) -> Result:

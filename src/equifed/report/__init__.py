@@ -2,6 +2,7 @@
 
 from equifed.report.comparison import summary_table
 from equifed.report.page import write_report
+from equifed.report.tables import table
 from equifed.report.verdict import Verdict, verdict
 
-__all__ = ["Verdict", "summary_table", "verdict", "write_report"]
+__all__ = ["Verdict", "summary_table", "table", "verdict", "write_report"]

@@ -112,7 +112,7 @@ def _final(variant: Variant, metric: str) -> dict[str, Any]:
 
 def _table(comparison: Comparison) -> dict[str, Any]:
     frame = summary_of(comparison)
-    marks = {name: _marks(comparison, name) for name in comparison.metrics}
+    marks = {name: marks_of(comparison, name) for name in comparison.metrics}
     columns = [*comparison.metrics, *COSTS]
     rows: list[list[dict[str, Any]]] = [[] for _ in comparison.variants]
     for i, variant in enumerate(comparison.variants):
@@ -130,7 +130,7 @@ def _table(comparison: Comparison) -> dict[str, Any]:
     return {"columns": columns, "rows": rows}
 
 
-def _marks(comparison: Comparison, metric: str) -> list[str]:
+def marks_of(comparison: Comparison, metric: str) -> list[str]:
     """For each variant: "best" mean, "near" when the corrected test cannot tell it from the best, or nothing."""
     variants = comparison.variants
     order = ranked(variants, metric)

@@ -14,12 +14,12 @@ def a(name: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three decimals, or three digits where those say nothing; "undefined" for nan."""
+    """Three decimals, or two digits where those say nothing; "undefined" for nan. What only rounding left over is 0."""
     if value is None or math.isnan(value):
         return "undefined"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    if value == 0 or 0.001 <= abs(value) < 1000:
+    if abs(value) < 1e-12 or 0.001 <= abs(value) < 1000:
         return f"{value:.3f}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2g}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,6 +209,19 @@ class Result:
         from equifed.report import write_report
 
         return write_report([self], path, title=title, disparity=disparity, baseline=baseline, margin=margin)
+
+    def to_latex(self, metrics: Sequence[str] | None = None) -> str:
+        """The comparison of its settings as a LaTeX table with a caption; needs the package booktabs.
+        `equifed.report.table` takes several results."""
+        from equifed.report import table
+
+        return table([self], "latex", metrics=metrics)
+
+    def to_markdown(self, metrics: Sequence[str] | None = None) -> str:
+        """The same as a Markdown table."""
+        from equifed.report import table
+
+        return table([self], "markdown", metrics=metrics)
 
     def _repr_html_(self) -> str | None:
         """How a notebook shows it; None, so that it falls back on the text, where nothing was measured."""
