@@ -15,8 +15,8 @@ from equifed.settings import RunSettings
 
 FOLDER = Path(__file__).parent / "recorded"
 MEANING = {
-    "adult": (">50K", "the person earns more than 50,000 dollars a year"),
-    "compas": ("did not recidivate", "the defendant was not charged with a new crime within two years"),
+    "adult": ("<=50K", ">50K", "the person earns more than 50,000 dollars a year"),
+    "compas": ("recidivated", "did not recidivate", "the defendant was not charged with a new crime within two years"),
 }
 
 
@@ -33,7 +33,7 @@ def result_of(table: pd.DataFrame, data: str = "toy") -> ef.Result:
     parts = long.pop("column").str.rpartition(":")
     scope = ("group:" + parts[0]).where(parts[0] != "", "global")
     metrics = long.assign(round=1, split="test", scope=scope, metric=parts[2])
-    positive, meaning = MEANING.get(data, ("1", ""))
+    negative, positive, meaning = MEANING.get(data, ("0", "1", ""))
     seeds = sorted(table["seed"].unique().tolist())
     info: dict[str, Any] = {
         "method": table["method"].iloc[0],
@@ -41,7 +41,7 @@ def result_of(table: pd.DataFrame, data: str = "toy") -> ef.Result:
         "swept": swept,
         "data": data,
         "task": "regression" if "rmse" in table else "classification",
-        "classes": ["other", positive],
+        "classes": [negative, positive],
         "positive": positive,
         "meaning": meaning,
         "groups": list(dict.fromkeys(parts[0][parts[0] != ""])),

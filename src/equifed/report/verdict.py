@@ -59,7 +59,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
     if choice is None:
         return Verdict(None, [_unusable(comparison)], _rule(comparison), caveats)
     sentences = _advice(comparison, choice) if choice.taken else _too_thin(comparison, choice)
-    sentences[1:1] = _groups(comparison, choice.pick)
+    sentences[2:2] = _groups(comparison, choice.pick)
     return Verdict(choice.pick.label if choice.taken else None, sentences, _rule(comparison), caveats)
 
 
@@ -204,57 +204,66 @@ def _unusable(comparison: Comparison) -> str:
 
 
 def _advice(comparison: Comparison, choice: Choice) -> list[str]:
-    """Whom to take and why; who may be fairer still; who is fairest at what loss."""
-    quality, disparity, pick, best = comparison.quality, comparison.disparity, choice.pick, choice.best
-    title, over = describe(quality).title, _over(comparison.variants)
-    name, highest = wording.plain(pick.label), f"the {_best_word(quality)} mean {title}, {_value(best, quality)}"
+    """Whom to take and why; the numbers; who may be fairer still; who is fairest at what loss."""
+    disparity, pick, best = comparison.disparity, choice.pick, choice.best
+    name, highest = wording.plain(pick.label), f"the {_best_word(comparison.quality)} mean {_title(comparison.quality)}"
+    numbers = _numbers(comparison, choice)
     if disparity is None:
-        return [f"Take {name}: it has {highest} ({over})."]
-    gap, fairest = describe(disparity).title, next(iter(ranked(comparison.variants, disparity)), pick)
+        return [f"Take {name}: it has {highest}.", numbers]
+    gap, fairest = _title(disparity), next(iter(ranked(comparison.variants, disparity)), pick)
     if pick is not best:
-        lead = (
-            f"Take {name}: of those shown to lose at most {_margin(comparison)} against the best "
-            f"({wording.plain(best.label)}), it has the fairest mean {gap}, {_value(pick, disparity)} against "
-            f"{_value(best, disparity)}, at {title} {_value(pick, quality)} against {_value(best, quality)} ({over})."
-        )
-        lead += _doubt(pick, best, disparity)
+        lost = _amount(comparison, _lost(comparison, pick, best), best)
+        lead = f"Take {name}: {_instead(choice, disparity)}, at a loss of {lost} against the best, "
+        lead += f"{wording.plain(best.label)}.{_doubt(pick, best, disparity)}"
     elif fairest is pick:
-        lead = f"Take {name}: it has both {highest}, and the fairest mean {gap}, {_value(pick, disparity)} ({over})."
+        lead = f"Take {name}: it has both {highest} and the fairest mean {gap}."
     else:
-        lead = (
-            f"Take {name}: it has {highest}, with {wording.a(gap)} of {_value(pick, disparity)}, and none that is "
-            f"fairer in the mean loses at most {_margin(comparison)} ({over})."
-        )
-    sentences = [lead]
+        lead = f"Take {name}: it has {highest}, and nobody fairer in the mean loses at most {_margin(comparison)}."
+    sentences = [lead, numbers]
     if choice.fairer is not None:
         sentences.append(
             f"{wording.plain(choice.fairer.label)} has a still fairer mean, {_value(choice.fairer, disparity)}, but "
             f"{_missing_seeds(comparison, choice.fairer, choice)}"
         )
     if fairest not in (pick, choice.fairer):
-        lost = _lost(comparison, fairest, best)
         sentences.append(
             f"The fairest mean {gap} of all is that of {wording.plain(fairest.label)}, {_value(fairest, disparity)}, "
-            f"which loses {_amount(comparison, lost, best)} in the mean."
+            f"at a loss of {_amount(comparison, _lost(comparison, fairest, best), best)}."
         )
     return sentences
 
 
 def _too_thin(comparison: Comparison, choice: Choice) -> list[str]:
-    """Who leads, and what is missing to take it."""
-    quality, disparity, pick, best = comparison.quality, comparison.disparity, choice.pick, choice.best
-    title, over, name = describe(quality).title, _over(comparison.variants), wording.plain(pick.label)
-    gap = f" and {describe(disparity).title} {_value(pick, disparity)}" if disparity else ""
-    leads = f"{name} leads with {title} {_value(pick, quality)}{gap} ({over})"
-    if pick is best:
-        seeds = best.over_seeds(quality).n
-        only = "one seed" if seeds == 1 else f"{seeds} seeds"
-        return [f"The evidence is too thin to take one: {leads}, but {only} cannot show a difference. {_AT_LEAST}"]
-    return [
-        f"The evidence is too thin to take one: {leads}, the fairest whose mean {title} is within "
-        f"{_margin(comparison)} of the best ({wording.plain(best.label)}, {_value(best, quality)}), but "
-        f"{_missing_seeds(comparison, pick, choice)}"
+    """Who leads, and what is missing to take it; the numbers."""
+    pick, best = choice.pick, choice.best
+    leads = f"The evidence is too thin to take one: {wording.plain(pick.label)} leads"
+    if pick is not best and comparison.disparity is not None:
+        leads += f" with {_instead(choice, comparison.disparity)}, but {_missing_seeds(comparison, pick, choice)}"
+    else:
+        seeds = best.over_seeds(comparison.quality).n
+        leads += f", but {'one seed' if seeds == 1 else f'{seeds} seeds'} cannot show a difference. {_AT_LEAST}"
+    return [leads, _numbers(comparison, choice)]
+
+
+def _instead(choice: Choice, disparity: str) -> str:
+    """What is gained, in the means."""
+    ours, theirs = (wording.number(each.over_seeds(disparity).mean) for each in (choice.pick, choice.best))
+    return f"{wording.a(_title(disparity))} of {ours} in place of {theirs}"
+
+
+def _numbers(comparison: Comparison, choice: Choice) -> str:
+    """The pick's quality and disparity, beside those of the best where it is another."""
+    shown = [choice.pick] if choice.pick is choice.best else [choice.pick, choice.best]
+    values = [
+        f"{_title(metric)} {' against '.join(_value(variant, metric) for variant in shown)}"
+        for metric in comparison.judged
     ]
+    said = f"{wording.listing(values, longest=200)} ({_over(shown)})."
+    return said[:1].upper() + said[1:]
+
+
+def _title(metric: str) -> str:
+    return describe(metric).title
 
 
 _AT_LEAST = "Run at least 3, better 10."
