@@ -88,6 +88,15 @@ def _groups_merged(group: str, min_group: int, rows: Mapping[str, int]) -> str:
     return f"Groups with fewer than {min_group:,} of all rows {whole}: {listed}."
 
 
+def _unknown_groups(rows: Mapping[str, int], of: Mapping[str, int]) -> str:
+    names = {"train": "training", "validation": "validation", "test": "test"}
+    listed = [f"{rows[part]:,} of {of[part]:,} {name} rows" for part, name in names.items() if rows.get(part)]
+    return (
+        f"The group of {', '.join(listed)} is unknown: they take part in training and in what is said of all rows, but "
+        "in nothing that is said of groups."
+    )
+
+
 def _disclosed(rows: int, of: int) -> str:
     if not rows:
         return (
@@ -145,6 +154,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
     ),
     # what the groups are
     "groups-merged": _groups_merged,
+    "unknown-groups": _unknown_groups,
     # what happened in the rounds
     "no-test-rows": lambda: "The federation has no test rows, so nothing was measured.",
     "rounds-not-applied": _rounds_not_applied,

@@ -40,7 +40,7 @@ Record = dict[str, Tree]
 ROWS = -1
 """As an upper limit: the number of training rows that the client has."""
 LIMITS: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("rows", "counts", "n", "gradient_rows", "decisions"), (0, ROWS)),
+    **dict.fromkeys(("rows", "known", "counts", "n", "gradient_rows", "decisions"), (0, ROWS)),
     **dict.fromkeys(("holders", "clients", "defined"), (0, 1)),
     **dict.fromkeys(("weight", "weight_before", "h", "constraints", "violated"), (0, np.inf)),
 }
@@ -61,7 +61,8 @@ class Data:
     y: Tensor
     """Labels [n]: class codes, or values for regression."""
     s: Tensor
-    """Group codes of the sensitive attribute [n]."""
+    """Group codes of the sensitive attribute [n]; -1 where the group is unknown. Such a row takes part in training, but
+    in no statistic of groups: see `known`."""
     mask: Tensor
     """1.0 for a row, 0.0 for padding [n]."""
     task: Task
@@ -90,7 +91,8 @@ class Data:
     @property
     def sensitive(self) -> Tensor:
         """The sensitive attribute as numbers [n, d]: a continuous one or several columns where the federation has them,
-        else the group, as 0 or 1 where there are two and one-hot where there are more."""
+        else the group, as 0 or 1 where there are two and one-hot where there are more. It means nothing for a row of
+        unknown group: look at those of `known`."""
         if self.attribute is not None:
             return self.attribute
         if self.task.num_groups <= 2:
@@ -119,6 +121,16 @@ class Data:
     def where(self, keep: Tensor) -> Data:
         """The same rows with those outside `keep` treated as padding: `data.where((data.s == 1) & (data.y == 1))`."""
         return self.replace(mask=self.mask * keep.to(self.mask.dtype))
+
+    @property
+    def known(self) -> Data:
+        """The same rows with those of unknown group treated as padding: what a statistic of groups is about."""
+        return self.where(self.s >= 0)
+
+    def of_groups(self, values: Tensor, unknown: float) -> Tensor:
+        """What each row's group has [G, ...] -> [n, ...]; `unknown` where the group is."""
+        known = (self.s >= 0).reshape(-1, *(1,) * (values.dim() - 1))
+        return torch.where(known, values[self.s.clamp_min(0)], unknown)
 
     def batch(self, rows: Tensor, per_row: Mapping[str, Tensor]) -> Data:
         """The rows at these positions, with their entries of `per_row`."""
@@ -238,6 +250,12 @@ class Phase:
     """The clients' work needs the model's initial parameters, `data.initial`."""
     updates: Mapping[str, Update] = field(default_factory=dict)
     """Fields of `up` that move the model; not rankings, counts and other statistics."""
+
+
+def adjusted(method: Method, task: Task, server: Any, client: Any, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
+    """Predictions as `method.adjust` changes them; as they are for rows of unknown group, which no rule is for."""
+    changed = method.adjust(task, server, client, prediction, s.clamp_min(0), u)
+    return torch.where((s >= 0).reshape(-1, *(1,) * (prediction.dim() - 1)), changed, prediction)
 
 
 Stage = Literal["setup", "round", "final"]

@@ -140,6 +140,33 @@ def test_the_table_is_the_registry() -> None:
     assert [method.name for method in METHODS] == list(methods.REGISTRY)
 
 
+@pytest.fixture(scope="module")
+def partly_unknown(uneven: Federation) -> Federation:
+    """A third of the rows are of unknown group, of one client all, of another all but one."""
+    s = np.where(np.random.default_rng(3).random(len(uneven.rows.s)) < 1 / 3, -1, uneven.rows.s)
+    s[uneven.train[1]] = -1
+    s[uneven.train[5][1:]] = -1
+    return dataclasses.replace(uneven, rows=uneven.rows._replace(s=s))
+
+
+@every_method_in_full
+def test_rows_of_unknown_group_take_part(method: Method, partly_unknown: Federation) -> None:
+    """Both engines agree on them, everything stays finite, and they are counted."""
+    few = {"rounds": 2, "clients_per_round": 8, "dropout": 0.0, "seeds": (0,)}
+    result = run(method, partly_unknown, **few)
+    assert_same(result, run(method, partly_unknown, **few, engine="reference"))
+    assert all(np.isfinite(value).all() for model in result.parameters.values() for value in model.values())
+    assert result.rejections.empty
+    unknown = partly_unknown.unknown_groups
+    assert result.info["unknown_groups"] == unknown
+    assert unknown["test"] == int((partly_unknown.rows.s[partly_unknown.test] == -1).sum()) > 0
+    last = result.metrics[(result.metrics["round"] == 2) & (result.metrics["split"] == "test")]
+    values = last.set_index(["scope", "metric"])["value"]
+    models = round(values["global", "rows"] / 120)  # as many as clients where each has its own
+    assert values["global", "rows"] == 120 * models
+    assert values["group:0", "count"] + values["group:1", "count"] == (120 - unknown["test"]) * models
+
+
 @every_method
 def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
     assert_same(plain(method, uneven), plain(method, uneven, engine="reference"))

@@ -30,11 +30,13 @@ def binary(groups: int = 2) -> Task:
     return Task(torch.nn.Linear(1, 1), "classification", 2, groups, 3, 1, Local(), binary=True)
 
 
-def scored(counts: list) -> Scored:
+def scored(counts: list, unknown: list | None = None) -> Scored:
     array = np.array([counts])
     loss = array.sum(-1) * 0.5
     none = np.zeros((1, len(counts), BINS, 3))
-    return Scored(array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan), array.sum(-2), none)
+    known = array, loss, np.full(1, np.nan), np.full((1, len(counts)), np.nan), array.sum(-2), none
+    rest = np.zeros((1, 2, 2), dtype=int) if unknown is None else np.array([unknown])
+    return Scored(*known, rest, rest.sum(-1) * 0.5, none[:, 0])
 
 
 def test_a_small_cell_is_withheld_with_its_groups_table() -> None:
@@ -168,7 +170,7 @@ def test_messages_are_listed_with_what_joining_and_evaluating_cost(silos: Path, 
     found = federate(made, grid, tmp_path)
     table = found.messages.set_index(["stage", "phase"])
     assert table.loc[("join", "join"), "up"] == "rows, test-rows, sum, squares"
-    assert table.loc[("evaluate", "counts"), "up"] == "counts, loss, ks, mean, predicted, calibration"
+    assert table.loc[("evaluate", "counts"), "up"] == ", ".join(Scored._fields)
     assert set(sizes) == {table.loc[("round", "train"), "sizes_up"]["ranking"]}  # in as few bits as counted
 
 

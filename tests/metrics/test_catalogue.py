@@ -100,22 +100,26 @@ def test_what_is_shown_where():
 
 
 def scored(rng: np.random.Generator, sets: int = 1) -> tuple[Scored, list[tuple[np.ndarray, ...]]]:
-    rows = [tuple(rng.integers(0, 2, 60) for _ in range(3)) for _ in range(sets)]
-    counts = np.zeros((sets, 2, 2, 2))
+    """Rows (label, prediction, group), some of unknown group, and what an evaluation makes of them."""
+    rows = [(*(rng.integers(0, 2, 60) for _ in range(2)), rng.integers(-1, 2, 60)) for _ in range(sets)]
+    cells = np.zeros((sets, 3, 2, 2))
     for k, (y, predicted, s) in enumerate(rows):
-        np.add.at(counts[k], (s, y, predicted), 1)
+        np.add.at(cells[k], (s, y, predicted), 1)
+    counts, unknown = cells[:, :2], cells[:, 2]
     empty = np.full((sets, 2), np.nan)
     none = np.zeros((sets, 2, 0, 3))
-    return Scored(counts, counts.sum(-1) * 0.5, np.full(sets, np.nan), empty, counts.sum(-2), none), rows
+    known = (counts, counts.sum(-1) * 0.5, np.full(sets, np.nan), empty, counts.sum(-2), none)
+    return Scored(*known, unknown, unknown.sum(-1) * 0.5, none[:, 0]), rows
 
 
 def test_metrics_are_those_of_the_rows():
     part, [(y, predicted, s)] = scored(np.random.default_rng(0))
-    values = overall([{"test": part}], ["accuracy", "worst_group_accuracy", "demographic_parity_difference", "loss"])
+    of_all = ["accuracy", "loss", "rows", "selection_rate"]
+    values = overall([{"test": part}], [*of_all, "worst_group_accuracy", "demographic_parity_difference"])
     right = y == predicted
     by_group = [right[s == g].mean() for g in (0, 1)]
     selected = [predicted[s == g].mean() for g in (0, 1)]
-    expected = [right.mean(), min(by_group), abs(selected[0] - selected[1]), 0.5]
+    expected = [right.mean(), 0.5, 60, predicted.mean(), min(by_group), abs(selected[0] - selected[1])]
     assert [value.item() for value in values.values()] == pytest.approx(expected)
     assert overall([{"validation": part}], ["accuracy"]) == {}
 

@@ -29,7 +29,7 @@ from equifed.data.encode import (
     sorted_texts,
 )
 from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, check_number, unknown_name
-from equifed.partition.base import as_numbers, as_text, check_column
+from equifed.partition.base import UNKNOWN, as_numbers, as_text, check_column
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -60,7 +60,8 @@ class Column(_Strict):
 
 
 class Sensitive(_Strict):
-    """A sensitive column and how its values become groups: by name, one against the rest, or a threshold."""
+    """A sensitive column and how its values become groups: by name, one against the rest, or a threshold. Where the
+    column has no value, the group is unknown."""
 
     column: str
     groups: dict[str, str] = {}
@@ -92,12 +93,16 @@ class Sensitive(_Strict):
     def infer(self, frame: pd.DataFrame) -> Sensitive:
         """The same rule with every value of the frame named, where it named none."""
         if self.continuous and (self.mean is None or self.deviation is None):
-            number = numbers_of(column_of(frame, self.column))
+            number = numbers_of(column_of(frame, self.column).dropna())
+            if not len(number):
+                raise DataError("the column has no value at all, so that no group is known.", column=self.column)
             return self.model_copy(update={"mean": float(number.mean()), "deviation": float(number.std()) or 1.0})
         if self.threshold is not None or self.groups:
             return self
         series = column_of(frame, self.column)
         values = sorted_texts(series)
+        if not values:
+            raise DataError("the column has no value at all, so that no group is known.", column=self.column)
         if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
             raise DataError(
                 f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
@@ -107,27 +112,32 @@ class Sensitive(_Strict):
         return self.model_copy(update={"groups": {value: value for value in values}})
 
     def names(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], list[str]]:
-        """Per row the index into the list of this column's group names."""
-        series = column_of(frame, self.column)
+        """Per row the index into the list of this column's group names; -1 where the column has no value."""
+        whole = column_of(frame, self.column)
+        series = whole.dropna()
+        codes = np.full(len(whole), UNKNOWN, dtype=np.int64)
+        known = whole.notna().to_numpy()
         if self.threshold is not None:
-            above = numbers_of(series) >= self.threshold
-            return above.astype(np.int64), [str(self.below), str(self.at_least)]
-        known = list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
-        position = {name: i for i, name in enumerate(known)}
-        codes = codes_of(
+            codes[known] = numbers_of(series) >= self.threshold
+            return codes, [str(self.below), str(self.at_least)]
+        names = list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
+        position = {name: i for i, name in enumerate(names)}
+        codes[known] = codes_of(
             series,
             {value: position[name] for value, name in self.groups.items()},
             noun="group",
             fallback=position[self.other] if self.other else None,
         )
-        return codes, known
+        return codes, names
 
     def numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """The column as numbers without a false order [n, d]: see `Data.sensitive`."""
         if self.continuous:
-            values = numbers_of(column_of(frame, self.column))
+            series = column_of(frame, self.column)
             assert self.mean is not None and self.deviation is not None  # noqa: PT018 - filled by `infer`
-            return ((values - self.mean) / self.deviation).astype(np.float32)[:, None]
+            values = np.zeros(len(series))
+            values[series.notna()] = (numbers_of(series.dropna()) - self.mean) / self.deviation
+            return values.astype(np.float32)[:, None]
         codes, names = self.names(frame)
         return as_numbers(codes, len(names))
 
@@ -141,7 +151,7 @@ class Encoded:
     y: NDArray[np.int64] | NDArray[np.float32]
     """[n] class codes (int64), or values (float32) for regression."""
     s: NDArray[np.int64]
-    """[n] group codes."""
+    """[n] group codes; -1 where the group is unknown."""
     feature_names: tuple[str, ...]
     class_names: tuple[str, ...]
     """Empty for regression."""
@@ -433,9 +443,11 @@ def _infer_groups(
     frame: pd.DataFrame, rules: Sequence[Sensitive], privileged: str | None, min_group: int
 ) -> tuple[str, ...]:
     codes, names = _intersections(frame, rules)
-    rows = dict(zip(names, np.bincount(codes, minlength=len(names)).tolist(), strict=True))
+    rows = _rows_by_name(codes, names)
     present = [name for name in names if rows[name]]
     large = [name for name in present if rows[name] >= min_group]
+    if not present:
+        raise DataError("No row has a value in all sensitive columns, so that no group is known.", key="sensitive")
     if not large:
         raise DataError(
             f"no group has {min_group} rows, the largest {max(rows.values())}. Give a smaller number.",
@@ -452,11 +464,12 @@ def _infer_groups(
 
 
 def _intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:
-    """Per row the code of its group in the product of all sensitive columns; the names of all products."""
+    """Per row the code of its group in the product of all sensitive columns, -1 where one has no value; the names of
+    all products."""
     codes, names = np.zeros(len(frame), dtype=np.int64), ["all"]
     for number, rule in enumerate(rules):
         more, more_names = rule.names(frame)
-        codes = codes * len(more_names) + more
+        codes = np.where((codes == UNKNOWN) | (more == UNKNOWN), UNKNOWN, codes * len(more_names) + more)
         names = [f"{a} & {b}" for a in names for b in more_names] if number else more_names
     return codes, names
 
@@ -467,15 +480,21 @@ def _group_codes(
     """Per row the code of its group; and the rows of each group that is merged with others."""
     codes, names = _intersections(frame, rules)
     position = {name: i for i, name in enumerate(groups)}
-    lookup = np.array([position.get(name, position.get(MERGED, -1)) for name in names], dtype=np.int64)
-    s = lookup[codes]
-    if (s < 0).any():
-        row = int(np.argmax(s < 0))
+    lookup = np.array([position.get(name, position.get(MERGED, UNKNOWN)) for name in names], dtype=np.int64)
+    s = np.where(codes == UNKNOWN, UNKNOWN, lookup[codes])
+    unlisted = (s == UNKNOWN) & (codes != UNKNOWN)
+    if unlisted.any():
+        row = int(np.argmax(unlisted))
         columns = " & ".join(rule.column for rule in rules)
         text = f"group {names[codes[row]]!r} is not in the schema. Known groups: {', '.join(groups)}."
         raise RowError(text, column=columns, row=frame.index[row])
-    rows = dict(zip(names, np.bincount(codes, minlength=len(names)).tolist(), strict=True))
+    rows = _rows_by_name(codes, names)
     return s, {name: count for name, count in rows.items() if count and name not in position}
+
+
+def _rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
+    counts = np.bincount(codes[codes != UNKNOWN], minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def _first_message(error: ValidationError) -> str:

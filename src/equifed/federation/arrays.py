@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from equifed.errors import DataError
-from equifed.partition.base import as_numbers, as_text, is_missing
+from equifed.partition.base import UNKNOWN, as_numbers, as_text, is_missing
 from equifed.task import TaskKind
 
 
@@ -21,7 +21,7 @@ class Rows(NamedTuple):
     y: np.ndarray
     """Class codes, int64 [n], or float32 values for regression."""
     s: np.ndarray
-    """Group codes, int64 [n]."""
+    """Group codes, int64 [n]; -1 where the group is unknown."""
     attribute: np.ndarray | None = None
     """The sensitive attribute as numbers, float32 [n, d], where it says more than the group: a continuous one, or
     several columns. Only methods that measure dependence (KFFL) look at it."""
@@ -59,7 +59,7 @@ def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
         classes, y = _coded("labels", labels, [part[1] for part in parts])
     else:
         y = np.concatenate([part[1] for part in parts])
-    groups, s = _coded("groups", labels, [part[2] for part in parts])
+    groups, s = _group_codes(labels, [part[2] for part in parts])
     stops = np.cumsum([len(part[1]) for part in parts])
     ranges = [np.arange(stop - len(part[1]), stop) for part, stop in zip(parts, stops, strict=True)]
     rows = Rows(np.concatenate([part[0] for part in parts]), y, s, _attribute(named))
@@ -90,16 +90,15 @@ def _check_part(label: str, part: Any, task: TaskKind) -> tuple[np.ndarray, np.n
     if x.ndim < 2:
         raise DataError(f"{label}: features must have shape [rows, ...], got {list(x.shape)}.")
     if s.ndim == 2 and len(s) == len(x):
-        missing = is_missing(s).any(1)
-        if missing.any():
-            raise DataError(f"{label}: groups have a missing value at row {int(missing.argmax())}.")
-        s = np.array([" & ".join(as_text(value) for value in row) for row in s], dtype=object).astype(str)
+        crossed = [" & ".join(as_text(value) for value in row) for row in s]
+        unknown, s = _unknown(s), np.array(crossed, dtype=object)
+        s[unknown] = None
     for what, values in (("labels", y), ("groups", s)):
         if values.ndim != 1 or len(values) != len(x):
             raise DataError(f"{label}: {len(x)} rows of features but {what} of shape {list(values.shape)}.")
-        missing = is_missing(values)
-        if missing.any():
-            raise DataError(f"{label}: {what} have a missing value at row {int(missing.argmax())}.")
+    missing = is_missing(y)
+    if missing.any():
+        raise DataError(f"{label}: labels have a missing value at row {int(missing.argmax())}.")
     if y.dtype == object and _value_kinds(y) == ["numbers"]:
         y = np.array(y.tolist())
     if x.dtype.kind not in "biuf":
@@ -145,17 +144,23 @@ def _attribute(named: Sequence[tuple[str, Any]]) -> np.ndarray | None:
         tables = [np.asarray(_numpy(part[2])) for _, part in named]
         if all(table.ndim == 1 for table in tables):
             return None
-        columns = zip(*(table.astype(str).T for table in tables if table.ndim == 2), strict=True)
-        codes = [np.unique(np.concatenate(column), return_inverse=True)[1] for column in columns]
-        return np.concatenate([as_numbers(code, int(code.max(initial=0)) + 1) for code in codes], axis=1)
+        tables = [table for table in tables if table.ndim == 2]
+        unknown = np.concatenate([_unknown(table) for table in tables])
+        columns = []
+        for column in zip(*(table.astype(str).T for table in tables), strict=True):
+            codes = np.full(len(unknown), UNKNOWN)
+            values, codes[~unknown] = np.unique(np.concatenate(column)[~unknown], return_inverse=True)
+            columns.append(as_numbers(codes, len(values)))
+        return np.concatenate(columns, axis=1)
     parts = []
     for label, part in named:
         n, values = len(part[1]), np.asarray(_numpy(part[3]))
         if values.dtype.kind not in "biuf" or values.shape[:1] != (n,) or values.ndim > 2 or values.shape[1:] == (0,):
             raise DataError(f"{label}: the attribute a must be numbers [{n}] or [{n}, d].")
         values = _as_float32(values[:, None] if values.ndim == 1 else values)
+        values = np.where(_unknown(np.asarray(_numpy(part[2])))[:, None], np.float32(0), values)
         if not np.isfinite(values).all():
-            raise DataError(f"{label}: the attribute a has a missing or infinite value.")
+            raise DataError(f"{label}: the attribute a has a missing or infinite value where the group is known.")
         parts.append(values)
     if len({part.shape[1] for part in parts}) > 1:
         raise DataError("All parts need an attribute a with the same number of columns.")
@@ -181,6 +186,34 @@ def _coded(what: str, labels: Sequence[str], parts: Sequence[np.ndarray]) -> tup
     except TypeError:
         raise DataError(f"The {what} must be text or numbers, got {next(iter(kinds))}.") from None
     return tuple(as_text(value) for value in values), codes.astype(np.int64)
+
+
+def _group_codes(labels: Sequence[str], parts: Sequence[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+    """(names, int64 codes) of the groups of all parts; -1 where a group is unknown."""
+    unknown = [_unknown(part) for part in parts]
+    names, codes = _coded("groups", labels, [part[~gone] for part, gone in zip(parts, unknown, strict=True)])
+    hidden = np.concatenate(unknown)
+    if hidden.any() and not len(names):
+        raise DataError("No row has a known group.")
+    if names == ("1",) and any((part == UNKNOWN).any() for part in parts):
+        raise DataError(
+            "The groups are -1 and 1, but -1 stands for an unknown group. Call two groups 0 and 1, or by their names."
+        )
+    s = np.full(len(hidden), UNKNOWN, dtype=np.int64)
+    s[~hidden] = codes
+    return names, s
+
+
+def _unknown(groups: np.ndarray) -> np.ndarray:
+    """Which rows' groups are unknown [n]: missing (None, nan), or the number -1, in any of their columns."""
+    minus = np.zeros(groups.shape, dtype=bool)
+    if groups.dtype.kind in "if":
+        minus = groups == UNKNOWN
+    elif groups.dtype == object:
+        marks = [isinstance(value, numbers.Real) and value == UNKNOWN for value in groups.flat]
+        minus = np.array(marks, dtype=bool).reshape(groups.shape)
+    either = is_missing(groups) | minus
+    return either if either.ndim == 1 else np.any(either, axis=tuple(range(1, either.ndim)))
 
 
 def _value_kinds(values: np.ndarray) -> list[str]:

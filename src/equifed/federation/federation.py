@@ -17,12 +17,17 @@ from equifed.federation.arrays import Rows
 from equifed.federation.describe import Description
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
+from equifed.partition.base import UNKNOWN
 from equifed.task import LabelKind, TaskKind, label_kind
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.data import Encoded, Schema, Sensitive
+
+
+UNKNOWN_NAME = "unknown"
+"""What the rows of unknown group are called in tables."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,8 @@ class Federation:
         features: Sequence[str] | None = None,
         name: str = "",
     ) -> Federation:
-        """From one (x, y, s) per client, NumPy or torch; s is the group of each row, or several columns of groups.
+        """From one (x, y, s) per client, NumPy or torch; s is the group of each row, or several columns of groups. A
+        row whose group is unknown has -1, None or nan: it takes part in training, but in nothing said of groups.
 
         (x, y, s, a) gives the sensitive attribute as numbers too, [n] or [n, d]: an age, say, where s is the age group.
         Methods that measure dependence (KFFL) take a in place of s; it should be scaled to a deviation of about 1.
@@ -183,7 +189,8 @@ class Federation:
         """From a data frame: encoded, split by `seed`, and dealt to clients by a partitioner.
 
         label, sensitive: column names; several sensitive columns make their intersections the groups. min_group: groups
-        with fewer rows than this become one, "other (merged)".
+        with fewer rows than this become one, "other (merged)". Where a sensitive column is empty, the group is unknown:
+        the row takes part in training, but in nothing said of groups.
         partition: one of `equifed.partition`. seed: of the split and the partition.
         features: input columns (default: all but the label, the sensitive ones and the column of a natural partition);
         sensitive_as_input=True adds the sensitive ones.
@@ -325,7 +332,8 @@ class Federation:
                     f"The training rows have only one class ({self.classes[present[0]]!r}), so there is nothing to "
                     "learn. Check the label column and which value is positive."
                 )
-        unseen = np.setdiff1d(np.unique(self.rows.s[np.concatenate([self.test, self.validation])]), self.rows.s[rows])
+        looked_at = np.unique(self.rows.s[np.concatenate([self.test, self.validation])])
+        unseen = np.setdiff1d(looked_at[looked_at != UNKNOWN], self.rows.s[rows])
         if len(unseen):
             warnings.warn(
                 f"Group {self.groups[unseen[0]]!r} is in the test or validation rows but no client has training rows "
@@ -373,23 +381,49 @@ class Federation:
             return int(self.rows.attribute.shape[1])
         return 1 if len(self.groups) <= 2 else len(self.groups)
 
+    @property
+    def row_counts(self) -> dict[str, int]:
+        """Rows for training, validation and test; where there is no common test set, the clients' own test rows."""
+        return {part: len(rows) for part, rows in self._parts().items()}
+
+    @property
+    def unknown_groups(self) -> dict[str, int]:
+        """How many of those have an unknown group."""
+        return {part: int((self.rows.s[rows] == UNKNOWN).sum()) for part, rows in self._parts().items()}
+
+    def _parts(self) -> dict[str, np.ndarray]:
+        test = self.test if len(self.test) or self.client_test is None else np.unique(self.client_test.index)
+        return {"train": self.train.flat()[1], "validation": self.validation, "test": test}
+
     def cells(self) -> np.ndarray:
         """Training rows per client, group and label [clients, groups, classes] (one label column for regression)."""
-        g, c = len(self.groups), max(len(self.classes), 1)
+        return self._cells()[:, :-1]
+
+    def unknown_cells(self) -> np.ndarray:
+        """Training rows of unknown group per client and label [clients, classes]."""
+        return self._cells()[:, -1]
+
+    def _cells(self) -> np.ndarray:
+        """Both, the rows of unknown group after the last group."""
+        g, c = len(self.groups) + 1, max(len(self.classes), 1)
         owner, rows = self.train.flat()
         y = self.rows.y[rows] if self.task == "classification" else 0
-        flat = (owner * g + self.rows.s[rows]) * c + y
+        s = self.rows.s[rows]
+        flat = (owner * g + np.where(s == UNKNOWN, g - 1, s)) * c + y
         return np.bincount(flat, minlength=self.num_clients * g * c).reshape(self.num_clients, g, c)
 
     def describe(self) -> Description:
-        """Rows per client, group and label, as a table and a picture."""
-        return Description(repr(self), self.ids, self.groups, self.classes or ("rows",), self.cells())
+        """Rows per client, group and label, as a table and a picture; rows of unknown group, if any, come last."""
+        groups, cells = self.groups, self._cells()
+        shown = (*groups, UNKNOWN_NAME) if cells[:, -1].any() else groups
+        return Description(repr(self), self.ids, shown, self.classes or ("rows",), cells[:, : len(shown)])
 
     def __repr__(self) -> str:
         sizes = self.train.sizes
         return (
             f"Federation({self.name or 'unnamed'}: {self.num_clients} clients with {sizes.min()} to {sizes.max()} "
-            f"rows, {len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)})"
+            f"rows, {len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)}"
+            + (f", unknown in {unknown} rows)" if (unknown := sum(self.unknown_groups.values())) else ")")
         )
 
 

@@ -278,6 +278,8 @@ class FlowerEvaluator:
         of which not even the predictions are disclosed ("predicted")."""
         self.disclosed: dict[str, int] | None = None
         """Test rows of each group whose labels and predictions were disclosed in it; None before it."""
+        self.unknown = 0
+        """The same of rows whose group is unknown."""
 
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         scores = {round: [self._scores(*counted)] for round, counted in self.engine.measured.items()}
@@ -304,10 +306,13 @@ class FlowerEvaluator:
             client: {"counts": [fed.groups[g] for g in counts], "predicted": [fed.groups[g] for g in predicted]}
             for client, counts, predicted in withheld_by(counted, fed.ids)
         }
-        shown = together(counted, self.job.task)["test"].counts[0].sum((-2, -1))
-        self.disclosed = dict(zip(fed.groups, shown.astype(int).tolist(), strict=True))
+        test = together(counted, self.job.task)["test"]
+        self.disclosed = dict(zip(fed.groups, test.counts[0].sum((-2, -1)).astype(int).tolist(), strict=True))
+        self.unknown = int(test.unknown.sum())
+        total = sum(member.test_rows for member in self.engine.link.members.values())
+        if self.unknown:
+            self.engine.note("unknown-groups", rows={"test": self.unknown}, of={"test": total})
         for client, groups in self.withheld.items():
             self.engine.note("withheld", client=client, **groups)
         if self.withheld:
-            total = sum(member.test_rows for member in self.engine.link.members.values())
-            self.engine.note("disclosed", rows=sum(self.disclosed.values()), of=total)
+            self.engine.note("disclosed", rows=sum(self.disclosed.values()) + self.unknown, of=total)

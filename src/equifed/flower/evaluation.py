@@ -4,7 +4,8 @@ A group with a (label, prediction) cell below the limit has its whole table with
 from the others, because sums over predictions are the same in every round. How many of the group's rows got which
 prediction is disclosed all the same where those two numbers are not small: with the sums of both sides known, a table
 remains open. Where a single group has fewer rows than the limit, the next smallest is withheld with it, because the
-number of all test rows is known.
+number of all test rows is known. The rows of unknown group count as a group in all this, save that a client without any
+says so.
 
 The histogram of a group's scores is disclosed where its table is, in ranges of bins that both labels have enough rows
 in. Ranges come from halving: one half first, because the table tells how many rows lie on either side of it, then
@@ -30,15 +31,16 @@ from equifed.protocol import Record, Task
 WITHHELD = -1
 ROUNDING = 1e-6
 """Mean scores may lie so far outside their bin."""
-FIELDS = ("counts", "loss", "ks", "mean", "predicted", "calibration")
-"""As in `Scored`, of one client."""
+FIELDS = Scored._fields
+"""Of one client."""
 
 
 def withheld(scored: Scored, min_count: int) -> ArrayRecord:
     """One client's scores as it sends them: counts [G, C, C] and predicted [G, C] with -1 for what is withheld, and 0
     in its place in the sums that belong to it."""
-    counts, predicted = scored.counts[0].astype(np.int64), scored.predicted[0].astype(np.int64)
-    small = (counts < min_count).any((-2, -1))  # [G]
+    counts = np.concatenate([scored.counts[0], scored.unknown]).astype(np.int64)
+    predicted = counts.sum(-2)
+    small = np.any(counts < min_count, axis=(-2, -1))  # [G + 1]
     hidden = (predicted < min_count).any(-1)
     # one group of few rows would follow from the others and the number of all test rows
     rows = predicted.sum(-1)
@@ -46,15 +48,18 @@ def withheld(scored: Scored, min_count: int) -> ArrayRecord:
     if few.sum() == 1 and (rows >= max(min_count, 1)).any():
         next_smallest = np.where(rows >= min_count, rows, rows.max() + 1).argmin()
         small[next_smallest] = hidden[next_smallest] = True
+    small[-1] &= rows[-1] > 0
     counts[small], predicted[hidden] = WITHHELD, WITHHELD
-    loss = np.where(small[:, None], 0.0, scored.loss[0])
+    loss = np.where(small[:, None], 0.0, np.concatenate([scored.loss[0], scored.unknown_loss]))
     # of a regression
-    mean = np.where(small | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
-    ks = np.where(small.any() | np.isnan(scored.ks[0]), 0.0, scored.ks[0])
-    calibration = np.zeros(scored.calibration.shape[1:])
-    for g in np.flatnonzero(~small & _agree(scored.calibration[0], counts)):
-        _disclose(scored.calibration[0, g], min_count, calibration[g])
-    values = (counts, loss, ks, mean, predicted, calibration)
+    groups = small[:-1]
+    mean = np.where(groups | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
+    ks = np.where(groups.any() | np.isnan(scored.ks[0]), 0.0, scored.ks[0])
+    histograms = np.concatenate([scored.calibration[0], scored.unknown_calibration])
+    calibration = np.zeros(histograms.shape)
+    for g in np.flatnonzero(~small & _agree(histograms, counts)):
+        _disclose(histograms[g], min_count, calibration[g])
+    values = (counts[:-1], loss[:-1], ks, mean, predicted[:-1], calibration[:-1], counts[-1], loss[-1], calibration[-1])
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in zip(FIELDS, values, strict=True)})
 
 
@@ -88,7 +93,12 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
     """A client's scores, [1, ...] each with NaN for what is withheld; refused when they cannot be right. rows: how many
     test rows the client has declared."""
     fields = unpack(content, EVALUATION, like(task))
-    counts, loss, ks, mean, predicted, calibration = (fields[name].numpy() for name in FIELDS)
+    counts, loss, ks, mean, predicted, calibration, *unknown = (fields[name].numpy() for name in FIELDS)
+    # the rows of unknown group last; nothing is said of their predictions alone
+    counts, loss, calibration = (
+        np.concatenate([part, one[None]]) for part, one in zip((counts, loss, calibration), unknown, strict=True)
+    )
+    predicted = np.concatenate([predicted, counts[-1:].sum(-2).clip(WITHHELD)])
     hidden, hidden_predictions = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
     shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
     if shown > rows:
@@ -97,17 +107,25 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
         raise BadMessage("contradicts itself in its evaluation")
     if (loss < 0).any():
         raise BadMessage("has a negative loss in its evaluation")
-    shapeless = ~calibration.any((-2, -1))
+    shapeless = ~np.any(calibration, axis=(-2, -1))
     if (~shapeless & (hidden | ~_agree(calibration, counts))).any() or not _possible(calibration):
         raise BadMessage("contradicts itself in the histograms of its evaluation")
     regression = task.kind == "regression"
+    by_group = (
+        np.where(hidden[:, None, None], np.nan, counts),
+        np.where(hidden[:, None], np.nan, loss),
+        np.where(shapeless[:, None, None], np.nan, calibration),
+    )
+    groups = hidden[:-1]
+    counts, loss, calibration = (part[None, :-1] for part in by_group)
     return Scored(
-        np.where(hidden[:, None, None], np.nan, counts)[None],
-        np.where(hidden[:, None], np.nan, loss)[None],
-        np.where(hidden.any() or not regression, np.nan, ks)[None],
-        np.where(hidden | (not regression), np.nan, mean)[None],
-        np.where(hidden_predictions[:, None], np.nan, predicted)[None],
-        np.where(shapeless[:, None, None], np.nan, calibration)[None],
+        counts,
+        loss,
+        np.where(groups.any() or not regression, np.nan, ks)[None],
+        np.where(groups | (not regression), np.nan, mean)[None],
+        np.where(hidden_predictions[:-1, None], np.nan, predicted[:-1])[None],
+        calibration,
+        *(part[-1:] for part in by_group),
     )
 
 
@@ -121,15 +139,16 @@ def _possible(calibration: np.ndarray) -> bool:
 
 def _withheld(parts: np.ndarray) -> np.ndarray:
     """Which groups [G] of these counts [G, n] are withheld, all of each."""
-    gone = parts == WITHHELD
+    gone: np.ndarray = parts == WITHHELD
     if (parts < WITHHELD).any() or (gone.any(-1) != gone.all(-1)).any():
         raise BadMessage("has negative counts in its evaluation")
-    return gone.all(-1)
+    return np.all(gone, axis=-1)
 
 
 def like(task: Task) -> Record:
     """Names, shapes and types of an evaluation."""
     groups, classes = task.num_groups, max(task.num_classes, 1)
+    bins = 0 if task.kind == "regression" else BINS
     double = torch.float64
     return {
         "counts": torch.zeros(groups, classes, classes, dtype=torch.int64),
@@ -137,7 +156,10 @@ def like(task: Task) -> Record:
         "ks": torch.zeros((), dtype=double),
         "mean": torch.zeros(groups, dtype=double),
         "predicted": torch.zeros(groups, classes, dtype=torch.int64),
-        "calibration": torch.zeros(groups, 0 if task.kind == "regression" else BINS, 3, dtype=double),
+        "calibration": torch.zeros(groups, bins, 3, dtype=double),
+        "unknown": torch.zeros(classes, classes, dtype=torch.int64),
+        "unknown_loss": torch.zeros(classes, dtype=double),
+        "unknown_calibration": torch.zeros(bins, 3, dtype=double),
     }
 
 
@@ -146,17 +168,16 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
     client whose counts are not here."""
     nothing = Scored(*(np.full((1, *like(task)[name].shape), np.nan) for name in FIELDS))
     every = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
-    counts, loss, predicted, calibration = (
-        np.nansum(part, 0) for part in (every.counts, every.loss, every.predicted, every.calibration)
-    )
+    whole = Scored(*(np.nansum(part, 0, keepdims=True) for part in every))
     mean = np.full(task.num_groups, np.nan)
     if task.kind == "regression":
-        number = counts[:, 0, 0]
+        number = whole.counts[0, :, 0, 0]
         total = np.nansum(every.counts[:, :, 0, 0] * every.mean, 0)
         mean = np.where(number > 0, total / np.maximum(number, 1), np.nan)
     # a distance between distributions cannot be put together from the clients' own distances
-    whole = Scored(counts[None], loss[None], np.full(1, np.nan), mean[None], predicted[None], calibration[None])
-    return {"test": whole, "clients": every._replace(calibration=every.calibration[:, :, :0])}
+    whole = whole._replace(ks=np.full(1, np.nan), mean=mean[None])
+    own = {name: getattr(every, name)[..., :0, :] for name in ("calibration", "unknown_calibration")}
+    return {"test": whole, "clients": every._replace(**own)}
 
 
 class Withheld(NamedTuple):

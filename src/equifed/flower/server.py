@@ -134,6 +134,7 @@ class Federated(Training):
             "train": sum(member.rows for member in members.values()),
             "test": sum(member.test_rows for member in members.values()),
         }
+        result.info["unknown_groups"] |= {"train": None, "test": self._scores.unknown}
         result.info["federation"] = {
             "silos": _declared(members),
             "min_replies": self._setting.min_replies,

@@ -60,7 +60,16 @@ def cell_counts(data: Data) -> Tensor:
 
 def decision_counts(theta: Tree, data: Data) -> Tensor:
     """Rows by group, label and decision of the model [G, 2, 2]."""
-    decided = data.task.decide(data.task.predict(theta, data.x)).to(data.mask.dtype)
+    return counts_of(decisions(theta, data), data)
+
+
+def decisions(theta: Tree, data: Data) -> Tensor:
+    """1.0 where the model decides for class 1 [n]."""
+    return data.task.decide(data.task.predict(theta, data.x)).to(data.mask.dtype)
+
+
+def counts_of(decided: Tensor, data: Data) -> Tensor:
+    """Rows by group, label and these decisions [G, 2, 2]; rows of unknown group are in none."""
     cell = one_hot(2 * data.s + data.y, 2 * data.task.num_groups, data.mask) * data.mask[:, None]
     rows, selected = data.mask @ cell, decided @ cell
     return torch.stack([rows - selected, selected], -1).reshape(-1, 2, 2)

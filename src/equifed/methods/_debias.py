@@ -98,8 +98,9 @@ def pick(shares: Tensor, uniforms: Tensor, data: Data) -> Tensor:
     """Rows [n] drawn independently: label in its own share, group in share lambda, a row of that cell at random."""
     counts = cell_counts(data).T
     labels = counts.sum(1, keepdim=True)
-    # P(row) = P(y) lambda(s | y) / rows of the cell; padding 0
-    chance = torch.where(counts > 0, labels * shares / counts.clamp_min(1), 0.0)[data.y, data.s] * data.mask
+    # P(row) = P(y) lambda(s | y) / rows of the cell; padding 0, and where the group is unknown as without lambda
+    chance = torch.where(counts > 0, labels * shares / counts.clamp_min(1), 0.0)[data.y, data.s.clamp_min(0)]
+    chance = torch.where(data.s >= 0, chance, 1.0) * data.mask
     ends = chance.double().cumsum(0)
     drawn = torch.searchsorted(ends, uniforms.double() * ends[-1:], right=True)
     return drawn.clamp_max((data.n - 1).clamp_min(0).long())

@@ -75,7 +75,7 @@ class AgnosticFair(Method):
 
     @property
     def setup(self) -> tuple[Phase, ...]:
-        up = ("rows", "s", "x", "xx")
+        up = ("rows", "known", "s", "x", "xx")
         return (Phase("describe", (), up, self.describe, self.keep_description, gather="sum"),)
 
     @property
@@ -110,14 +110,15 @@ class AgnosticFair(Method):
     # -- before round 1: where the rows lie ----------------------------------------------------------------------------
 
     def describe(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
-        s = data.s.to(data.x.dtype)
-        return {"rows": data.n, "s": data.sum(s), "x": data.sum(data.x), "xx": data.sum(data.x.square())}, state
+        known, s = data.known, data.s.to(data.x.dtype)
+        where = {"rows": data.n, "x": data.sum(data.x), "xx": data.sum(data.x.square())}
+        return where | {"known": known.n, "s": known.sum(s)}, state
 
     def keep_description(self, server: Server, replies: Record, validation: Data | None) -> Server:
         n = replies["rows"].clamp_min(1)
         mean = replies["x"] / n
         variance = (replies["xx"] / n - mean.square()).clamp_min(0)
-        return server._replace(sbar=replies["s"] / n, mean=mean, std=variance.sqrt())
+        return server._replace(sbar=replies["s"] / replies["known"].clamp_min(1), mean=mean, std=variance.sqrt())
 
     # -- the adversary -------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,8 @@ class AgnosticFair(Method):
     def weigh(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         k = self.kernel(down, data)
         loss, d = data.task.row_loss(down["theta"], data.x, data.y), logit(down["theta"], data)
-        centred = data.s.to(d.dtype) - down["sbar"]
+        # a row of unknown group is neither above nor below the mean
+        centred = torch.where(data.s >= 0, data.s.to(d.dtype) - down["sbar"], 0.0)
         sums = {"loss": loss, "kernel": torch.ones_like(loss), "cov": centred * d}
         return {"rows": data.n} | {name: data.sum(k * values[:, None]) for name, values in sums.items()}, state
 
@@ -160,7 +162,8 @@ class AgnosticFair(Method):
 
         def objective(theta: Tree) -> Tensor:
             loss, d = data.task.row_loss(theta, data.x, data.y), logit(theta, data)
-            return data.sum(w * loss + self.penalty * ((w * s - down["sbar"]) * d).square())
+            centred = torch.where(data.s >= 0, w * s - down["sbar"], 0.0)
+            return data.sum(w * loss + self.penalty * (centred * d).square())
 
         return {"rows": data.n, "gradient": grad(objective)(down["theta"])}, state
 

@@ -42,5 +42,5 @@ class CentralizedKernel(FedAvg):
 
     def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
         s, f = batch.per_row["sensitive"], outputs(parameters, batch)
-        hsic = exact_dependence(s, f, batch, self.kernel_width)
+        hsic = exact_dependence(s, f, batch.known, self.kernel_width)
         return mean_loss(parameters, (), batch) + self.fairness_weight * hsic

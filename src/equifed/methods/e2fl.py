@@ -185,9 +185,9 @@ class E2FL(Method):
     def loss(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
         if not self.grouping.of_rows:
             return edge_popup(scores, w, batch, self.keep)
-        # each ranking learns from the rows of its own group
-        groups = range(batch.task.num_groups)
-        parts = [edge_popup(tree.take(scores, g), w, batch.where(batch.s == g), self.keep) for g in groups]
+        # each ranking learns from the rows of its own group, and from those of unknown group
+        rows = [batch.where((batch.s == g) | (batch.s < 0)) for g in range(batch.task.num_groups)]
+        parts = [edge_popup(tree.take(scores, g), w, own, self.keep) for g, own in enumerate(rows)]
         return torch.stack(parts).sum()
 
     def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:

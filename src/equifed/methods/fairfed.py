@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._cells import AIMS, DIFFERENCES, decision_counts, rate_parts
+from equifed.methods._cells import AIMS, DIFFERENCES, counts_of, decisions, rate_parts
 from equifed.methods._debias import REWEIGHING, Debiasing, fair_batch, kernel
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
@@ -49,6 +49,8 @@ class Client(NamedTuple):
     """theta as it came down in `measure`, so that it need not come again in `train`."""
     counts: Tensor
     """This client's counts for it."""
+    right: Tensor
+    """How many of all its rows it predicts right, those of unknown group too."""
     omega: Tensor
     """omega_k before it is normalised; below 0 until the first round."""
     t: Tensor
@@ -113,11 +115,17 @@ class FairFed(Method):
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         G, zeros = task.num_groups, partial(tree.zeros, parameters)
-        return Client(parameters, zeros(G, 2, 2), zeros() - 1, zeros() - 1, zeros(2, G))
+        return Client(parameters, zeros(G, 2, 2), zeros(), zeros() - 1, zeros() - 1, zeros(2, G))
 
     def compare(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         has_rows = (data.n > 0).to(data.mask.dtype)
-        return {"gap": has_rows * difference(down["counts"], state.counts, self.fairness), "clients": has_rows}, state
+        return {"gap": has_rows * self.delta(down, state, data), "clients": has_rows}, state
+
+    def delta(self, down: Record, state: Client, data: Data) -> Tensor:
+        """Delta_k."""
+        gap, defined = difference(down["counts"], state.counts, self.fairness)
+        own = state.right / data.n.clamp_min(1)
+        return torch.where(defined, gap, (accuracy(down["counts"]) - own).abs())
 
     # -- local training ------------------------------------------------------------------------------------------------
 
@@ -131,7 +139,7 @@ class FairFed(Method):
         return self.debiasing.prepare({"theta": state.theta}, state, data)
 
     def reply(self, parameters: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Tree]:
-        gap = difference(down["counts"], state.counts, self.fairness)
+        gap = self.delta(down, state, data)
         if self.version == "v1":
             # omega_k = exp(-beta Delta_k) n_k; the n falls out of the average
             before = omega = torch.exp(-self.beta * gap) * data.n
@@ -152,8 +160,9 @@ class FairFed(Method):
 
 def measured(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
     """Rows by group, label and prediction of theta."""
-    counts = decision_counts(down["theta"], data)
-    return {"counts": counts}, state._replace(theta=down["theta"], counts=counts)
+    decided = decisions(down["theta"], data)
+    counts, right = counts_of(decided, data), data.sum((decided == data.y).to(data.mask.dtype))
+    return {"counts": counts}, state._replace(theta=down["theta"], counts=counts, right=right)
 
 
 def mean_gap(server: Server, replies: Record, validation: Data | None) -> Server:
@@ -171,16 +180,15 @@ def average(server: Server, replies: Record, validation: Data | None) -> Server:
     return server._replace(theta=theta, ratio=ratio, t=server.t + 1)
 
 
-def difference(everyone: Tensor, own: Tensor, fairness: str) -> Tensor:
-    """Delta_k from counts [G, label, prediction] of all rows and of its own."""
+def difference(everyone: Tensor, own: Tensor, fairness: str) -> tuple[Tensor, Tensor]:
+    """|F - F_k| from counts [G, label, prediction] of all rows and of its own, and whether it is defined."""
     (all_part, all_number), (own_part, own_number) = (rate_parts(counts, fairness) for counts in (everyone, own))
     rate = all_part / all_number.clamp_min(1) - own_part / own_number.clamp_min(1)  # [rates, G]
     there = (all_number > 0) & (own_number > 0)
     # |(r_a - r_b) of all - (r_a - r_b) of its own|, the largest over pairs of groups and over the rates
     widest = torch.where(there, rate, -torch.inf).amax(1) - torch.where(there, rate, torch.inf).amin(1)
     defined = there.sum(1) >= 2
-    gap = torch.where(defined, widest, 0.0).amax()
-    return torch.where(defined.any(), gap, (accuracy(everyone) - accuracy(own)).abs())
+    return torch.where(defined, widest, 0.0).amax(), defined.any()
 
 
 def accuracy(counts: Tensor) -> Tensor:

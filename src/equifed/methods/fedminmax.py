@@ -2,7 +2,7 @@
 
 rho_a = n_a / n, the share of group a in all clients' rows;  mu = rho at the start
 client k:  theta_k minimises  sum_a (n_ak / n_k) (mu_a / rho_a) r_ak  =  mean of (mu_s / rho_s) loss over its rows
-           and reports the loss of theta on its rows of every group
+           and reports the loss of theta on its rows of every group; a row of unknown group has weight 1
 server:    theta <- sum_k (n_k / n) theta_k
            r_a = mean loss of theta on all rows of group a;  mu <- projection of mu + eta r on the simplex
 """
@@ -85,7 +85,7 @@ class FedMinMax(FedAvg):
 
 def adversarial_weights(down: Record, state: Tree, data: Data) -> Start:
     weight = down["mu"] / down["rho"].clamp_min(1e-12)
-    return Start(down["theta"], per_row={"weight": weight[data.s]})
+    return Start(down["theta"], per_row={"weight": data.of_groups(weight, 1.0)})
 
 
 def update_and_risks(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:

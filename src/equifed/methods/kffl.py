@@ -9,7 +9,8 @@ fair2:  client i:  grad of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) >,   G 
 train:  client i:  minimises  mean loss + ||theta - theta_half||^2 / (2 alpha)  from theta_half
         server:    theta <- sum_i (n_i / n) theta_i
 
-The server needs only sums over the clients in all three.
+The server needs only sums over the clients in all three. Rows of unknown group are in the loss and its n_i, and not in
+Z_s, Z_f and the n of `fair1`.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class KFFL(Method):
 
     def counted(self, data: Data) -> Data:
         """The rows among which the dependence is measured."""
-        return data.where(data.y == 1) if self.condition_on == "label" else data
+        return data.known.where(data.y == 1) if self.condition_on == "label" else data.known
 
     @staticmethod
     def combine(server: Server, replies: Record, validation: Data | None) -> Server:

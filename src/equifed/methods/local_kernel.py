@@ -60,5 +60,5 @@ class LocalKernel(FedAvg):
 
     def loss(self, parameters: Tree, context: Tree, batch: Data) -> Tensor:
         s, f = batch.per_row["sensitive"], outputs(parameters, batch)
-        psi = dependence(s, f, batch, batch.draws, self.kernel_width)
+        psi = dependence(s, f, batch.known, batch.draws, self.kernel_width)
         return mean_loss(parameters, (), batch) + self.fairness_weight * psi

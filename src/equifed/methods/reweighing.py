@@ -38,16 +38,21 @@ def cell_weights(counts: Tensor) -> Tensor:
     return torch.where((expected > 0) & (observed > 0), expected / observed.clamp_min(1), torch.ones_like(counts))
 
 
+def row_weights(counts: Tensor, data: Data) -> Tensor:
+    """W of each row [n]; 1 for a row of unknown group."""
+    return torch.where(data.s >= 0, cell_weights(counts)[data.s.clamp_min(0), data.y], 1.0)
+
+
 weighted_loss = EmpiricalRisk(weights="weight")
 """(1/B) sum_i W_i loss_i."""
 
 
 def own_weights(down: Record, state: Tree, data: Data) -> Start:
-    return Start(down["theta"], per_row={"weight": cell_weights(cell_counts(data))[data.s, data.y]})
+    return Start(down["theta"], per_row={"weight": row_weights(cell_counts(data), data)})
 
 
 def common_weights(down: Record, state: Tree, data: Data) -> Start:
-    return Start(down["theta"], per_row={"weight": cell_weights(down["counts"])[data.s, data.y]})
+    return Start(down["theta"], per_row={"weight": row_weights(down["counts"], data)})
 
 
 @dataclass(frozen=True)

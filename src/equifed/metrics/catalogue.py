@@ -58,7 +58,8 @@ class Evaluation:
 
     def __init__(self, scored: Scored, client_groups: np.ndarray | None = None) -> None:
         """client_groups: the known group of each client [K], where the last of the leading axes is the clients."""
-        self.counts, self.loss, self.ks, self.mean, self.predicted, self.calibration = scored
+        self.counts, self.loss, self.ks, self.mean, self.predicted, self.calibration, *unknown = scored
+        self.unknown, self.unknown_loss, self.unknown_calibration = unknown
         self.client_groups = client_groups
         self._values: dict[str, np.ndarray] = {}
 
@@ -82,6 +83,19 @@ class Evaluation:
     def group_rows(self) -> np.ndarray:
         """Rows of each group with label and prediction [..., G]."""
         rows: np.ndarray = self.counts.sum((-2, -1))
+        return rows
+
+    @cached_property
+    def everyone(self) -> np.ndarray:
+        """All rows by label and prediction [..., C, C], those of unknown group too."""
+        rows: np.ndarray = self.counts.sum(-3) + self.unknown
+        return rows
+
+    @cached_property
+    def everyone_chosen(self) -> np.ndarray:
+        """The same as if all labels were 0, also where labels are withheld."""
+        rows = self.chosen.sum(-3)
+        rows[..., 0, :] += self.unknown.sum(-2)
         return rows
 
     @cached_property
@@ -221,7 +235,7 @@ def _gap(name: str, help: str, **facts: Any) -> Metric:
 
 _ENTRIES = (
     Metric("rows", "Test rows.", kinds=ALL_KINDS, needs=(), range=INFINITE, clients="each",
-           overall=lambda e: e.predicted.sum((-2, -1))),
+           overall=lambda e: e.everyone_chosen.sum((-2, -1))),
     Metric("count", "Test rows of the group.", title="test rows", kinds=ALL_KINDS, needs=("groups",), range=INFINITE,
            in_groups="count", by_group=lambda e: e.predicted.sum(-1)),
     Metric("disclosed", "Test rows of the group whose labels and predictions the silos disclose; positives, accuracy "
@@ -231,13 +245,13 @@ _ENTRIES = (
           in_groups="count"),
     Metric("accuracy", "Share of test rows predicted correctly.", better="higher", shown="headline", clients="range",
            in_groups="rate", rests_on="disclosed", by_group=lambda e: e.rates["accuracy"],
-           overall=lambda e: divide(np.trace(e.counts, axis1=-2, axis2=-1).sum(-1), e.group_rows.sum(-1))),
+           overall=lambda e: divide(np.trace(e.everyone, axis1=-2, axis2=-1), e.everyone.sum((-2, -1)))),
     Metric("rmse", "Root of the mean squared error.", title="RMSE", better="lower", kinds=REGRESSION, range=INFINITE,
            shown="headline", clients="range", in_groups="rate", by_group=lambda e: e.group_rmse,
            overall=lambda e: np.sqrt(e["loss"])),
     Metric("loss", "Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE, clients="each",
            by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
-           overall=lambda e: divide(e.loss.sum((-2, -1)), e.group_rows.sum(-1))),
+           overall=lambda e: divide(e.loss.sum((-2, -1)) + e.unknown_loss.sum(-1), e.everyone.sum((-2, -1)))),
     _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive; 0 is fair.",
          short="DP diff.", needs=("groups",), shown="headline", clients="range", compares=("selection_rate",)),
     _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive; 1 is fair.",
@@ -272,7 +286,7 @@ _ENTRIES = (
            better="lower", kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="table",
            overall=lambda e: np.fmax.reduce(e.group_rmse, axis=-1)),
     _rate("selection_rate", "Share predicted positive.", needs=(), rests_on="count",
-          overall=lambda e: rates(e.chosen.sum(-3, keepdims=True))["selection_rate"][..., 0]),
+          overall=lambda e: rates(e.everyone_chosen[..., None, :, :])["selection_rate"][..., 0]),
     _rate("true_positive_rate", "Of those with a positive label, the share predicted positive.", rests_on="positives"),
     _rate("false_positive_rate", "Of those with a negative label, the share predicted positive.", rests_on="negatives"),
     _rate("true_negative_rate", "Of those with a negative label, the share predicted negative.", rests_on="negatives",
@@ -283,7 +297,7 @@ _ENTRIES = (
     Metric("expected_calibration_error", "How far scores are from how often they come true, on average over the rows; "
            "0 is calibrated.", short="ECE", better="lower",
            by_group=lambda e: calibration_error(e.calibration),
-           overall=lambda e: calibration_error(e.calibration.sum(-3))),
+           overall=lambda e: calibration_error(e.calibration.sum(-3) + e.unknown_calibration)),
     Metric("calibration_difference", "Largest gap between groups in expected calibration error; 0 is fair.",
            short="ECE diff.", better="zero", needs=BETWEEN_GROUPS, overall=lambda e: error_difference(e.calibration)),
     Metric("calibration_gap", "Largest distance between two groups' reliability curves: how far apart the groups are "

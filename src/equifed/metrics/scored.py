@@ -24,3 +24,10 @@ class Scored(NamedTuple):
     calibration: np.ndarray
     """Rows, rows where the score came true and the sum of scores, by group and bin of scores [S, G, BINS, 3]; see
     `metrics.calibration`. [S, G, 0, 3] for regression, and for the clients' own sets."""
+    unknown: np.ndarray
+    """Rows of unknown group by label and prediction [S, C, C] (regression: [S, 1, 1]): part of what is said of all
+    rows, and of nothing that is said of groups."""
+    unknown_loss: np.ndarray
+    """Their summed loss by label [S, C]."""
+    unknown_calibration: np.ndarray
+    """Their `calibration` [S, BINS, 3] (regression, and the clients' own sets: [S, 0, 3])."""

@@ -10,6 +10,9 @@ import numpy as np
 
 from equifed.errors import ConfigError, DataError, unknown_name
 
+UNKNOWN = -1
+"""The code of a row whose group is not known."""
+
 
 class Table(NamedTuple):
     """What a partitioner sees: one entry per row, no features."""
@@ -17,7 +20,7 @@ class Table(NamedTuple):
     label: np.ndarray
     """Class codes [n]; for regression a bin of the target."""
     group: np.ndarray
-    """Group codes [n]."""
+    """Group codes [n]; rows of unknown group have -1, like one more group."""
     columns: Mapping[str, np.ndarray] = {}
     """The columns that the partitioner asks for, by name, e.g. "STATE"."""
     levels: Mapping[str, np.ndarray] = {}
@@ -191,5 +194,8 @@ def as_text(value: object) -> str:
 
 
 def as_numbers(codes: np.ndarray, count: int) -> np.ndarray:
-    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more."""
-    return codes[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[codes]
+    """Group codes as numbers [n, d] without an order among more than two: 0 or 1 for two groups, one-hot for more. For
+    an unknown group they are 0, and mean nothing."""
+    known = np.where(codes == UNKNOWN, 0, codes)
+    numbers = known[:, None].astype(np.float32) if count <= 2 else np.eye(count, dtype=np.float32)[known]
+    return np.where((codes == UNKNOWN)[:, None], np.float32(0), numbers)

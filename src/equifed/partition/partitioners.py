@@ -10,6 +10,7 @@ import numpy as np
 
 from equifed.errors import ConfigError, check_number
 from equifed.partition.base import (
+    UNKNOWN,
     Partition,
     Partitioner,
     Table,
@@ -224,6 +225,7 @@ class Skewed(Partitioner):
     differ in size when the groups do, and a group that has less than 1 - m of all rows makes it impossible.
     of="group": a share m of each group's rows lies with its own half. That is possible whatever the groups' sizes
     (Bank: 2.6 % are under 25), but with unequal groups most rows of every client are of the larger one.
+    Rows of unknown group are dealt to all clients alike.
     """
 
     num_partitions: int
@@ -248,7 +250,8 @@ class Skewed(Partitioner):
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
         n = row_count(table, self.num_partitions)
-        values, group = np.unique(table.group, return_inverse=True)
+        known = np.flatnonzero(table.group != UNKNOWN)
+        values, group = np.unique(table.group[known], return_inverse=True)
         if len(values) != 2:
             raise ConfigError(
                 f"Skewed needs exactly two groups; the rows have {len(values)} groups "
@@ -260,11 +263,13 @@ class Skewed(Partitioner):
         # rows of each group that go to the first half
         to_first = np.rint([m * n0, (1 - m) * n1] if self.of == "group" else self._to_first(n0, n1)).astype(np.int64)
         owner = np.empty(n, dtype=np.int64)
-        order = shuffled_by(group, rng)
+        order = known[shuffled_by(group, rng)]
         for block, cut in zip(np.split(order, [n0]), to_first, strict=True):
             owner[block[:cut]] = np.arange(cut) % half
             # from the last client backwards: the odd rows of the two groups then fall to different clients
             owner[block[cut:]] = self.num_partitions - 1 - np.arange(len(block) - cut) % half
+        unknown = rng.permutation(np.flatnonzero(table.group == UNKNOWN))
+        owner[unknown] = np.arange(len(unknown)) % self.num_partitions
         return Partition.from_owner(owner, numbered(self.num_partitions))
 
     def _to_first(self, n0: int, n1: int) -> list[float]:

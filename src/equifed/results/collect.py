@@ -63,6 +63,7 @@ class Collector:
             "clients": list(fed.ids),
             "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
             "rows": {"train": int(fed.train.sizes.sum()), "validation": len(fed.validation), "test": len(fed.test)},
+            "unknown_groups": fed.unknown_groups,
             "shared_rows": {split: shared_rows(job, split) for split in SPLITS},
             "model": str(job.task.module),
             "metrics": [metric.facts for metric in job.outside_metrics],
@@ -103,10 +104,14 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
 
 def _groups(fed: Federation) -> list[Note]:
     """What a reader should know about who is in a group."""
-    if fed.schema is None or fed.schema.merged is None:
-        return []
-    rows = dict(fed.provenance.get("merged_groups", {}))
-    return [Note("groups-merged", {"group": fed.schema.merged, "min_group": fed.schema.min_group, "rows": rows})]
+    notes = []
+    if fed.schema is not None and fed.schema.merged is not None:
+        rows = dict(fed.provenance.get("merged_groups", {}))
+        facts = {"group": fed.schema.merged, "min_group": fed.schema.min_group, "rows": rows}
+        notes.append(Note("groups-merged", facts))
+    if unknown := {part: rows for part, rows in fed.unknown_groups.items() if rows}:
+        notes.append(Note("unknown-groups", {"rows": unknown, "of": {part: fed.row_counts[part] for part in unknown}}))
+    return notes
 
 
 def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from equifed import randomness, tree
 from equifed.errors import ConfigError, DataError, unknown_name
-from equifed.protocol import Data, Method, Task
+from equifed.partition.base import UNKNOWN, is_missing
+from equifed.protocol import Data, Method, Task, adjusted
 from equifed.tree import Tree
 
 
@@ -85,7 +86,7 @@ class FinalState:
                     raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
                 codes = torch.from_numpy(_codes(s, groups, len(features)))
                 u = torch.from_numpy(randomness.generator(self.seed, "predict", draw).random(len(features)))
-                prediction = method.adjust(task, self.server, state, prediction, codes, u)
+                prediction = adjusted(method, task, self.server, state, prediction, codes, u)
         return prediction.numpy()
 
 
@@ -126,12 +127,20 @@ class Adapted:
 
 
 def _codes(s: Any, groups: Sequence[str], n: int) -> np.ndarray:
-    """Group codes from codes or names."""
+    """Group codes from codes or names; -1 for -1 and what is missing (None, nan): the group is unknown."""
     given = np.asarray(s)
     if given.shape != (n,):
         raise ConfigError(f"s must have a group for each of the {n} rows, got an array of shape {given.shape}.")
+    missing = is_missing(given)
+    if missing.any():
+        known = np.array(given[~missing].tolist())
+        if known.dtype.kind == "f" and (known % 1 == 0).all():
+            known = known.astype(np.int64)
+        codes = np.full(n, UNKNOWN)
+        codes[~missing] = _codes(known, groups, len(known))
+        return codes
     if given.dtype.kind in "iub":
-        wrong = [int(code) for code in np.unique(given) if not 0 <= code < len(groups)]
+        wrong = [int(code) for code in np.unique(given) if not UNKNOWN <= code < len(groups)]
         if wrong:
             raise ConfigError(f"s holds the group code {wrong[0]}; the codes are 0 to {len(groups) - 1}.")
         return given.astype(np.int64)

@@ -18,6 +18,7 @@ from equifed.federation import RowSets
 from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
+from equifed.protocol import adjusted
 from equifed.simulator.engine import State
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
@@ -100,16 +101,11 @@ class Evaluator:
             prediction = vmap(lambda client: self._predict(server, client, rows, run))(models)
             owner = torch.arange(len(part), device=rows.device).repeat_interleave(len(rows))
             parts.append(self._reduce(prediction.flatten(0, 1), rows.repeat(len(part)), owner, len(part)))
-        counts, loss, ks, mean, predicted, calibration = (np.concatenate(values) for values in zip(*parts, strict=True))
+        every = Scored(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         times = np.bincount(which)
-        return Scored(
-            np.tensordot(times, counts, 1)[None],
-            np.tensordot(times, loss, 1)[None],
-            np.average(ks, axis=0, weights=times)[None],
-            np.average(mean, axis=0, weights=times)[None],
-            np.tensordot(times, predicted, 1)[None],
-            np.tensordot(times, calibration, 1)[None],
-        )
+        added = Scored(*(np.tensordot(times, values, 1)[None] for values in every))
+        ks, mean = (np.average(values, axis=0, weights=times)[None] for values in (every.ks, every.mean))
+        return added._replace(ks=ks, mean=mean)
 
     def _own_tests(
         self, server: Any, clients: Any, sets: RowSets, run: int
@@ -138,7 +134,7 @@ class Evaluator:
             prediction = method.predict(task, server, client, self.tables.features(part, run))
             if method.adjusts:
                 u = self._random(run)[part - int(self.tables.offset[run])]
-                prediction = method.adjust(task, server, client, prediction, self.tables.s[part], u)
+                prediction = adjusted(method, task, server, client, prediction, self.tables.s[part], u)
             parts.append(prediction)
         return torch.cat(parts)
 
@@ -162,21 +158,24 @@ class Evaluator:
         # on the CPU: adding up on a GPU is quick but not the same twice
         y, s, prediction, owner = (part.cpu() for part in (self.tables.y[rows], self.tables.s[rows], prediction, owner))
         loss = task.loss_of_prediction(prediction, y).double()
-        shape = (owners, task.num_groups, max(task.num_classes, 1))
-        group = owner * task.num_groups + s
+        # rows of unknown group are counted as a group after the last, and then put aside
+        shape = (owners, task.num_groups + 1, max(task.num_classes, 1))
+        group = owner * shape[1] + torch.where(s < 0, task.num_groups, s)
         if task.kind == "regression":
             label = decision = group
             mean = (_sums(shape[:2], group, prediction.double()) / _sums(shape[:2], group)).numpy()
-            ks = _ks(prediction.numpy(), s.numpy(), owner.numpy(), owners)
+            known = s >= 0
+            ks = _ks(prediction[known].numpy(), s[known].numpy(), owner[known].numpy(), owners)
         else:
             label = group * task.num_classes + y
             decision = label * task.num_classes + task.decide(prediction)
             mean, ks = np.full(shape[:2], np.nan), np.full(owners, np.nan)
-        counts = _sums((*shape, shape[2]), decision)
-        calibration = np.zeros((*shape[:2], 0, 3))
+        histograms = np.zeros((*shape[:2], 0, 3))
         if calibrated and task.kind == "classification":
-            calibration = _calibration(prediction, y, group, shape[:2])
-        return Scored(counts.numpy(), _sums(shape, label, loss).numpy(), ks, mean, counts.sum(2).numpy(), calibration)
+            histograms = _calibration(prediction, y, group, shape[:2])
+        sums = _sums((*shape, shape[2]), decision).numpy(), _sums(shape, label, loss).numpy(), histograms
+        (counts, losses, calibration), unknown = ([part[:, where] for part in sums] for where in (slice(-1), -1))
+        return Scored(counts, losses, ks, mean[:, :-1], counts.sum(2), calibration, *unknown)
 
 
 def _calibration(prediction: Tensor, y: Tensor, group: Tensor, shape: tuple[int, int]) -> np.ndarray:
