@@ -18,6 +18,7 @@ EXAMPLES = {
     "compiling-failed": {"error": "OSError"},
     "no-compiler": {},
     "groups-merged": {"group": "other (merged)", "min_group": 50, "rows": {"f & a": 12, "m & a": 1}},
+    "unknown-groups": {"rows": {"train": 12, "test": 1}, "of": {"train": 1200, "test": 300}},
     "no-test-rows": {},
     "rounds-not-applied": {"obstacle": FEW, "count": 2, "of": 9, "rounds": [3, 4], "seed": 0},
     "replies-rejected": {"count": 4},
@@ -62,6 +63,7 @@ def test_words():
         "Groups with fewer than 50 of all rows are one group, 'other (merged)': f & a (12 rows), m & a (1 rows)."
     )
     assert "that the schema does not list" in str(Note("groups-merged", {**EXAMPLES["groups-merged"], "rows": {}}))
+    assert said["unknown-groups"].startswith("The group of 12 of 1,200 training rows, 1 of 300 test rows is unknown: ")
     assert said["stopped-early"].startswith("4 of 6 runs converged and stopped at rounds 2 to 5 of 9")
     assert "1,200 of 1,500 test rows" in said["disclosed"]
     assert "none of the 1,500 test rows" in str(Note("disclosed", {"rows": 0, "of": 1500}))

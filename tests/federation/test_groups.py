@@ -202,3 +202,144 @@ def test_silos_merge_by_their_rows_together(tmp_path: Path):
     assert [schema.groups[code] for code in alone.s] == [MERGED] * 3
     with pytest.raises(ConfigError, match="it lists the groups"):
         ef.Federation.from_files(files, schema=schema, min_group=3)
+
+
+# -- unknown groups ----------------------------------------------------------------------------------------------------
+
+
+def rows(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("groups", "names"),
+    [
+        ([0, 1, -1, 1, -1, 0], ("0", "1")),
+        ([0.0, 1.0, np.nan, 1.0, -1.0, 0.0], ("0", "1")),
+        ([0, 1, None, 1, None, 0], ("0", "1")),
+        (["a", "b", None, "b", float("nan"), "a"], ("a", "b")),
+        ([["a", "x"], ["b", "x"], ["b", None], ["b", "x"], [None, "x"], ["a", "x"]], ("a & x", "b & x")),
+        ([[0, 2], [1, 2], [1, -1], [1, 2], [-1, 2], [0, 2]], ("0 & 2", "1 & 2")),
+    ],
+    ids=["codes", "numbers", "None among numbers", "names", "columns of names", "columns of codes"],
+)
+def test_unknown_groups_in_arrays(groups, names):
+    s = np.array(groups, dtype=object if any(g is None for g in np.ravel(np.array(groups, object))) else None)
+    x, y = rows(np.random.default_rng(0), 6)
+    y[:2] = 0, 1
+    fed = ef.Federation.from_arrays([(x, y, s), (x, y, s[[2, 2, 4, 4, 2, 2]])], test=(x, y, s))
+    assert fed.groups == names
+    assert fed.rows.s.tolist() == [0, 1, -1, 1, -1, 0, *[-1] * 6, 0, 1, -1, 1, -1, 0]
+    assert fed.unknown_groups == {"train": 8, "validation": 0, "test": 2}
+    assert fed.cells().sum((1, 2)).tolist() == [4, 0]
+    assert fed.unknown_cells().sum(1).tolist() == [2, 6]
+    assert "unknown in 10 rows" in repr(fed)
+    described = fed.describe().table
+    assert described["unknown"].sum(axis=1).tolist() == [2, 6]
+    assert described["total"].to_numpy().ravel().tolist() == [6, 6]
+    if fed.rows.attribute is not None:
+        assert np.isfinite(fed.rows.attribute).all()
+
+
+def test_an_attribute_may_be_missing_where_the_group_is():
+    x, y = rows(np.random.default_rng(1), 8)
+    s, a = np.array([0, 1, -1, 1, 0, 0, 1, -1]), np.array([0.5, 1, np.nan, 2, 0, 1, 1, np.nan])
+    fed = ef.Federation.from_arrays([(x, y, s, a)])
+    assert fed.rows.attribute is not None
+    np.testing.assert_array_equal(fed.rows.attribute[:, 0], np.nan_to_num(a).astype(np.float32))
+    with pytest.raises(DataError, match="missing or infinite value where the group is known"):
+        ef.Federation.from_arrays([(x, y, s, np.where(s == 1, np.nan, 0.0))])
+
+
+def test_an_empty_sensitive_column_is_an_unknown_group():
+    frame = table()
+    rng = np.random.default_rng(4)
+    frame.loc[rng.choice(400, 60, replace=False), "sex"] = None
+    frame.loc[rng.choice(400, 40, replace=False), "race"] = None
+    fed = of_table(frame, validation=0.1)
+    known = frame["sex"].notna() & frame["race"].notna()
+    np.testing.assert_array_equal(fed.rows.s >= 0, known)
+    sizes = frame[known].groupby(["sex", "race"]).size()
+    assert np.bincount(fed.rows.s[known]).tolist() == sizes.tolist()
+    parts = {"train": fed.train.index, "validation": fed.validation, "test": fed.test}
+    assert fed.unknown_groups == {name: int((~known.to_numpy()[rows]).sum()) for name, rows in parts.items()}
+    # partitions see them as one more group
+    spread = ef.partition.Dirichlet(4, 0.5)
+    assert sum(ef.Federation.from_frame(
+        frame, label="y", sensitive="sex", partition=spread).train.sizes) == 240  # fmt: skip
+    skewed = ef.Federation.from_frame(
+        frame, label="y", sensitive="sex", partition=ef.partition.Skewed(4, 0.8), validation=0.0, test=0.0
+    )
+    of_client = [skewed.rows.s[skewed.train[k]] for k in range(4)]
+    assert [int((s == -1).sum()) for s in of_client] == [15] * 4
+    assert [round((s[s >= 0] == k // 2).mean(), 1) for k, s in enumerate(of_client)] == [0.8] * 4
+    with pytest.raises(DataError, match="Column 'sex': the column has no value at all"):
+        of_table(frame.assign(sex=None))
+    apart = frame.assign(sex=["f", None] * 200, race=[None, "a"] * 200)
+    with pytest.raises(DataError, match="No row has a value in all sensitive columns"):
+        of_table(apart)
+
+
+def test_thresholds_and_continuous_columns_with_unknown_groups():
+    frame = table().assign(age=np.random.default_rng(0).integers(18, 80, 400).astype(float))
+    frame.loc[::7, "age"] = np.nan
+    age = Sensitive(column="age", threshold=40, below="young", at_least="older", continuous=True)
+    encoded = Schema.infer(frame, label="y", sensitive=age, features=["x"]).encode(frame)
+    known = frame["age"].notna().to_numpy()
+    assert encoded.s.tolist() == np.where(known, frame["age"] >= 40, -1).astype(int).tolist()
+    assert encoded.attribute is not None
+    values = frame["age"].to_numpy()[known]
+    np.testing.assert_allclose(encoded.attribute[known, 0], (values - values.mean()) / values.std(), rtol=1e-5)
+    assert (encoded.attribute[~known] == 0).all()
+
+
+def test_a_silo_that_knows_no_group(tmp_path: Path):
+    """Its column is there and empty; the schema is read off the others."""
+    frame = table(300)
+    parts = {"north": frame[:100], "south": frame[100:200].assign(sex=None), "west": frame[200:]}
+    for name, part in parts.items():
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    files = {name: tmp_path / f"{name}.csv" for name in parts}
+    fed = ef.Federation.from_files(files, label="y", sensitive="sex")
+    assert fed.groups == ("f", "m")
+    assert fed.unknown_cells().sum(1).tolist() == [0, 80, 0]
+    settings = {"rounds": 2, "local": ef.Local(batch_size=20, learning_rate=0.1)}
+    result = ef.simulate(ef.methods.KFFL(), fed, model=ef.models.Logistic(), **settings)
+    (note,) = [note for note in result.notes if note.kind == "unknown-groups"]
+    assert note.fields == {"rows": {"train": 80, "test": 20}, "of": {"train": 240, "test": 60}}
+    assert "The group of 80 of 240 training rows, 20 of 60 test rows is unknown" in str(note)
+    assert result.info["unknown_groups"] == {"train": 80, "validation": 0, "test": 20}
+    assert result.info["unknown_cells"] == fed.unknown_cells().tolist()
+    # an absent column is no unknown group, but a mistake
+    parts["south"].drop(columns="sex").to_csv(tmp_path / "south.csv", index=False)
+    with pytest.raises(DataError, match="'sex': the column is missing"):
+        ef.Federation.from_files(files, label="y", sensitive="sex")
+
+
+def test_unknown_groups_of_named_data(needs):
+    """Adult's work class is missing in some rows."""
+    needs("adult")
+    fed = ef.load("adult", sensitive=["sex", "workclass"], partition=ONE)
+    frame, _ = get_dataset("adult").table(get_dataset("adult").preset(None))
+    known = frame["workclass"].notna().to_numpy()
+    np.testing.assert_array_equal(fed.rows.s >= 0, known)
+    assert 0 < fed.unknown_groups["test"] < fed.row_counts["test"]
+
+
+def test_a_report_counts_unknown_groups(tmp_path: Path):
+    from equifed.report.comparison import variants_of
+
+    frame = table().assign(sex=lambda f: f["sex"].where(f.index % 3 > 0))
+    fed = of_table(frame, sensitive="sex")
+    settings = {"rounds": 2, "local": ef.Local(batch_size=50, learning_rate=0.1)}
+    one, own = (
+        ef.simulate(method, fed, model=ef.models.Logistic(), **settings)
+        for method in (ef.methods.FedAvg(), ef.methods.LocalOnly())
+    )
+    page = one.to_html(tmp_path / "page.html").read_text()
+    assert "test rows is unknown: they take part in training" in page
+    # rows of unknown group do not hide how many models the rows were given to
+    assert [variant.models for variant in variants_of([one, own])] == [1, 3]
+    (counts,) = own.count_tables("test").values()
+    assert counts.sum() == pytest.approx(80 - fed.unknown_groups["test"])

@@ -72,6 +72,52 @@ def test_a_small_group_does_not_follow_from_the_number_of_all_rows() -> None:
     assert nobody["predicted"].numpy().tolist() == [[-1, -1], [45, 55], [120, 140]]
 
 
+def test_rows_of_unknown_group_are_withheld_like_a_group() -> None:
+    """A small table of them, or one that would follow from the number of all rows; that there are none is told."""
+    men, women, few = [[20, 30], [25, 25]], [[50, 60], [70, 80]], [[1, 0], [2, 1]]
+    told = withheld(scored([men, women], [[10, 12], [13, 14]]), 10)
+    assert told["unknown"].numpy().tolist() == [[10, 12], [13, 14]]
+    assert told["unknown_loss"].numpy().tolist() == [11.0, 13.5]
+    small = withheld(scored([men, women], few), 10)
+    assert (small["unknown"].numpy() == -1).all()
+    assert small["unknown_loss"].numpy().tolist() == [0.0, 0.0]
+    # four of 364 rows would follow from the two groups
+    assert small["predicted"].numpy().tolist() == [[-1, -1], [120, 140]]
+    none = withheld(scored([men, women]), 10)
+    assert none["unknown"].numpy().tolist() == [[0, 0], [0, 0]]
+    assert none["predicted"].numpy().tolist() == [[45, 55], [120, 140]]
+    # the server adds up what is shown
+    clients = [read(RecordDict({EVALUATION: each}), binary(), 500) for each in (told, small, none)]
+    scores = together(clients, binary())
+    assert scores["test"].unknown[0].tolist() == [[10, 12], [13, 14]]
+    assert np.isnan(scores["clients"].unknown[1]).all()
+    with pytest.raises(BadMessage, match="counts 409 test rows where it has 400"):
+        read(RecordDict({EVALUATION: told}), binary(), 400)
+
+
+def test_a_federation_with_unknown_groups_equals_the_simulator(silos: Path, tmp_path: Path) -> None:
+    """One silo knows no group at all, another not all; the server is told how many test rows that is."""
+    for silo, every in (("a", 1), ("c", 3)):
+        frame = pd.read_parquet(silos / f"{silo}.parquet")
+        frame.loc[frame.index % every == 0, "sex"] = None
+        frame.to_parquet(tmp_path / f"{silo}.parquet")
+    for file in silos.iterdir():
+        if not (tmp_path / file.name).exists():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    made = setting(tmp_path, ef.methods.KFFL(fairness_weight=5.0), run={"rounds": 2})
+    found, expected = federate(made, nodes(made), tmp_path / "runs"), simulate(made)
+    for name, value in expected.parameters[3].items():
+        np.testing.assert_allclose(found.parameters[3][name], value, rtol=2e-5, atol=2e-6)
+    overall = (result.final().set_index("seed") for result in (found, expected))
+    metrics = ["rows", "accuracy", "loss", "demographic_parity_difference", "worst_group_accuracy"]
+    pd.testing.assert_frame_equal(*(frame[metrics] for frame in overall), rtol=1e-4)
+    unknown = expected.info["unknown_groups"]["test"]
+    assert found.info["unknown_groups"] == {"train": None, "validation": 0, "test": unknown}
+    assert unknown > 0
+    notes = {note.kind: note for note in found.notes}
+    assert notes["unknown-groups"].fields["rows"] == {"test": unknown}
+
+
 def test_the_servers_sums_are_of_what_is_shown() -> None:
     task = binary()
     sent = [scored([[[10, 30], [9, 200]], [[12, 11], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]

@@ -123,9 +123,7 @@ class FairFed(Method):
 
     def delta(self, down: Record, state: Client, data: Data) -> Tensor:
         """Delta_k."""
-        gap, defined = difference(down["counts"], state.counts, self.fairness)
-        own = state.right / data.n.clamp_min(1)
-        return torch.where(defined, gap, (accuracy(down["counts"]) - own).abs())
+        return difference(down["counts"], state.counts, self.fairness, state.right / data.n.clamp_min(1))
 
     # -- local training ------------------------------------------------------------------------------------------------
 
@@ -180,15 +178,18 @@ def average(server: Server, replies: Record, validation: Data | None) -> Server:
     return server._replace(theta=theta, ratio=ratio, t=server.t + 1)
 
 
-def difference(everyone: Tensor, own: Tensor, fairness: str) -> tuple[Tensor, Tensor]:
-    """|F - F_k| from counts [G, label, prediction] of all rows and of its own, and whether it is defined."""
+def difference(everyone: Tensor, own: Tensor, fairness: str, own_accuracy: Tensor | None = None) -> Tensor:
+    """Delta_k from counts [G, label, prediction] of all rows and of its own. own_accuracy: Acc_k, which counts rows of
+    unknown group too; left out, that of the counts."""
     (all_part, all_number), (own_part, own_number) = (rate_parts(counts, fairness) for counts in (everyone, own))
     rate = all_part / all_number.clamp_min(1) - own_part / own_number.clamp_min(1)  # [rates, G]
     there = (all_number > 0) & (own_number > 0)
     # |(r_a - r_b) of all - (r_a - r_b) of its own|, the largest over pairs of groups and over the rates
     widest = torch.where(there, rate, -torch.inf).amax(1) - torch.where(there, rate, torch.inf).amin(1)
     defined = there.sum(1) >= 2
-    return torch.where(defined, widest, 0.0).amax(), defined.any()
+    gap = torch.where(defined, widest, 0.0).amax()
+    own_accuracy = accuracy(own) if own_accuracy is None else own_accuracy
+    return torch.where(defined.any(), gap, (accuracy(everyone) - own_accuracy).abs())
 
 
 def accuracy(counts: Tensor) -> Tensor:

@@ -341,7 +341,7 @@ _ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected"
 
 
 def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
-    rows = info.get("rows", {}).get("test", 0)
+    rows = info.get("rows", {}).get("test", 0) - (info.get("unknown_groups", {}).get("test") or 0)
     counted = groups[groups["metric"] == "count"].groupby("seed")["value"].sum()
     return max(1, round(counted.mean() / rows)) if rows and len(counted) else 1
 

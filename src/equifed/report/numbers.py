@@ -247,12 +247,16 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
         info = result.info
         if not info.get("clients") or is_pooled(str(info["method"])):
             continue
+        groups, cells = [str(name) for name in info.get("groups", [])], info.get("cells") or None
+        if cells and "unknown_cells" in info:
+            groups.append("unknown")
+            cells = [[*client, unknown] for client, unknown in zip(cells, info["unknown_cells"], strict=True)]
         one = {
-            "clients": [str(name) for name in info["clients"]] if info.get("cells") is not None else [],
+            "clients": [str(name) for name in info["clients"]] if cells is not None else [],
             "count": len(info["clients"]),
-            "groups": [str(name) for name in info.get("groups", [])],
+            "groups": groups,
             "classes": [str(name) for name in info.get("classes", [])] or ["rows"],
-            "cells": info.get("cells"),
+            "cells": cells,
             "federation": "federation" in info,
             "data": str(info.get("data") or ""),
         }

@@ -263,8 +263,8 @@ def _messages(result: Result) -> dict[str, Any]:
 
 # -- provenance --------------------------------------------------------------------------------------------------------
 
-_ELSEWHERE = ("method", "cells", "federation", "swept", "config", "hyper_parameters", "metrics")
-_TOGETHER = ("local", "provenance", "rows", "run", "versions")
+_ELSEWHERE = ("method", "cells", "unknown_cells", "federation", "swept", "config", "hyper_parameters", "metrics")
+_TOGETHER = ("local", "provenance", "rows", "run", "unknown_groups", "versions")
 
 
 def _settings(results: Sequence[Result]) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Collector:
             "model": str(job.task.module),
             "metrics": [metric.facts for metric in job.outside_metrics],
         }
+        if fed.unknown_groups["train"] and info["cells"] is not None:
+            info["unknown_cells"] = job.runs[0].given.unknown_cells().tolist()
         states = _final_states(job, tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state))
         return Result(
             metrics=metrics_frame(self.scores, fed, job.labels, job.outside_metrics),

@@ -12,6 +12,7 @@ from equifed.metrics.calibration import BINS
 from equifed.metrics.catalogue import Evaluation, describe
 from equifed.metrics.local import SIGNED, gap_interval
 from equifed.metrics.scored import Scored
+from equifed.partition.base import UNKNOWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +94,9 @@ def _times(job: Job, run: int, split: str, predicted: np.ndarray) -> float:
     fed = job.runs[run].federation
     if len(getattr(fed, split)):
         return float(job.task.num_clients) if job.method.personal else 1.0
-    rows = len(np.unique(_positions(fed, split)))  # of the clients' own test rows, which they may share; 0: elsewhere
+    # of the clients' own test rows, which they may share; 0: elsewhere. What is counted here are rows of known groups
+    own = np.unique(_positions(fed, split))
+    rows = int((fed.rows.s[own] != UNKNOWN).sum())
     return max(1.0, float(np.nansum(predicted)) / rows) if rows else 1.0
 
 
