@@ -223,6 +223,10 @@ class Update:
     """The field of `down` that was added to it: the client replies with a model of its own."""
 
 
+def once(task: Task) -> int:
+    return 1
+
+
 @dataclass(frozen=True)
 class Phase:
     """One exchange between the server and the clients."""
@@ -250,6 +254,9 @@ class Phase:
     """The clients' work needs the model's initial parameters, `data.initial`."""
     updates: Mapping[str, Update] = field(default_factory=dict)
     """Fields of `up` that move the model; not rankings, counts and other statistics."""
+    repeat: Callable[[Task], int] = once
+    """How often the exchange takes place, each time with what the server made of the last: a search at the server. 0:
+    this task does without it."""
 
 
 def adjusted(method: Method, task: Task, server: Any, client: Any, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:

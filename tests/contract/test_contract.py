@@ -62,6 +62,8 @@ VARIANTS: tuple[Method, ...] = (
     ef.postprocess.Fair(methods.FedAvg(), gap=0.02),
     ef.postprocess.Fair(methods.FedProx(mu=0.3), notion="equalized_odds", gap=0.05, calibration="none"),
     ef.postprocess.Fair(methods.LocalOnly(), notion="equal_opportunity", gap=0.0),
+    ef.postprocess.Fair(methods.FedAvg(), level="local", notion="equalized_odds", local_gap=0.05),
+    ef.postprocess.Fair(methods.FedAvg(), level="both", gap=0.02, local_gap=0.05, exchanges=4),
     methods.FairFed(fairness="demographic_parity_difference", version="v1", debias="reweighing"),
     methods.FairFed(fairness="equalized_odds_difference", beta=0.5, debias="fairbatch", debias_step=0.1),
     methods.FairFed(debias="kernel", debias_weight=20.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,28 @@ import torch
 from scipy.optimize import linprog
 
 import equifed as ef
+from equifed import tree
 from equifed.federation import Federation
 from equifed.methods._parity import (
     NOTIONS,
     Rates,
+    RuleMixture,
     calibrated,
     confusion_of,
+    constant_rules,
     fit_thresholds,
     own_decisions,
     per_lane,
     rates_of,
 )
-from equifed.methods.fair import Fair, decided
+from equifed.methods.fair import OBSERVED, Fair, decided
 from equifed.protocol import Data
 
 every_notion = pytest.mark.parametrize("notion", NOTIONS)
+every_notion_in_full = pytest.mark.parametrize(
+    "notion", [NOTIONS[0], *(pytest.param(notion, marks=pytest.mark.full) for notion in NOTIONS[1:])]
+)
+"""For tests that take long."""
 
 
 def accuracy(confusion: np.ndarray) -> float:
@@ -237,13 +245,167 @@ def test_demographic_parity_without_a_gap_is_fairlearns() -> None:
     assert found.value >= best - 1e-9
 
 
+# -- clients with bounds of their own, more than two classes -----------------------------------------------------------
+
+
+def searched(method: Fair, clients: list[Any], groups: int, classes: int) -> tuple[dict[str, Any], list[Any]]:
+    """The exchanges of the search, with these clients' rows; what is observed, and the rule that each client keeps."""
+    T, gap = method.exchanges, np.float64(method.gap)
+    weights = np.concatenate([np.zeros((T, groups, classes, classes)), constant_rules(groups, classes)])
+    state = (np.zeros((T, 2, groups, classes, classes)), np.float64(0), np.float64(1), np.float64(0))
+    asked, own_gap = weights[0], float(method.own_gap)
+    for _ in range(T):
+        confusion = sum(held.confusion(held.best(asked, own_gap)) for held in clients)
+        weights, shares, asked, *rest = method.stepped(confusion, gap, weights, *state)
+        state, observed = tuple(rest[:4]), dict(zip(OBSERVED, rest[4:], strict=True))
+    used = shares > 0
+    rules = [held.mixed([held.best(each, own_gap) for each in weights[used]], shares[used]) for held in clients]
+    return observed, rules
+
+
+def two_level_programme(masses: list[np.ndarray], notion: str, gap: float, local_gap: float) -> float:
+    """The best expected accuracy of any acceptances by client, group and bin, within both gaps."""
+    K, (G, _, B) = len(masses), masses[0].shape
+    above, limit = [], []
+    total = sum(np.stack([part.sum(1) for part in compared(notion, mass)]) for mass in masses)  # [Q, G]
+    for q in range(len(total)):
+        parts = [compared(notion, mass)[q] for mass in masses]
+        for a, b in itertools.permutations(range(G), 2):
+            line = np.zeros((K, G, B))
+            for k, part in enumerate(parts):
+                line[k, a], line[k, b] = part[a] / total[q, a], -part[b] / total[q, b]
+                if part[a].sum() and part[b].sum():
+                    own = np.zeros((K, G, B))
+                    own[k, a], own[k, b] = part[a] / part[a].sum(), -part[b] / part[b].sum()
+                    above, limit = [*above, own.ravel()], [*limit, local_gap]
+            above, limit = [*above, line.ravel()], [*limit, gap]
+    gain = np.stack([mass[:, 1] - mass[:, 0] for mass in masses]).ravel()
+    found = linprog(-gain, A_ub=np.array(above), b_ub=limit, bounds=(0, 1), method="highs")
+    assert found.success
+    return float((sum(mass[:, 0].sum() for mass in masses) - found.fun) / sum(mass.sum() for mass in masses))
+
+
+@every_notion
+@pytest.mark.parametrize("calibration", ["isotonic", "none"])
+def test_both_gaps_are_kept_at_the_accuracy_of_one_programme_for_all_clients(notion: str, calibration: str) -> None:
+    rng = np.random.default_rng(21)
+    counts = [histogram(rng, 2, 12) for _ in range(4)]
+    counts[1][1] = 0  # a client without a group
+    counts[2] = 3 * counts[2]
+    for each in counts:
+        each[0, :, 8:] *= 3  # group 0 has the higher scores, at every client
+    method = Fair(
+        ef.methods.FedAvg(),
+        notion=notion,
+        level="both",
+        gap=0.01,
+        local_gap=0.1,
+        calibration=calibration,
+        bins=12,
+        exchanges=25,
+    )
+    clients = [method.held(2, each) for each in counts]
+    observed, rules = searched(method, clients, 2, 2)
+    judged = [confusion_of(accept, held.judged) for (accept,), held in zip(rules, clients, strict=True)]
+    for confusion in judged:
+        assert rates_of(notion, confusion.sum(-1)).gap(confusion) <= 0.1 + 1e-8
+    total = np.sum(judged, axis=0)
+    assert rates_of(notion, total.sum(-1)).gap(total) <= 0.01 + 1e-8
+    assert observed["multiplier"] > 0
+    assert observed["feasible"] == 1
+    assert observed["slack"] < 1e-8  # the Lagrangian bound is reached
+    best = two_level_programme([held.mass for held in clients], notion, 0.01, 0.1)
+    assert accuracy(total) == pytest.approx(best, abs=1e-7)
+
+
+def row_programme(eta: np.ndarray, s: np.ndarray, terms: list[tuple[int | None, int]], gap: float) -> float:
+    """The best expected accuracy of any random decisions of rows, by probabilities of every class [n, C]."""
+    n, C = eta.shape
+    above = []
+    for y, j in terms:
+        weight = np.ones(n) if y is None else eta[:, y]
+        for a, b in itertools.permutations(range(s.max() + 1), 2):
+            line = np.zeros((n, C))
+            line[:, j] = weight * ((s == a) / weight[s == a].sum() - (s == b) / weight[s == b].sum())
+            above.append(line.ravel())
+    found = linprog(
+        -eta.ravel() / n,
+        A_ub=np.array(above),
+        b_ub=np.full(len(above), gap),
+        A_eq=np.kron(np.eye(n), np.ones(C)),
+        b_eq=np.ones(n),
+        method="highs",
+    )
+    assert found.success
+    return -float(found.fun)
+
+
+def three_classes(rng: np.random.Generator, n: int, groups: int = 2) -> tuple[np.ndarray, ...]:
+    """Probabilities of rows, their one-hot labels, and groups with different classes."""
+    s = rng.integers(0, groups, n)
+    eta = np.stack([rng.dirichlet([1.5, 1.0 + 0.8 * g, 0.6 + 0.5 * (1 - g)]) for g in s])
+    return eta, np.eye(3)[[rng.choice(3, p=each) for each in eta]], s
+
+
+@every_notion
+@pytest.mark.parametrize("groups", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_three_classes_reach_the_bound_and_the_accuracy_of_a_programme_over_rows(notion: str, groups: int) -> None:
+    rng = np.random.default_rng(22)
+    parts = [three_classes(rng, 60, groups) for _ in range(2)]
+    method = Fair(ef.methods.FedAvg(), notion=notion, gap=0.03, calibration="none", exchanges=100)
+    clients = [method.held(groups, *part) for part in parts]
+    observed, rules = searched(method, clients, groups, 3)
+    total = sum(
+        held.confusion(RuleMixture(weights[share > 0], share[share > 0]))[0]
+        for (weights, share), held in zip(rules, clients, strict=True)
+    )
+    terms: list[tuple[int | None, int]] = {
+        "demographic_parity": [(None, j) for j in range(3)],
+        "equal_opportunity": [(y, y) for y in range(3)],
+        "equalized_odds": [(y, j) for y in range(3) for j in range(3)],
+    }[notion]
+    eta, s = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
+    best = row_programme(eta, s, terms, 0.03)
+    assert rates_of(notion, total.sum(-1)).gap(total) <= 0.03 + 1e-7
+    assert observed["slack"] < 2e-4
+    assert best - 2e-4 <= accuracy(total) <= best + 1e-7
+    plain = np.mean(eta.max(1))
+    assert accuracy(total) < plain - 1e-3  # it had to give something up
+
+
+@every_notion
+@pytest.mark.parametrize("calibration", ["isotonic", pytest.param("none", marks=pytest.mark.full)])
+def test_three_classes_within_both_gaps(notion: str, calibration: str) -> None:
+    rng = np.random.default_rng(23)
+    parts = [three_classes(rng, 30) for _ in range(2)]
+    method = Fair(
+        ef.methods.FedAvg(),
+        notion=notion,
+        level="both",
+        gap=0.02,
+        local_gap=0.05,
+        calibration=calibration,
+        exchanges=8,
+    )
+    clients = [method.held(2, *part) for part in parts]
+    observed, rules = searched(method, clients, 2, 3)
+    total = np.zeros((2, 3, 3))
+    for (weights, share), held in zip(rules, clients, strict=True):
+        assert len(share) == 2 * 9 + 1
+        own = held.confusion(RuleMixture(weights, share))[0]
+        assert rates_of(notion, own.sum(-1)).gap(own) <= 0.05 + 1e-6
+        total += own
+    assert rates_of(notion, total.sum(-1)).gap(total) <= 0.02 + 1e-6
+    assert observed["feasible"] == 1
+
+
 # -- edges -------------------------------------------------------------------------------------------------------------
 
 
 def solved(counts: np.ndarray, **hyper: Any) -> dict[str, Any]:
     method = Fair(ef.methods.FedAvg(), bins=counts.shape[-1], **hyper)
     accept, *observed = method.solve(counts, np.float64(method.gap))
-    return {"accept": accept, **dict(zip(("multiplier", "training_gap", "feasible"), observed, strict=True))}
+    return {"accept": accept, **dict(zip(OBSERVED, observed, strict=True))}
 
 
 @every_notion
@@ -348,19 +510,42 @@ def ten_clients() -> Federation:
     return Federation.from_arrays(clients, test=unequal(rng, 400, 3), validation=unequal(rng, 50, 3))
 
 
-def chances(result: ef.Result, x: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """The share of random numbers with which each row is decided 1."""
+def chances(result: ef.Result, x: np.ndarray, s: np.ndarray, client: int | None = None) -> np.ndarray:
+    """The share of random numbers with which each row is decided as each class [n, C]."""
     final = result.final_states[4]
-    score = final.method.predict(final.task, final.server, final.clients, torch.tensor(x))
-    decisions = [
-        final.task.decide(
-            final.method.adjust(
-                final.task, final.server, final.clients, score, torch.tensor(s), torch.full((len(x),), (i + 0.5) / 400)
-            )
-        )
-        for i in range(400)
-    ]
-    return torch.stack(decisions).double().mean(0).numpy()
+    state = final.clients if client is None else tree.take(final.clients, client)
+    score = final.method.predict(final.task, final.server, state, torch.tensor(x))
+    decisions = []
+    for i in range(200):
+        u = torch.full((len(x),), (i + 0.5) / 200)
+        adjusted = final.method.adjust(final.task, final.server, state, score, torch.tensor(s), u)
+        decisions.append(final.task.decide(adjusted))
+    return np.stack([torch.stack(decisions).eq(j).double().mean(0).numpy() for j in range(final.task.num_classes)], 1)
+
+
+def gap_of(notion: str, chance: np.ndarray, y: np.ndarray, s: np.ndarray) -> float:
+    """The largest difference between the groups' rates of rows that are decided with these chances [n, C]."""
+    C = chance.shape[1]
+    labels: list[int | None] = [None] if notion == "demographic_parity" else [*range(C)]
+    pairs = [(y, j) for y in labels for j in range(C) if notion != "equal_opportunity" or y == j]
+    gaps = [0.0]
+    for label, j in pairs if C > 2 else [pair for pair in pairs if pair[1] == 1]:
+        chosen = np.ones(len(y), dtype=bool) if label is None else y == label
+        rates = [chance[chosen & (s == g), j].mean() for g in np.unique(s[chosen])]
+        gaps.append(np.ptp(rates) if len(rates) > 1 else 0.0)
+    return max(gaps)
+
+
+def train_rows(fed: Federation, client: int | None = None) -> tuple[np.ndarray, ...]:
+    which = range(fed.num_clients) if client is None else [client]
+    rows = np.concatenate([fed.train[k] for k in which])
+    return fed.rows.x[rows], fed.rows.y[rows], fed.rows.s[rows]
+
+
+def own_chances(fed: Federation, result: ef.Result) -> np.ndarray:
+    """Every client's rows with the client's rule."""
+    parts = [train_rows(fed, k) for k in range(fed.num_clients)]
+    return np.concatenate([chances(result, x, s, k) for k, (x, _, s) in enumerate(parts)])
 
 
 @every_notion
@@ -369,29 +554,129 @@ def test_ten_clients_with_absent_groups_keep_the_gap_on_their_rows(ten_clients: 
     result = ef.simulate(Fair(ef.methods.FedAvg(), notion=notion, gap=0.03), ten_clients, **SETTINGS)
     for name, value in plain.parameters[4].items():
         np.testing.assert_array_equal(value, result.parameters[4][name])
-    train = np.concatenate([ten_clients.train[k] for k in range(10)])
-    x, y, s = (part[train] for part in (ten_clients.rows.x, ten_clients.rows.y, ten_clients.rows.s))
-    chance = chances(result, x, s)
-    named = {"demographic_parity": [y >= 0], "equal_opportunity": [y == 1], "equalized_odds": [y == 1, y == 0]}[notion]
-    gaps = [np.ptp([chance[rows & (s == g)].mean() for g in range(3)]) for rows in named]
-    before = [np.ptp([(plain.predict(x) > 0.5)[rows & (s == g)].mean() for g in range(3)]) for rows in named]
-    assert max(before) > 0.1
-    assert max(gaps) == pytest.approx(0.03, abs=0.003)  # 400 random numbers stand for all
+    x, y, s = train_rows(ten_clients)
+    before = np.eye(2)[(plain.predict(x) > 0.5).astype(int)]
+    assert gap_of(notion, before, y, s) > 0.1
+    assert gap_of(notion, chances(result, x, s), y, s) == pytest.approx(0.03, abs=0.006)  # 200 random numbers for all
     last = result.log.iloc[-1]
     assert last["training_gap"] == pytest.approx(0.03, abs=1e-9)
-    assert last["feasible"] == 1
+    assert (last["feasible"], last["slack"]) == (1, 0)
     assert last["multiplier"] > 0
     messages = result.messages.set_index("phase")
-    assert messages.loc["fit", ["up", "gather", "down"]].tolist() == ["histogram", "sum", "theta"]
+    assert messages.loc["fit", ["up", "gather", "down", "times"]].tolist() == ["histogram", "sum", "theta", 1]
+    assert list(messages.index) == ["train", "fit"]
 
 
-def test_the_neutral_gap_is_the_method_itself(ten_clients: Federation) -> None:
+@every_notion_in_full
+@pytest.mark.parametrize("level", ["local", "both"])
+def test_the_local_gap_is_kept_at_every_client(ten_clients: Federation, notion: str, level: str) -> None:
+    method = Fair(ef.methods.FedAvg(), notion=notion, level=level, gap=0.05, local_gap=0.08, exchanges=12)
     plain = ef.simulate(ef.methods.FedAvg(), ten_clients, **SETTINGS)
-    result = ef.simulate(Fair(ef.methods.FedAvg(), gap=1.0), ten_clients, **SETTINGS)
-    columns = ["round", "split", "scope", "metric", "value"]
-    assert plain.metrics[columns].to_csv() == result.metrics[columns].to_csv()
-    x, s = ten_clients.rows.x, ten_clients.rows.s
-    np.testing.assert_array_equal(plain.predict(x) > 0.5, result.predict(x, s=s) > 0.5)
+    result = ef.simulate(method, ten_clients, **SETTINGS)
+    worst = 0.0
+    for k in range(ten_clients.num_clients):
+        x, y, s = train_rows(ten_clients, k)
+        before = np.eye(2)[(plain.predict(x) > 0.5).astype(int)]
+        worst = max(worst, gap_of(notion, before, y, s))
+        chance = chances(result, x, s, k)
+        assert gap_of(notion, chance, y, s) <= 0.08 + 0.008
+        if level == "local" and gap_of(notion, before, y, s) <= 0.08:  # nothing to mend there
+            np.testing.assert_array_equal(chance, before)
+    assert worst > 0.1
+    messages = result.messages.set_index("phase")
+    if level == "local":
+        assert messages.loc["fit", "up"] == ""
+        assert "training_gap" not in result.log
+    else:
+        _, y, s = train_rows(ten_clients)
+        assert gap_of(notion, own_chances(ten_clients, result), y, s) <= 0.05 + 0.008
+        assert messages.loc["ask", ["up", "gather", "times"]].tolist() == ["confusion", "sum", 12]
+        assert result.log.iloc[-1]["training_gap"] == pytest.approx(0.05, abs=1e-8)
+        assert result.log.iloc[-1]["feasible"] == 1
+
+
+def test_clients_with_bounds_of_their_own_are_the_same_on_both_engines(ten_clients: Federation) -> None:
+    """With swept gaps, which share lanes."""
+    method = Fair(ef.methods.FedAvg(), level="both", notion="equal_opportunity", exchanges=4)
+    over = {"gap": [0.0, 0.1]}
+    lanes, reference = (
+        ef.sweep(method, ten_clients, over=over, engine=engine, **SETTINGS) for engine in ("lanes", "reference")
+    )
+    for key, state in lanes.final_states.items():
+        torch.testing.assert_close(
+            state.clients.own["rule"]["accept"],
+            reference.final_states[key].clients.own["rule"]["accept"],
+            atol=1e-5,
+            rtol=0,
+        )
+
+
+def neutral(ten: Federation, three: Federation) -> Iterator[Any]:
+    for fed, level in itertools.product((ten, three), ("global", "local", "both")):
+        yield fed, Fair(ef.methods.FedAvg(), level=level, gap=1.0, local_gap=1.0, exchanges=2)
+
+
+def test_the_neutral_gaps_are_the_method_itself(ten_clients: Federation, in_three: Federation) -> None:
+    for fed, method in neutral(ten_clients, in_three):
+        plain = ef.simulate(ef.methods.FedAvg(), fed, **settings_of(fed))
+        result = ef.simulate(method, fed, **settings_of(fed))
+        x, s = fed.rows.x, fed.rows.s
+        more = {"client": fed.ids[0]} if method.personal else {}
+        if not method.personal:
+            columns = ["round", "split", "scope", "metric", "value"]
+            assert plain.metrics[columns].to_csv() == result.metrics[columns].to_csv()
+        final, task = result.final_states[4], result.final_states[4].task
+        state = tree.take(final.clients, 0) if method.personal else final.clients
+        score = method.predict(task, final.server, state, torch.tensor(x))
+        for u in (torch.zeros(len(x)), torch.ones(len(x)) - 1e-7):
+            assert torch.equal(method.adjust(task, final.server, state, score, torch.tensor(s), u), score)
+        assert np.array_equal(decided_as(plain.predict(x)), decided_as(result.predict(x, s=s, **more)))
+
+
+def decided_as(prediction: np.ndarray) -> np.ndarray:
+    return prediction.argmax(1) if prediction.ndim == 2 else prediction > 0.5
+
+
+@pytest.fixture(scope="module")
+def in_three() -> Federation:
+    """Three classes, two groups, four clients."""
+    rng = np.random.default_rng(13)
+
+    def rows(n: int) -> tuple[np.ndarray, ...]:
+        x, s = rng.normal(size=(n, 3)).astype(np.float32), rng.integers(0, 2, n)
+        x[:, 0] += 0.9 * s
+        return x, np.digitize(x[:, 0] + 0.6 * rng.normal(size=n), [0.0, 0.9]), s
+
+    return Federation.from_arrays([rows(n) for n in (60, 90, 40, 1)], test=rows(200))
+
+
+def settings_of(fed: Federation) -> dict[str, Any]:
+    return SETTINGS if len(fed.classes) == 2 else {**SETTINGS, "model": ef.models.MLP(hidden=())}
+
+
+@every_notion_in_full
+@pytest.mark.parametrize("level", ["global", "local", "both"])
+def test_three_classes_in_a_run(in_three: Federation, notion: str, level: str) -> None:
+    method = Fair(ef.methods.FedAvg(), notion=notion, level=level, gap=0.04, local_gap=0.1, exchanges=6)
+    settings = settings_of(in_three)
+    result = ef.simulate(method, in_three, **settings)
+    plain = ef.simulate(ef.methods.FedAvg(), in_three, **settings)
+    x, y, s = train_rows(in_three)
+    before = np.eye(3)[plain.predict(x).argmax(1)]
+    assert gap_of(notion, before, y, s) > 0.08
+    chance = chances(result, x, s) if level == "global" else own_chances(in_three, result)
+    if level != "local":
+        assert gap_of(notion, chance, y, s) <= 0.04 + 0.008
+        assert result.log.iloc[-1]["training_gap"] <= 0.04 + 1e-8
+        assert result.log.iloc[-1]["feasible"] == 1
+        assert np.isnan(result.log.iloc[-1]["slack"])  # nobody knows the best decisions by actual labels
+    if level != "global":
+        for k in range(3):
+            x, y, s = train_rows(in_three, k)
+            assert gap_of(notion, chances(result, x, s, k), y, s) <= 0.1 + 0.008
+    if notion == "demographic_parity":
+        other = ef.simulate(method, in_three, engine="reference", **settings)
+        np.testing.assert_allclose(result.metrics["value"], other.metrics["value"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_sweep_over_the_gap_is_each_alone(ten_clients: Federation) -> None:
@@ -399,7 +684,9 @@ def test_a_sweep_over_the_gap_is_each_alone(ten_clients: Federation) -> None:
     for gap in (0.0, 0.1, 1.0):
         alone = ef.simulate(Fair(ef.methods.FedAvg(), gap=gap), ten_clients, **SETTINGS)
         np.testing.assert_allclose(
-            swept.final_states[(gap, 4)].server.own["accept"], alone.final_states[4].server.own["accept"], atol=1e-6
+            swept.final_states[(gap, 4)].server.own["rule"]["accept"],
+            alone.final_states[4].server.own["rule"]["accept"],
+            atol=1e-6,
         )
         frame = swept.final()
         assert frame.loc[frame["gap"] == gap, "accuracy"].item() == alone.final()["accuracy"].item()
@@ -441,7 +728,7 @@ def test_pre_summed_replies_are_the_replies_of_all_rows(ten_clients: Federation)
     together = reply(np.concatenate([ten_clients.train[k] for k in range(10)]))
     assert torch.equal(summed["histogram"], together["histogram"])
     fitted = method.fit(server, {**summed, "present": torch.tensor(10.0)}, None)
-    torch.testing.assert_close(fitted.own["accept"], server.own["accept"])
+    torch.testing.assert_close(fitted.own["rule"]["accept"], server.own["rule"]["accept"])
 
 
 def test_names_and_errors(ten_clients: Federation) -> None:

@@ -141,6 +141,7 @@ def test_messages_name_fields_and_bytes(uneven: Federation) -> None:
     assert message == {
         "stage": "round", "phase": "train", "down": "theta", "up": "update, rows", "gather": "sum",
         "bytes_down": 5 * 4, "bytes_up": 5 * 4 + 4, "sizes_down": {"theta": 20}, "sizes_up": {"update": 20, "rows": 4},
+        "times": 1,
     }  # fmt: skip
 
 

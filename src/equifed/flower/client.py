@@ -22,7 +22,7 @@ from equifed import tree
 from equifed.errors import ConfigError, DataError, EquifedError, RowError, unknown_name
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.evaluation import withheld
-from equifed.flower.memory import Memory, exchange_number
+from equifed.flower.memory import Memory
 from equifed.flower.records import (
     ABOUT,
     EVALUATION,
@@ -107,7 +107,7 @@ def app_of(setting: Setting) -> ClientApp:
                 number = int(asked["round"])
                 reply, state = silo.work(phase, {name: down[name] for name in phase.down}, state, number)
                 content[FIELDS] = pack(reply, codecs(job.method))
-                memory.keep(exchange_number(number, stage, position), state, {int(asked["from"]), int(asked["keep"])})
+                memory.keep(int(asked["exchange"]), state, {int(asked["from"]), int(asked["keep"])})
             return content
 
         return work

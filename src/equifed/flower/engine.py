@@ -16,7 +16,7 @@ from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
 from equifed.flower.link import Link, Request
-from equifed.flower.memory import MOST_PHASES, exchange_number
+from equifed.flower.memory import MOST_EXCHANGES, exchange_number
 from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
@@ -58,7 +58,7 @@ class FlowerEngine:
         return State(initial_state(self.job).server, clients=(), last_reply=never)
 
     def exchange(
-        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+        self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
         phase, begins = self.job.phases(stage)[position], stage == "round" and position == 0
         if begins:
@@ -68,7 +68,7 @@ class FlowerEngine:
         sampled = [int(k) for k in cohorts[0][present[0]]]
         if not sampled and not measures:
             return Exchange(state, present, [])
-        number, kind = exchange_number(round, stage, position), f"train.{action(stage, phase)}"
+        number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
         down = self.job.method.sent(tree.take(state.server, 0), phase.down)
         answers = self._ask(state, round, number, measures, kind, sampled, down)
         rejections: list[Rejection] = []
@@ -83,7 +83,8 @@ class FlowerEngine:
                 if not (isinstance(problem, NoAnswer) or (problem is answers[silo] and silo in trained))
             ]
         like = self._like[stage, position]
-        self.messages.setdefault((stage, position), record_message(stage, phase, down, like, 0))
+        message = record_message(stage, phase, down, like, 0, phase.repeat(self.job.task))
+        self.messages.setdefault((stage, position), message)
         replies, refused = self._trained(answers, phase, down, like, sampled)
         rejections += refused
         used = present & np.isin(cohorts, list(replies))
@@ -115,11 +116,11 @@ class FlowerEngine:
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
-        number, model = exchange_number(round, "final", MOST_PHASES - 1), self._model(state)
+        number, model = exchange_number(round, "final", MOST_EXCHANGES - 1), self._model(state)
         counted, problems = self._evaluations(self._ask(state, round, number, evaluate=True))
         # no phase of a method, but a line of the table of messages
         phase = Phase("counts", tuple(model), evaluation.FIELDS, None, None, codecs=self._codecs)  # type: ignore[arg-type]
-        message = record_message("evaluate", phase, model, evaluation.like(self.job.task), 0)
+        message = record_message("evaluate", phase, model, evaluation.like(self.job.task), 0, 1)
         self.messages.setdefault(("evaluate", 0), message)
         self.unmeasured = {silo: str(problem) for silo, problem in problems.items()}
         for silo, why in self.unmeasured.items():
@@ -135,7 +136,7 @@ class FlowerEngine:
 
     def _late(self, state: State) -> dict[str, str]:
         """Silos that missed setup, and why: what it exchanges cannot be made good later."""
-        count = len(self.job.phases("setup"))
+        count = sum(phase.repeat(self.job.task) for phase in self.job.phases("setup"))
         ready = exchange_number(0, "setup", count - 1) if count else 0
         connected = self.link.here
         late = [silo for silo, last in zip(self._ids, state.last_reply[0], strict=True) if last < ready]
@@ -239,6 +240,8 @@ def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
     with torch.no_grad():
         for stage in STAGES:
             for position, phase in enumerate(job.phases(stage)):
+                if not phase.repeat(job.task):
+                    continue
                 found[stage, position], state = silo.work(phase, job.method.sent(server, phase.down), state, 0, 0, 0)
     return found
 

@@ -20,12 +20,13 @@ from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Stage
 from equifed.tree import Tree
 
-MOST_PHASES = 1000
+MOST_EXCHANGES = 1000
+"""Of one stage in one round."""
 
 
-def exchange_number(round: int, stage: Stage, position: int) -> int:
+def exchange_number(round: int, stage: Stage, step: int) -> int:
     """A number for each exchange of a run, larger for later ones; 0 is before all."""
-    return (round * len(STAGES) + STAGES.index(stage)) * MOST_PHASES + position + 1
+    return (round * len(STAGES) + STAGES.index(stage)) * MOST_EXCHANGES + step + 1
 
 
 class Memory:

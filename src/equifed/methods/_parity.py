@@ -105,10 +105,6 @@ class Mixture(NamedTuple):
     value: float
     """<W, M> of the mixture."""
 
-    def bound(self, gap: float) -> float:
-        """What the multipliers add to the Lagrangian bound."""
-        return gap * float(np.maximum(self.prices, 0).sum())
-
 
 def best_mixture(confusion: np.ndarray, part: np.ndarray, weights: np.ndarray, rates: Rates, gap: float) -> Mixture:
     """The shares of rules [N, G, C, C] that mix best. A rule belongs to a part [N] of the decisions, such as one
@@ -119,8 +115,9 @@ def best_mixture(confusion: np.ndarray, part: np.ndarray, weights: np.ndarray, r
     q, g = np.nonzero(rates.compared)
     of_rule, common = rates.of(confusion)[:, q, g].T, np.eye(Q)[q]
     worth = np.einsum("gyj,ngyj->n", weights, confusion)
+    scale = max(float(np.abs(worth).max()), 1e-300)  # the solver's tolerances are absolute
     found = linprog(
-        -np.concatenate([worth, np.zeros(Q)]),
+        -np.concatenate([worth / scale, np.zeros(Q)]),
         A_ub=np.block([[of_rule, -common], [-of_rule, common]]),  # above z + gap, below z
         b_ub=np.repeat([gap, 0.0], len(q)),
         A_eq=np.hstack([np.eye(part.max() + 1)[part].T, np.zeros((part.max() + 1, Q))]),
@@ -134,7 +131,7 @@ def best_mixture(confusion: np.ndarray, part: np.ndarray, weights: np.ndarray, r
     shares = np.clip(found.x[:N], 0, None)
     shares /= np.bincount(part, shares)[part]
     prices = np.zeros((Q, rates.slope.shape[1]))
-    above, below = -found.ineqlin.marginals.reshape(2, -1)
+    above, below = -scale * found.ineqlin.marginals.reshape(2, -1)
     prices[q, g] = above - below
     return Mixture(shares, prices, float(worth @ shares))
 
@@ -184,17 +181,20 @@ def calibrated(counts: np.ndarray, calibration: str) -> np.ndarray:
     return np.stack([rows * (1 - eta), rows * eta], 1)
 
 
-def fit_thresholds(mass: np.ndarray, weights: np.ndarray, rates: Rates, gap: float) -> Thresholds:
+def fit_thresholds(
+    mass: np.ndarray, weights: np.ndarray, rates: Rates, gap: float, moves: np.ndarray | None = None
+) -> Thresholds:
     """The best mixture of thresholds for each group, for the mass by group, label and bin [G, 2, B], in which the
     share of the label 1 must not fall from bin to bin.
 
-    Groups without a rate stay as they are: the gap does not speak of them.
+    moves [G]: the groups whose decisions may change; left out, those that the gap speaks of because they have a rate.
     """
     G, _, B = mass.shape
     rows = mass.sum(1)
+    moves = rates.compared.sum(0) > 0 if moves is None else moves
     cuts: list[tuple[int, int]] = []
     for g in range(G):
-        if not rates.compared[:, g].any():
+        if not moves[g]:
             cuts.append((g, B // 2))
             continue
         filled = np.flatnonzero(rows[g] > 0)
@@ -213,3 +213,165 @@ def fit_thresholds(mass: np.ndarray, weights: np.ndarray, rates: Rates, gap: flo
     accept = np.zeros((G, B + 1))
     np.add.at(accept, (part, cut), best.shares)
     return Thresholds(np.cumsum(accept, 1)[:, :B].clip(0, 1), best.prices, best.value)
+
+
+# -- rules for any number of classes -----------------------------------------------------------------------------------
+
+
+def accuracy_weights(mass: np.ndarray) -> np.ndarray:
+    """W of the accuracy [G, C, C], of the mass by group and label [G, C]."""
+    G, C = mass.shape
+    return np.broadcast_to(np.eye(C) / max(mass.sum(), 1.0), (G, C, C))
+
+
+def constant_rules(groups: int, classes: int) -> np.ndarray:
+    """The weights of the rules that decide everything as one class [C, G, C, C]: they have no gap."""
+    return np.broadcast_to(np.eye(classes)[:, None, None, :], (classes, groups, classes, classes)).copy()
+
+
+def priced(weights: np.ndarray, rates: Rates, prices: np.ndarray) -> np.ndarray:
+    """The weights [G, C, C] whose best rule improves a mixture with these prices most."""
+    return weights - np.einsum("qg,qgyj->gyj", prices, rates.slope)
+
+
+class Search(NamedTuple):
+    """The best mixture of all rules that are known so far, and the rule to ask for next."""
+
+    shares: np.ndarray
+    """Of the known rules, and of the constant ones after them [N + C]."""
+    weights: np.ndarray
+    """[G, C, C]."""
+    prices: np.ndarray
+    value: float
+    allowance: float
+    """What the multipliers add to the value of the best rule with these weights: together a bound on every value."""
+
+
+def search(known: np.ndarray, objective: np.ndarray, notion: str, gap: float) -> Search:
+    """A step of column generation (Dantzig and Wolfe 1960), from the confusion counts of known rules [N, G, C, C].
+
+    The constant rules are among the mixed ones, so there is always a feasible mixture.
+    """
+    C = known.shape[-1]
+    mass = known[0].sum(-1)
+    constant = mass[None, :, :, None] * np.eye(C)[:, None, None, :]
+    rates = rates_of(notion, mass)
+    rules = np.concatenate([known, constant])
+    best = best_mixture(rules, np.zeros(len(rules), dtype=int), objective, rates, gap)
+    allowance = gap * float(np.maximum(best.prices, 0).sum())
+    return Search(best.shares, priced(objective, rates, best.prices), best.prices, best.value, allowance)
+
+
+class RuleMixture(NamedTuple):
+    """Rules for any number of classes, of which each row draws one."""
+
+    weights: np.ndarray
+    """[M, G, C, C]; all 0: the most probable class."""
+    shares: np.ndarray
+    """[M]."""
+
+
+# -- rows in one place -------------------------------------------------------------------------------------------------
+
+
+class BinnedRows:
+    """Rows of two classes that are counted by group, label and bin of the score [G, 2, B]: a client's, or all."""
+
+    def __init__(self, counts: np.ndarray, *, notion: str, calibration: str) -> None:
+        self.counts, self.mass = counts, calibrated(counts, calibration)
+        self.judged = self.mass if calibration == "none" else counts
+        """What gap and accuracy are counted by: the labels, or those that the scores expect."""
+        self.rates = rates_of(notion, self.judged.sum(-1))
+
+    def best(self, weights: np.ndarray, gap: float) -> Thresholds:
+        """The best rule with these weights [G, 2, 2] within the gap. Weights that are all 0 ask for accuracy, and for
+        the decisions as they are where these keep the gap, and of groups that it does not speak of."""
+        own = own_decisions(*self.counts.shape[::2])
+        moves = None
+        if weights.any():
+            moves = self.counts.sum((1, 2)) > 0
+        elif self.rates.gap(confusion_of(own, self.judged)) <= gap + MET:
+            return Thresholds(own, np.zeros(self.rates.compared.shape), 0.0)
+        else:
+            weights = accuracy_weights(self.judged.sum(-1))
+        return fit_thresholds(self.mass, weights, self.rates, gap, moves)
+
+    def confusion(self, rule: Thresholds) -> np.ndarray:
+        """[2, G, 2, 2]: what gap and accuracy are judged by, and the actual labels'."""
+        return np.stack([confusion_of(rule.accept, self.judged), confusion_of(rule.accept, self.counts)])
+
+    def mixed(self, rules: list[Thresholds], shares: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The acceptance [G, B] of rules with these shares."""
+        return (np.tensordot(shares, np.stack([rule.accept for rule in rules]), 1).clip(0, 1),)
+
+
+class ScoredRows:
+    """Rows with a probability of every class and a label [n, C] each, and a group; a negative one: no row."""
+
+    def __init__(
+        self,
+        eta: np.ndarray,
+        label: np.ndarray,
+        s: np.ndarray,
+        *,
+        groups: int,
+        notion: str,
+        calibration: str,
+        steps: int,
+    ) -> None:
+        self.eta, self.label, self.s = eta[s >= 0], label[s >= 0], s[s >= 0]
+        self.judged = self.eta if calibration == "none" else self.label
+        self.groups, self.notion, self.steps = groups, notion, steps
+
+    def best(self, weights: np.ndarray, gap: float) -> RuleMixture:
+        """As in `BinnedRows`, by column generation where the gap bounds anything."""
+        asked = [np.zeros_like(weights), weights]
+        known = [self._counted(self.judged, each) for each in asked]
+        mass = known[0].sum(-1)
+        rates = rates_of(self.notion, mass)
+        at_first = int(weights.any())
+        if rates.gap(known[at_first]) <= gap + MET:
+            return RuleMixture(asked[at_first][None], np.ones(1))
+        objective, bound = weights if at_first else accuracy_weights(mass), np.inf
+        for _ in range(self.steps):
+            found = search(np.stack(known), objective, self.notion, gap)
+            response = self._counted(self.judged, found.weights)
+            bound = min(bound, float((found.weights * response).sum()) + found.allowance)
+            if bound - found.value <= MET * np.abs(objective).max():
+                break
+            asked, known = [*asked, found.weights], [*known, response]
+        shares = search(np.stack(known), objective, self.notion, gap).shares
+        rules = np.concatenate([np.stack(asked), constant_rules(*weights.shape[:2])])
+        return RuleMixture(rules[shares > 0], shares[shares > 0])
+
+    def confusion(self, rule: RuleMixture) -> np.ndarray:
+        return np.stack([self._mean(labels, rule) for labels in (self.judged, self.label)])
+
+    def mixed(self, rules: list[RuleMixture], shares: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The weights [M, G, C, C] and shares [M] of a mixture of mixtures. M is one more than confusion counts have
+        entries: that many rules suffice for any (Caratheodory)."""
+        from scipy.optimize import linprog
+
+        weights = np.concatenate([rule.weights for rule in rules])
+        share = np.concatenate([part * rule.shares for part, rule in zip(shares, rules, strict=True)])
+        most = weights[0].size + 1
+        if len(share) > most:
+            flat = np.stack([self._counted(self.judged, each).ravel() for each in weights], 1)
+            equal = np.vstack([flat / max(flat.max(), 1.0), np.ones(len(share))])
+            found = linprog(np.zeros(len(share)), A_eq=equal, b_eq=equal @ share, method="highs-ds")
+            if not found.success:
+                raise ArithmeticError(f"The rules could not be mixed: {found.message}")
+            weights, share = weights[found.x > 0], found.x[found.x > 0]
+        room = most - len(share)
+        return np.pad(weights, [(0, room), (0, 0), (0, 0), (0, 0)]), np.pad(share / share.sum(), (0, room))
+
+    def _counted(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """M [G, C, C] of the decisions with these weights; all 0: of the most probable classes."""
+        scores = np.einsum("ny,nyj->nj", self.eta, weights[self.s]) if weights.any() else self.eta
+        confusion = np.zeros((self.groups, *weights.shape[1:]))
+        np.add.at(confusion.swapaxes(1, 2), (self.s, scores.argmax(1)), labels)
+        return confusion
+
+    def _mean(self, labels: np.ndarray, rule: RuleMixture) -> np.ndarray:
+        counted = np.stack([self._counted(labels, weights) for weights in rule.weights])
+        return np.tensordot(rule.shares, counted, 1)

@@ -1,41 +1,53 @@
 """Post-processing to a stated gap: the most accurate decisions whose rates differ by at most that much between groups.
 
 LoGoFair: Zhang et al., LoGoFair: Post-Processing for Local and Global Fairness in Federated Learning, AAAI 2025; and
-the post-processing of FedFACT: A Provable Framework for Controllable Group-Fairness Calibration in Federated Learning,
-NeurIPS 2025. For two classes the decisions are thresholds on the score, one for each group, randomised at ties:
+the post-processing of FedFACT: Zhang et al., FedFACT: A Provable Framework for Controllable Group-Fairness Calibration
+in Federated Learning, NeurIPS 2025.
 
-    maximise  accuracy   subject to   |rate_g - rate_h| <= gap   for all groups g, h
+    maximise  accuracy   subject to   |rate_g - rate_h| <= gap         over the rows of all clients   (level "global")
+                                      |rate_gk - rate_hk| <= local_gap  at every client k              (level "local")
 
-All that the server needs for it are the scores' histograms by group and label, summed over the clients.
+Two classes and a global gap: thresholds on the score for each group, randomised at ties, which the server computes from
+the clients' summed histograms of scores by group and label. Two classes and a local gap: every client does so for
+itself. Otherwise, by column generation: the server asks for the best rule with weights W by group, label and decision,
+
+    decision = argmax_j sum_y eta_y W[g, y, j],
+
+every client replies with the confusion counts that its best rule (within its local gap) has on its rows, and the server
+makes the next weights from the multipliers of the best mixture of all rules so far.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed.errors import ConfigError
-from equifed.methods._cells import positive
+from equifed.methods._cells import one_hot, positive
 from equifed.methods._parity import (
     MET,
     NOTIONS,
-    calibrated,
-    confusion_of,
-    fit_thresholds,
+    BinnedRows,
+    ScoredRows,
+    accuracy_weights,
+    constant_rules,
     own_decisions,
     per_lane,
     rates_of,
+    search,
 )
 from equifed.methods._wrapper import Around, PostProcessing, derived
 from equifed.methods.hyper import hyper
-from equifed.protocol import ROWS, Data, Knob, Phase, Record, Task, notions
+from equifed.protocol import ROWS, Data, Knob, Phase, Record, Task, notions, unchanged
+from equifed.tree import Tree
 
-OBSERVED, UNFITTED = ("multiplier", "training_gap", "feasible"), -1.0
-"""The largest multiplier of the rates, the gap on the training rows, and whether the bound is kept; before the fit."""
+OBSERVED, UNFITTED = ("multiplier", "training_gap", "slack", "feasible"), -1.0
+"""The largest multiplier of the rates, the gap on the training rows, how far the accuracy may lie below the best, and
+whether the bound is kept; before the fit."""
 ACROSS = 1e-6
 """How far a score that has to change sides ends beyond the others."""
 
@@ -47,58 +59,95 @@ class Fair(PostProcessing):
 
     suffix: ClassVar[str] = "+fair"
     citation: ClassVar[str] = (
-        "Post-processing to a stated gap: Zhang et al., LoGoFair: Post-Processing for Local and Global Fairness in "
-        "Federated Learning, AAAI 2025."
+        "Post-processing to a stated gap: Zhang, Chen, Han, Zhong and Zheng, LoGoFair: Post-Processing for Local and "
+        "Global Fairness in Federated Learning, AAAI 2025."
     )
     label_kinds: ClassVar[tuple[str, ...]] = derived(
-        lambda self: tuple(kind for kind in self.inner.label_kinds if kind == "binary")
+        lambda self: tuple(kind for kind in self.inner.label_kinds if kind != "regression")
     )
-    predicts_with: ClassVar[tuple[str, ...]] = derived(lambda self: (*self.inner.predicts_with, "accept"))
+    personal: ClassVar[bool] = derived(lambda self: self.level != "global" or self.inner.personal)
+    predicts_with: ClassVar[tuple[str, ...]] = derived(
+        lambda self: (*self.inner.predicts_with, *(("rule",) if self.level == "global" else ()))
+    )
     knob: ClassVar[Knob | None] = Knob(
         "gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0
     )
 
     notion: str = hyper("demographic_parity", choices=NOTIONS)
     """The rates that are compared: of positive decisions among all rows, among those with a positive label, or among
-    those of each label."""
+    those of each label. With more than two classes: of every decision, of the right one within every label, or of every
+    decision within every label."""
+    level: str = hyper("global", choices=("global", "local", "both"))
+    """Where the gap is bounded: over the rows of all clients together, at every client, or both."""
     gap: float = hyper(0.01, low=0, high=1)
-    """The largest difference between two groups, over the training rows of all clients. Where the method inside keeps
+    """The largest difference between two groups over the training rows of all clients. Where the method inside keeps
     it, its decisions stay as they are; so 1 leaves the method as it is."""
+    local_gap: float = hyper(0.01, low=0, high=1)
+    """The largest difference between two groups over the training rows of each client."""
     calibration: str = hyper("isotonic", choices=("isotonic", "none"))
     """How scores become probabilities: "isotonic", by the labels of the training rows, separately for each group, so
-    that gap and accuracy are those of these labels; "none": scores are probabilities as they are."""
+    that gap and accuracy are those of these labels; "none": scores are probabilities as they are. With more than two
+    classes, scores are taken as they are, and "isotonic" means that gap and accuracy are counted by the labels."""
     bins: int = hyper(1000, low=2)
     """Bins of the scores' histograms, an even number."""
+    exchanges: int = hyper(30, low=2, high=900)
+    """Steps of the search that is needed for both gaps together and for more than two classes."""
 
     def check(self, task: Task) -> None:
         super().check(task)
         if self.bins % 2:
             raise ConfigError("must be even, so that one half lies between two bins.", key="bins", value=self.bins)
 
-    # -- fitting -------------------------------------------------------------------------------------------------------
+    # -- exchanges -----------------------------------------------------------------------------------------------------
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        limits = {"histogram": (0, ROWS)}
         down = self.inner.predicts_with
-        return (*super().final, Phase("fit", down, ("histogram",), self.count, self.fit, gather="sum", limits=limits))
+        limits = {"histogram": (0.0, ROWS), "confusion": (0.0, ROWS)}
+        once = Phase("fit", down, ("histogram",), self.count, self.fit, "sum", limits=limits, repeat=self.at_once)
+        alone = Phase("fit", down, (), self.fit_client, unchanged, "sum")
+        ask = Phase(
+            "ask", (*down, "asked"), ("confusion",), self.reply, self.step, "sum", limits=limits, repeat=self.steps
+        )
+        keep = Phase("keep", (*down, "rule"), (), self.keep, unchanged, "sum")
+        return (*super().final, *{"global": (once, ask), "local": (alone,), "both": (ask, keep)}[self.level])
+
+    def at_once(self, task: Task) -> int:
+        return int(task.num_classes == 2)
+
+    def steps(self, task: Task) -> int:
+        return 0 if self.level == "global" and self.at_once(task) else self.exchanges
 
     def own_server(self, task: Task, like: Tensor) -> Record:
-        own = torch.from_numpy(own_decisions(task.num_groups, self.bins)).to(like.device)
-        return {"accept": own, "observed": {name: own.new_tensor(UNFITTED) for name in OBSERVED}}
+        if self.level == "local":
+            return {}
+        zero = torch.zeros((), dtype=torch.float64, device=like.device)
+        observed = dict.fromkeys(OBSERVED, zero + UNFITTED)
+        if not self.steps(task):
+            return {"rule": self.as_it_is(task, like), "observed": observed}
+        G, C = task.num_groups, task.num_classes
+        weights = torch.cat([zero.new_zeros(self.exchanges, G, C, C), torch.from_numpy(constant_rules(G, C)).to(zero)])
+        search = {
+            "known": zero.new_zeros(self.exchanges, 2, G, C, C),
+            "asks": zero,
+            "bound": zero + 1,
+            "allowance": zero,
+        }
+        rule = {"weights": weights, "shares": _first(weights)}
+        return {"rule": rule, "asked": weights[0], "search": search, "observed": observed}
 
-    def count(self, down: Record, state: Around, data: Data) -> tuple[Record, Around]:
-        """The rows by group, label and bin of the score [G, 2, B]."""
-        score_bin = self.binned(data.task, self.inside(down, state, data))
-        known = data.s >= 0
-        cell = (2 * torch.where(known, data.s, 0) + data.y) * self.bins + score_bin
-        weight = (data.mask * known).to(torch.float64)
-        histogram = weight.new_zeros(data.task.num_groups * 2 * self.bins).index_add(0, cell, weight)
-        return {"histogram": histogram.reshape(-1, 2, self.bins)}, state
+    def own_client(self, task: Task, like: Tensor) -> Record:
+        return {} if self.level == "global" else {"rule": self.as_it_is(task, like)}
 
-    def inside(self, down: Record, state: Around, data: Data) -> Tensor:
-        """What the method inside predicts."""
-        return self.inner.predict(data.task, self.inner.received(down), state.inner, data.x)
+    def as_it_is(self, task: Task, like: Tensor) -> Tree:
+        """The rule that changes nothing."""
+        G, C = task.num_groups, task.num_classes
+        if C == 2:
+            return {"accept": torch.from_numpy(own_decisions(G, self.bins)).to(like.device)}
+        weights = torch.zeros(G * C * C + 1, G, C, C, dtype=torch.float64, device=like.device)
+        return {"weights": weights, "shares": _first(weights)}
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
 
     def binned(self, task: Task, prediction: Tensor) -> Tensor:
         """The bin of each row's score [n], in the upper half exactly where the method inside decides 1."""
@@ -106,36 +155,169 @@ class Fair(PostProcessing):
         half = self.bins // 2
         return torch.where(task.decide(prediction) > 0, at.clamp(half, self.bins - 1), at.clamp(0, half - 1))
 
+    def rows(self, down: Record, state: Around, data: Data) -> tuple[Tensor, ...]:
+        """What `held` needs of the client's rows. Two classes: how many there are by group, label and bin of the score
+        [G, 2, B]. More: probabilities and labels [n, C], and groups. Rows of unknown groups do not count."""
+        task, counts = data.task, (data.mask > 0) & (data.s >= 0)
+        prediction = self.inner.predict(task, self.inner.received(down), state.inner, data.x)
+        if task.num_classes == 2:
+            cell = (2 * torch.where(counts, data.s, 0) + data.y) * self.bins + self.binned(task, prediction)
+            weight = counts.to(torch.float64)
+            cells = weight.new_zeros(task.num_groups * 2 * self.bins).index_add(0, cell, weight)
+            return (cells.reshape(-1, 2, self.bins),)
+        eta = prediction.to(torch.float64)
+        label = one_hot(data.y, task.num_classes, eta)
+        return eta / eta.sum(1, keepdim=True), label, torch.where(counts, data.s, -1)
+
+    def held(self, groups: int, *rows: np.ndarray) -> Any:
+        """Those rows, ready to be decided."""
+        if len(rows) == 1:
+            return BinnedRows(*rows, notion=self.notion, calibration=self.calibration)
+        return ScoredRows(*rows, groups=groups, notion=self.notion, calibration=self.calibration, steps=self.exchanges)
+
+    # -- two classes and a global gap ----------------------------------------------------------------------------------
+
+    def count(self, down: Record, state: Around, data: Data) -> tuple[Record, Around]:
+        (histogram,) = self.rows(down, state, data)
+        return {"histogram": histogram}, state
+
     def fit(self, server: Around, replies: Record, validation: Data | None) -> Around:
-        gap = torch.as_tensor(self.gap, dtype=torch.float64, device=replies["histogram"].device)
-        accept, *observed = per_lane(self.solve, replies["histogram"], gap)
-        return server._replace(own={"accept": accept, "observed": dict(zip(OBSERVED, observed, strict=True))})
+        accept, *observed = per_lane(self.solve, replies["histogram"], _like(self.gap, replies["histogram"]))
+        own = {"rule": {"accept": accept}, "observed": dict(zip(OBSERVED, observed, strict=True))}
+        return server._replace(own=own)
 
     def solve(self, counts: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The acceptance by group and bin [G, B] from the histogram [G, 2, B], and what is worth a log."""
-        accept, multiplier = own_decisions(len(counts), self.bins), 0.0
-        mass = calibrated(counts, self.calibration)
-        # the decisions of the method inside are judged by the labels themselves, where these are what counts
-        judged = mass if self.calibration == "none" else counts
-        rates = rates_of(self.notion, judged.sum(-1))
-        if rates.gap(confusion_of(accept, judged)) > gap + MET:
-            weights = np.broadcast_to(np.eye(2) / mass.sum(), (len(counts), 2, 2))
-            accept, prices, _ = fit_thresholds(mass, weights, rates, float(gap))
-            multiplier = np.abs(prices).max()
-        achieved = rates_of(self.notion, counts.sum(-1)).gap(confusion_of(accept, counts))
-        promised = rates.gap(confusion_of(accept, judged))
-        return accept, np.array(multiplier), np.array(achieved), np.array(float(promised <= gap + MET))
+        """The acceptance by group and bin [G, B] from the histogram [G, 2, B], and what is observed."""
+        held = self.held(len(counts), counts)
+        found = held.best(np.zeros((len(counts), 2, 2)), float(gap))
+        return found.accept, *self.observed(held.confusion(found), found.prices, 0.0, gap)
+
+    def observed(
+        self, confusion: np.ndarray, prices: np.ndarray, slack: float, gap: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """The values of `OBSERVED`, of confusion counts as they are judged and as they are [2, G, C, C]."""
+        judged, actual = (rates_of(self.notion, each.sum(-1)).gap(each) for each in confusion)
+        values = (np.abs(prices).max(), actual, slack, judged <= gap + 10 * MET)
+        return tuple(np.array(value, dtype=np.float64) for value in values)
+
+    # -- the search ----------------------------------------------------------------------------------------------------
+
+    @property
+    def own_gap(self) -> float | Tensor:
+        """What a client's own gap is bounded by."""
+        return 1.0 if self.level == "global" else self.local_gap
+
+    def reply(self, down: Record, state: Around, data: Data) -> tuple[Record, Around]:
+        """The confusion counts [2, G, C, C] of the client's best rule with the weights that are asked for."""
+
+        def best(asked: np.ndarray, gap: np.ndarray, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
+            held = self.held(len(asked), *rows)
+            return (held.confusion(held.best(asked, float(gap))),)
+
+        asked = down["asked"]
+        (confusion,) = per_lane(best, asked, _like(self.own_gap, asked), *self.rows(down, state, data))
+        return {"confusion": confusion.clamp(torch.zeros_like(data.n), data.n)}, state
+
+    def step(self, server: Around, replies: Record, validation: Data | None) -> Around:
+        own, confusion = server.own, replies["confusion"]
+        gap = _like(self.gap, confusion)
+        weights, shares, asked, known, asks, bound, allowance, *observed = per_lane(
+            self.stepped, confusion, gap, own["rule"]["weights"], *(own["search"][name] for name in SEARCH)
+        )
+        search = dict(zip(SEARCH, (known, asks, bound, allowance), strict=True))
+        seen = dict(zip(OBSERVED, observed, strict=True))
+        rule = {"weights": weights, "shares": shares}
+        return server._replace(own={"rule": rule, "asked": asked, "search": search, "observed": seen})
+
+    def stepped(
+        self,
+        confusion: np.ndarray,
+        gap: np.ndarray,
+        weights: np.ndarray,
+        known: np.ndarray,
+        asks: np.ndarray,
+        bound: np.ndarray,
+        allowance: np.ndarray,
+    ) -> tuple[np.ndarray, ...]:
+        """The rules so far, with what the clients answered for the one that was asked for: the first asks for decisions
+        as they are, and the best mixture of all of them names the next."""
+        t, T = int(asks), self.exchanges
+        known, weights, shares = known.copy(), weights.copy(), np.zeros(len(weights))
+        known[t] = confusion
+        judged = known[: t + 1, 0]
+        mass = judged[0].sum(-1)
+        found = search(judged, accuracy_weights(mass), self.notion, float(gap))
+        if weights[t].any():
+            bound = np.minimum(bound, (weights[t] * judged[t]).sum() + allowance)
+        prices, slack = found.prices, max(float(bound) - found.value, 0.0)
+        if rates_of(self.notion, mass).gap(judged[0]) <= gap + MET:
+            shares[0], prices, slack = 1.0, np.zeros_like(prices), 0.0
+        else:
+            shares[: t + 1], shares[T:] = found.shares[: t + 1], found.shares[t + 1 :]
+        if slack > MET and t + 1 < T:  # else it is done, and asks for what costs nothing
+            weights[t + 1] = found.weights
+        mean = np.tensordot(shares[: t + 1], known[: t + 1], 1) + _constant(known[0], shares[T:])
+        if mass.shape[1] > 2 and self.calibration != "none":
+            slack = UNFITTED  # the best rule by the scores need not be the best by the labels
+        state = known, asks + 1, bound, np.array(found.allowance)
+        return weights, shares, weights[min(t + 1, T - 1)], *state, *self.observed(mean, prices, slack, gap)
+
+    # -- rules that clients keep ---------------------------------------------------------------------------------------
+
+    def fit_client(self, down: Record, state: Around, data: Data) -> tuple[Record, Around]:
+        """The client's best rule within its own gap."""
+        G, C = data.task.num_groups, data.task.num_classes
+        only = torch.zeros(1, G, C, C, dtype=torch.float64, device=data.mask.device)
+        return self.keep(down | {"rule": {"weights": only, "shares": _first(only)}}, state, data)
+
+    def keep(self, down: Record, state: Around, data: Data) -> tuple[Record, Around]:
+        """The mixture of the client's best rules with these weights."""
+
+        def mixed(weights: np.ndarray, shares: np.ndarray, gap: np.ndarray, *rows: np.ndarray) -> Any:
+            held, used = self.held(weights.shape[1], *rows), shares > 0
+            return held.mixed([held.best(asked, float(gap)) for asked in weights[used]], shares[used])
+
+        rule, rows = down["rule"], self.rows(down, state, data)
+        made = per_lane(mixed, rule["weights"], rule["shares"], _like(self.own_gap, rule["shares"]), *rows)
+        names = ("accept",) if len(made) == 1 else ("weights", "shares")
+        return {}, state._replace(own={"rule": dict(zip(names, made, strict=True))})
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def adjust(self, task: Task, server: Around, client: Around, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
-        own = task.decide(prediction)
-        accept = server.own["accept"][s.clamp_min(0), self.binned(task, prediction)]
-        return decided(prediction, own, torch.where(s < 0, own, (u < accept).long()))
+        rule = (server if self.level == "global" else client).own["rule"]
+        own, group = task.decide(prediction), s.clamp_min(0)
+        if task.num_classes == 2:
+            decision = (u < rule["accept"][group, self.binned(task, prediction)]).long()
+        else:
+            drawn = (u[:, None] >= rule["shares"].cumsum(0)).sum(1).clamp(max=len(rule["shares"]) - 1)
+            weights = rule["weights"][drawn, group]  # [n, C, C]
+            score = torch.einsum("ny,nyj->nj", prediction.to(torch.float64), weights)
+            decision = torch.where(weights.flatten(1).any(1), score.argmax(1), own)
+        return decided(prediction, own, torch.where(s < 0, own, decision))
 
     def observe(self, server: Around) -> dict[str, Tensor]:
-        seen = server.own["observed"]
+        seen = server.own.get("observed", {})
         return super().observe(server) | {name: torch.where(v == UNFITTED, torch.nan, v) for name, v in seen.items()}
+
+
+SEARCH = ("known", "asks", "bound", "allowance")
+"""What the search remembers: the confusion counts of the rules that were asked for, how many these are, the lowest
+bound on accuracy so far, and what the multipliers will add to the next."""
+
+
+def _like(value: float | Tensor, other: Tensor) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64, device=other.device)
+
+
+def _first(rules: Tensor) -> Tensor:
+    """Shares that are all the first one's."""
+    return one_hot(torch.zeros((), device=rules.device), len(rules), rules)
+
+
+def _constant(known: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The confusion counts [2, G, C, C] of constant rules with these shares, from those of another rule."""
+    return known.sum(-1)[..., None] * shares
 
 
 def decided(prediction: Tensor, own: Tensor, decision: Tensor) -> Tensor:

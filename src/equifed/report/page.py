@@ -248,7 +248,7 @@ def _messages(result: Result) -> dict[str, Any]:
     phases = [
         {
             **row,
-            "stage": _STAGES.get(row["stage"], row["stage"]),
+            "stage": _STAGES.get(row["stage"], row["stage"]).replace("once", _times(row["times"])),
             "down": list(row["sizes_down"].items()),
             "up": list(row["sizes_up"].items()),
             "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
@@ -259,6 +259,10 @@ def _messages(result: Result) -> dict[str, Any]:
     ]
     method = str(result.info["method"])
     return {"method": method, "pooled": is_pooled(method), "phases": phases}
+
+
+def _times(number: int) -> str:
+    return f"{number} times" if number > 1 else "once"
 
 
 # -- provenance --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from equifed.federation import Federation
     from equifed.simulator import Job, Message, Rejection, RoundLog, State, Step
 
-MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up"]
+MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up", "times"]
 REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 

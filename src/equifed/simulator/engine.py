@@ -68,6 +68,8 @@ class Message(NamedTuple):
     sizes_down: dict[str, int]
     """Bytes by field."""
     sizes_up: dict[str, int]
+    times: int = 1
+    """How often, in a stage."""
 
 
 class Engine(Protocol):
@@ -81,8 +83,11 @@ class Engine(Protocol):
     def start(self) -> State: ...
 
     def exchange(
-        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange: ...
+        self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> Exchange:
+        """One exchange of all runs: phase `position` of the stage. `step` counts the stage's exchanges, in which a
+        phase may come several times."""
+        ...
 
 
 class LocalEngine:
@@ -136,12 +141,12 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
         )
 
 
-def record_message(stage: str, phase: Phase, down: Record, reply: Record, leading: int) -> Message:
-    """Sizes of one client's messages, from values with so many leading axes for clients."""
+def record_message(stage: str, phase: Phase, down: Record, reply: Record, leading: int, times: int) -> Message:
+    """Sizes of one client's messages, which come so many times, from values with so many leading axes for clients."""
     sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
     sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
     totals = sum(sizes_down.values()), sum(sizes_up.values())
-    return Message(stage, phase.name, phase.down, phase.up, phase.gather, *totals, sizes_down, sizes_up)
+    return Message(stage, phase.name, phase.down, phase.up, phase.gather, *totals, sizes_down, sizes_up, times)
 
 
 def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:

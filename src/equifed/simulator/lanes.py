@@ -36,7 +36,7 @@ class LanesEngine(LocalEngine):
         self._settings = len({tuple(run.hyper.values()) for run in job.runs})
 
     def exchange(
-        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+        self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
         phase = self.job.phases(stage)[position]
         if not present.any():
@@ -61,7 +61,8 @@ class LanesEngine(LocalEngine):
                 "random numbers or branch on a tensor's value. engine='reference' goes client by client, to find where."
             ) from error
         check_reply(self.job.method, phase, reply)
-        self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, runs.ndim))
+        message = record_message(stage, phase, down, reply, runs.ndim, phase.repeat(self.job.task))
+        self.messages.setdefault((stage, position), message)
 
         fine = _finite_lanes((reply, new), runs.shape, self.job.device)
         arrived = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)

@@ -148,8 +148,9 @@ def _stage(
     one of its phases could not finish has no effect. The last value is the share of clipped replies [R], over the
     phases that send updates."""
     before, clipped, replied = state, [], []
-    for position in range(len(job.phases(stage))):
-        exchange = engine.exchange(state, stage, position, number, cohorts, present)
+    positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
+    for step, position in enumerate(positions):
+        exchange = engine.exchange(state, stage, position, step, number, cohorts, present)
         state, present = exchange.state, exchange.present
         rejections += [(number, rejection) for rejection in exchange.rejections]
         if exchange.obstacle is not None:

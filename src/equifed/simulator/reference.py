@@ -20,7 +20,7 @@ from equifed.tree import Tree
 
 class Reference(LocalEngine):
     def exchange(
-        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+        self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
         present, rejections, servers = present.copy(), [], []
         clipped = np.zeros(len(self.job.runs))
@@ -35,7 +35,9 @@ class Reference(LocalEngine):
                 own = tree.map(lambda leaf, r=r, client=client: leaf[r, client], state.clients)
                 reply, new = self.work(phase, down, own, r, int(client), round)
                 check_reply(self.job.method, phase, reply)
-                self.messages.setdefault((stage, position), record_message(stage, phase, down, reply, 0))
+                self.messages.setdefault(
+                    (stage, position), record_message(stage, phase, down, reply, 0, phase.repeat(self.job.task))
+                )
                 if not finite((reply, new)):
                     present[r, slot] = False
                     name = run.federation.ids[client]
