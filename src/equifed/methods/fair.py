@@ -48,6 +48,7 @@ from equifed.tree import Tree
 OBSERVED, UNFITTED = ("multiplier", "training_gap", "slack", "feasible"), -1.0
 """The largest multiplier of the rates, the gap on the training rows, how far the accuracy may lie below the best, and
 whether the bound is kept; before the fit."""
+KNOB = Knob("gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0)
 ACROSS = 1e-6
 """How far a score that has to change sides ends beyond the others."""
 
@@ -69,9 +70,7 @@ class Fair(PostProcessing):
     predicts_with: ClassVar[tuple[str, ...]] = derived(
         lambda self: (*self.inner.predicts_with, *(("rule",) if self.level == "global" else ()))
     )
-    knob: ClassVar[Knob | None] = Knob(
-        "gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0
-    )
+    knob: ClassVar[Knob | None] = derived(lambda self: None if self.level == "local" else KNOB)
 
     notion: str = hyper("demographic_parity", choices=NOTIONS)
     """The rates that are compared: of positive decisions among all rows, among those with a positive label, or among
