@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.federation import RowSets
-from equifed.metrics.calibration import BINS, EDGES
+from equifed.metrics.calibration import BINS
 from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
 from equifed.protocol import adjusted
@@ -185,10 +185,10 @@ def _calibration(prediction: Tensor, y: Tensor, group: Tensor, shape: tuple[int,
     else:
         score, decided = prediction.max(-1)
         true = (decided == y).long()
-    score = score.double()
-    cell = group * BINS + torch.bucketize(score, torch.from_numpy(EDGES))
+    # (low, high], exact because BINS is a power of two; what is no number makes the sum none
+    cell = group * BINS + (score * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
     rows = _sums((*shape, BINS, 2), cell * 2 + true)
-    return torch.stack([rows.sum(-1), rows[..., 1], _sums((*shape, BINS), cell, score)], -1).numpy()
+    return torch.stack([rows.sum(-1), rows[..., 1], _sums((*shape, BINS), cell, score.double())], -1).numpy()
 
 
 def _sums(shape: tuple[int, ...], cell: Tensor, values: Tensor | None = None) -> Tensor:
