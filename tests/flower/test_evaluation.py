@@ -17,6 +17,7 @@ from equifed.flower.client import app_of
 from equifed.flower.evaluation import _disclose, read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
 from equifed.metrics.calibration import BINS, EDGES, histograms
+from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Task
@@ -128,6 +129,39 @@ def test_the_servers_sums_are_of_what_is_shown() -> None:
     assert scores["test"].predicted[0].tolist() == [[19 + 40, 230 + 40], [62 + 31, 71 + 41]]
     assert np.isnan(scores["clients"].counts[0, 0]).all()
     assert np.isnan(scores["clients"].counts[2]).all()
+
+
+class Three:
+    label_kind, groups, ids, client_groups, client_test = "binary", ("a", "b", "c"), ("north", "south"), None, True
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_nothing_is_said_of_groups_one_of_which_is_withheld(hidden: bool) -> None:
+    """Not the gap of the others, nor the worst of them; nor the worst of the clients that show theirs. A group without
+    rows, where nothing is withheld, is left out."""
+    few = [[[4, 3], [2, 1]] if hidden else [[0, 0], [0, 0]]] * 2
+    tables = [
+        [[[40, 20], [10, 30]], few[0], [[50, 20], [20, 40]]],
+        [[[30, 20], [20, 30]], few[1], [[40, 20], [20, 50]]],
+    ]
+    sent = [RecordDict({EVALUATION: withheld(scored(each), 10 if hidden else 0)}) for each in tables]
+    scores = together([read(content, binary(3), 400) for content in sent], binary(3))
+    frame = metrics_frame([(1, 0, scores)], Three(), [{"method": "fedavg", "seed": 0}])
+    values = frame[frame["scope"] == "global"].set_index("metric")["value"]
+    between = ["worst_group_accuracy", "accuracy_difference", "equal_opportunity_difference", "discrimination_index"]
+    between += ["demographic_parity_difference", "demographic_parity_ratio", "equalized_odds_difference"]
+    between += ["client_accuracy.worst", "client_accuracy.mean", "client_demographic_parity_difference.worst"]
+    between += ["client_equality.worst10"]
+    assert values[between].isna().all() if hidden else values[between].notna().all()
+    assert np.isnan(scores["test"].counts[0, 1]).all() == hidden
+    known = np.array(tables).sum(0)[[0, 2]]
+    assert values["accuracy"] == pytest.approx(np.trace(known.sum(0)) / known.sum())
+    assert values["rows"] == known.sum()
+    clients = frame[frame["scope"] == "client:north"].set_index("metric")["value"]
+    assert np.isnan(clients["equal_opportunity_difference"]) == hidden
+    if not hidden:
+        accuracy = np.trace(known, axis1=1, axis2=2) / known.sum((1, 2))
+        assert values["worst_group_accuracy"] == pytest.approx(accuracy.min())
 
 
 @pytest.mark.parametrize(

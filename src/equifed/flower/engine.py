@@ -310,7 +310,8 @@ class FlowerEvaluator:
             for client, counts, predicted in withheld_by(counted, fed.ids)
         }
         test = together(counted, self.job.task)["test"]
-        self.disclosed = dict(zip(fed.groups, test.counts[0].sum((-2, -1)).astype(int).tolist(), strict=True))
+        shown = np.nan_to_num(test.counts[0]).sum((-2, -1))
+        self.disclosed = dict(zip(fed.groups, shown.astype(int).tolist(), strict=True))
         self.unknown = int(test.unknown.sum())
         total = sum(member.test_rows for member in self.engine.link.members.values())
         if self.unknown:

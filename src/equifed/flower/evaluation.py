@@ -164,8 +164,8 @@ def like(task: Task) -> Record:
 
 
 def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
-    """The scores of all clients, and the test set that they are together, from the counts that are shown. None: a
-    client whose counts are not here."""
+    """The scores of all clients, and the test set that they are together, from the counts that are shown: NaN for a
+    group of which nobody shows any. None: a client whose counts are not here."""
     nothing = Scored(*(np.full((1, *like(task)[name].shape), np.nan) for name in FIELDS))
     every = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
     whole = Scored(*(np.nansum(part, 0, keepdims=True) for part in every))
@@ -176,6 +176,9 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
         mean = np.where(number > 0, total / np.maximum(number, 1), np.nan)
     # a distance between distributions cannot be put together from the clients' own distances
     whole = whole._replace(ks=np.full(1, np.nan), mean=mean[None])
+    for name in ("counts", "loss", "predicted", "calibration"):
+        hidden = np.isnan(getattr(every, name)).all(0)
+        whole = whole._replace(**{name: np.where(hidden, np.nan, getattr(whole, name))})
     own = {name: getattr(every, name)[..., :0, :] for name in ("calibration", "unknown_calibration")}
     return {"test": whole, "clients": every._replace(**own)}
 

@@ -61,7 +61,7 @@ def calibration_gap(histogram: np.ndarray) -> np.ndarray:
 
     The distance of two curves is the mean over bins of how far apart the two groups are in `rate of the label - mean
     score`. A bin weighs n m / (n + m) with the two groups' rows n and m, the precision of such a difference: bins that
-    few rows of either group fall into count for little. nan where no two groups share a bin.
+    few rows of either group fall into count for little. nan where no two groups share a bin, or a group is withheld.
     """
     rows, true, scores = np.moveaxis(histogram, -1, 0)
     excess = np.where(rows > 0, divide(true - scores, rows), 0.0)
@@ -71,12 +71,18 @@ def calibration_gap(histogram: np.ndarray) -> np.ndarray:
     distance = divide((weight * apart).sum(-1), weight.sum(-1))
     same = np.eye(distance.shape[-1], dtype=bool)
     found = np.where(same | np.isnan(distance), -np.inf, distance).max((-2, -1), initial=-np.inf)
-    return np.where(np.isneginf(found), np.nan, found)
+    return np.where(np.isneginf(found) | _withheld(histogram), np.nan, found)
 
 
 def error_difference(histogram: np.ndarray) -> np.ndarray:
-    """Largest gap between groups in ECE [..., G, BINS, 3] -> [...]."""
-    return difference(calibration_error(histogram))
+    """Largest gap between groups in ECE [..., G, BINS, 3] -> [...]; nan where a group is withheld."""
+    return np.where(_withheld(histogram), np.nan, difference(calibration_error(histogram)))
+
+
+def _withheld(histogram: np.ndarray) -> np.ndarray:
+    """Whether some group's histogram is [..., G, BINS, 3] -> [...]."""
+    hidden: np.ndarray = np.isnan(histogram).any((-3, -2, -1))
+    return hidden
 
 
 def error_by_chance(histogram: np.ndarray) -> np.ndarray:

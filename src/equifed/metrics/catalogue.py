@@ -56,8 +56,11 @@ class Population(Protocol):
 class Evaluation:
     """Counts and sums with any leading axes, and the rates that follow: each computed when a metric first needs it."""
 
-    def __init__(self, scored: Scored, client_groups: np.ndarray | None = None) -> None:
-        """client_groups: the known group of each client [K], where the last of the leading axes is the clients."""
+    def __init__(self, scored: Scored, client_groups: np.ndarray | None = None, *, disclosed: bool = False) -> None:
+        """Counts are nan where they are withheld. client_groups: the known group of each client [K], where the last of
+        the leading axes is the clients. disclosed: what is said of all rows is said of those that are disclosed, not
+        withheld with them."""
+        self._add = np.nansum if disclosed else np.sum
         self.counts, self.loss, self.ks, self.mean, self.predicted, self.calibration, *unknown = scored
         self.unknown, self.unknown_loss, self.unknown_calibration = unknown
         self.client_groups = client_groups
@@ -69,8 +72,22 @@ class Evaluation:
             overall = describe(name).overall
             if overall is None:
                 raise ConfigError(f"The metric {name} is not defined over all rows.", value=name)
-            self._values[name] = overall(self)
+            values = overall(self)
+            if "groups" in describe(name).needs:  # of groups one of which is withheld nothing can be said
+                values = np.where(self.withheld(name), np.nan, values)
+            self._values[name] = values
         return self._values[name]
+
+    def withheld(self, name: str) -> np.ndarray:
+        """Whether counts that the metric rests on are withheld for some group [...]."""
+        part, axes = (self.counts, (-3, -2, -1)) if "labels" in describe(name).needs else (self.predicted, (-2, -1))
+        hidden: np.ndarray = np.isnan(part).any(axes)
+        return hidden
+
+    def over_groups(self, values: np.ndarray, axis: int = -1) -> np.ndarray:
+        """Sums over the axis of groups."""
+        total: np.ndarray = self._add(values, axis)
+        return total
 
     @cached_property
     def chosen(self) -> np.ndarray:
@@ -88,13 +105,13 @@ class Evaluation:
     @cached_property
     def everyone(self) -> np.ndarray:
         """All rows by label and prediction [..., C, C], those of unknown group too."""
-        rows: np.ndarray = self.counts.sum(-3) + self.unknown
+        rows: np.ndarray = self.over_groups(self.counts, -3) + self.unknown
         return rows
 
     @cached_property
     def everyone_chosen(self) -> np.ndarray:
         """The same as if all labels were 0, also where labels are withheld."""
-        rows = self.chosen.sum(-3)
+        rows = self.over_groups(self.chosen, -3)
         rows[..., 0, :] += self.unknown.sum(-2)
         return rows
 
@@ -251,7 +268,7 @@ _ENTRIES = (
            overall=lambda e: np.sqrt(e["loss"])),
     Metric("loss", "Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE, clients="each",
            by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
-           overall=lambda e: divide(e.loss.sum((-2, -1)) + e.unknown_loss.sum(-1), e.everyone.sum((-2, -1)))),
+           overall=lambda e: divide(e.over_groups(e.loss.sum(-1)) + e.unknown_loss.sum(-1), e.everyone.sum((-2, -1)))),
     _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive; 0 is fair.",
          short="DP diff.", needs=("groups",), shown="headline", clients="range", compares=("selection_rate",)),
     _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive; 1 is fair.",
@@ -297,7 +314,7 @@ _ENTRIES = (
     Metric("expected_calibration_error", "How far scores are from how often they come true, on average over the rows; "
            "0 is calibrated.", short="ECE", better="lower",
            by_group=lambda e: calibration_error(e.calibration),
-           overall=lambda e: calibration_error(e.calibration.sum(-3) + e.unknown_calibration)),
+           overall=lambda e: calibration_error(e.over_groups(e.calibration, -3) + e.unknown_calibration)),
     Metric("calibration_difference", "Largest gap between groups in expected calibration error; 0 is fair.",
            short="ECE diff.", better="zero", needs=BETWEEN_GROUPS, overall=lambda e: error_difference(e.calibration)),
     Metric("calibration_gap", "Largest distance between two groups' reliability curves: how far apart the groups are "

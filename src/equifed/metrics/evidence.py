@@ -304,11 +304,13 @@ def _facts(metric: str | Metric) -> Metric:
 
 
 def _evaluation(counts: np.ndarray) -> Evaluation:
-    """Of counts, or shares of rows, alone: what else an evaluation has is unknown."""
-    lead, groups = counts.shape[:-3], counts.shape[-3]
-    unknown = {"loss": counts.shape[:-1], "ks": lead, "mean": (*lead, groups), "calibration": (*lead, groups, BINS, 3)}
-    nothing = {name: np.broadcast_to(np.nan, shape) for name, shape in unknown.items()}
-    return Evaluation(Scored(counts=counts, predicted=counts.sum(-2), **nothing))
+    """Of counts, or shares of rows, of known groups alone: what else an evaluation has is not known."""
+    lead, (groups, classes) = counts.shape[:-3], counts.shape[-3:-1]
+    shapes = {"loss": (groups, classes), "ks": (), "mean": (groups,), "calibration": (groups, BINS, 3)}
+    shapes |= {"unknown_loss": (classes,), "unknown_calibration": (BINS, 3)}
+    nothing = {name: np.broadcast_to(np.nan, (*lead, *shape)) for name, shape in shapes.items()}
+    unknown = np.broadcast_to(0.0, (*lead, classes, classes))
+    return Evaluation(Scored(counts=counts, predicted=counts.sum(-2), unknown=unknown, **nothing))
 
 
 def _of(facts: Metric, evaluation: Evaluation) -> np.ndarray:

@@ -47,7 +47,7 @@ def overall(scores: Sequence[Mapping[str, Scored]], names: Iterable[str]) -> dic
     """Metrics over all test rows of every run [R], by name; nothing where there are no test rows."""
     if not all("test" in scored for scored in scores):
         return {}
-    evaluation = Evaluation(_first(_stacked([scored["test"] for scored in scores])))
+    evaluation = Evaluation(_first(_stacked([scored["test"] for scored in scores])), disclosed=True)
     return {name: evaluation[name] for name in names}
 
 
@@ -61,7 +61,7 @@ def _first(stacked: Scored) -> Scored:
 
 
 def _of_all(stacked: Scored, metrics: Sequence[Metric], population: Population) -> Iterator[Scope]:
-    evaluation = Evaluation(_first(stacked))
+    evaluation = Evaluation(_first(stacked), disclosed=True)
     times = len(evaluation.counts)
     for metric in metrics:
         if metric.overall:
@@ -86,7 +86,9 @@ def _of_clients(stacked: Scored, metrics: Sequence[Metric], population: Populati
             yield f"client:{client}", name, value[:, k]
     for metric in metrics:
         if metric.over_clients:
-            yield "global", metric.name, _checked(metric, metric.over_clients(evaluation), (times,))
+            found = _checked(metric, metric.over_clients(evaluation), (times,))
+            # the worst client and the mean of all are unknown where a client's value is
+            yield "global", metric.name, np.where(evaluation.withheld(metric.name).any(-1), np.nan, found)
 
 
 def _checked(metric: Metric, values: Any, shape: tuple[int, ...]) -> np.ndarray:
