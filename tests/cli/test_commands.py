@@ -14,8 +14,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from store.silos import write_config
+from typer.testing import CliRunner
 
 from equifed import methods
+from equifed.cli.app import app
 from equifed.errors import ConfigError
 from equifed.methods import REGISTRY, FedAvg
 from equifed.options import options_of
@@ -684,6 +686,10 @@ def test_methods(invoke):
     for name in REGISTRY:
         assert name in outcome.stdout
     assert {each["name"] for each in data(invoke("methods", "--json"))} == set(REGISTRY)
+    narrow = " ".join(CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80", "NO_COLOR": "1"}).stdout.split())
+    assert (
+        "Average the clients' models, weighted by their numbers of rows. server sees: only sums; exchanges: 1" in narrow
+    )
     one = invoke("methods", "fedprox")
     for part in ("MLSys 2020", "(mu/2) ||theta_k - theta||^2", "at least 0", "0.01", "update, rows", "fedavg"):
         assert part in one.stdout

@@ -10,7 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from equifed import methods
-from equifed.cli.tables import plain_table
+from equifed.cli.console import out
+from equifed.cli.tables import NARROW, plain_table
 from equifed.protocol import Knob, Method
 
 
@@ -104,12 +105,12 @@ def _range(option: methods.Option) -> str:
 
 
 def methods_table(described: list[dict[str, Any]]) -> Table:
-    table = plain_table(
-        "method", "what it does", "needs", "server sees", "exchanges", "leaves a client", "parent", numbers=[4]
-    )
+    """A column for each fact; on a narrow terminal, where those would be a word wide, lines below each other."""
+    headings = ("what it does", "needs", "server sees", "exchanges", "leaves a client", "parent")
+    narrow = out().width < NARROW
+    table = plain_table("method", *(["what it does"] if narrow else headings), numbers=() if narrow else [4])
     for method in described:
-        table.add_row(
-            method["name"],
+        facts = (
             method["summary"].split("\n\n")[0].replace("\n", " "),
             ", ".join(method["needs"]) or "-",
             "only sums" if method["gather"] == "sum" else "each reply",
@@ -117,6 +118,8 @@ def methods_table(described: list[dict[str, Any]]) -> Table:
             ", ".join(method["leaves_a_client"]) or "nothing",
             method["parent"] or "-",
         )
+        told = [f"{heading}: {fact}" for heading, fact in zip(headings[1:], facts[1:], strict=True) if fact != "-"]
+        table.add_row(method["name"], *([f"{facts[0]}\n{'; '.join(told)}\n"] if narrow else facts))
     return table
 
 

@@ -113,7 +113,7 @@
     const lines = { gridcolor: look.line, zerolinecolor: look.line, linecolor: look.line, automargin: true };
     const { xaxis, yaxis, height, ...rest } = more;
     return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, height: paper ? .8 * height : height,
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, height: paper ? .75 * height : height,
       font: { color: look.ink, size: 12, family: "system-ui, sans-serif" },
       margin: { l: 56, r: 12, t: 12, b: 48 },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", xanchor: "left", maxheight: 0.35, traceorder: "normal" },
