@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, load, load_femnist
     from equifed.methods import postprocess
+    from equifed.results.answer import answer
     from equifed.results.result import Result
     from equifed.settings import Local, RunSettings
     from equifed.simulation import simulate, sweep
@@ -31,6 +32,7 @@ _HOMES = {
     "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
+    "answer": "equifed.results.answer",
     "Target": "equifed.target",
     "load": "equifed.federation",
     "load_result": "equifed.store",

@@ -9,7 +9,7 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.options import MARGIN, FailIf, Margin, Output, ReportOptions, Settings, command, naming_options
+from equifed.cli.options import MARGIN, FailIf, Goal, Margin, Output, ReportOptions, Settings, command, naming_options
 from equifed.experiments import EXPERIMENTS, Request
 
 EXITS = (
@@ -71,6 +71,7 @@ def run(
     fail_if: FailIf = None,
     watch: Watch = False,
     *,
+    goal: Goal,
     output: Output,
 ) -> None:
     """Train what a configuration file describes: a run, or a sweep if the file has a [sweep] section.
@@ -82,7 +83,7 @@ def run(
     from equifed.cli.runs import new_run
     from equifed.config import load_config
 
-    new_run(load_config(file, set or ()), output, parse_checks(fail_if), watch)
+    new_run(load_config(file, [*(set or ()), *goal.overrides]), output, parse_checks(fail_if), watch)
 
 
 @command(app)
@@ -126,6 +127,7 @@ def sweep(
         ),
     ],
     margin: Margin = MARGIN,
+    fail_if: FailIf = None,
     *,
     settings: Settings,
     output: Output,
@@ -134,12 +136,14 @@ def sweep(
 
     A setting is dominated when another has both better accuracy and better fairness.
     """
+    from equifed.cli.checks import parse_checks
     from equifed.cli.runs import new_run
     from equifed.config import parse_config
 
     raw = {"data": {"name": data}, "method": {"name": method}, "sweep": _swept(over)}
     with naming_options():
-        new_run(parse_config(raw, settings.overrides(method), source="sweep"), output, (), margin=margin)
+        config = parse_config(raw, settings.overrides(method), source="sweep")
+        new_run(config, output, parse_checks(fail_if), margin=margin)
 
 
 def _swept(over: list[str]) -> dict[str, list[float]]:
@@ -203,19 +207,21 @@ def show_run(
     reference: RunName,
     fail_if: FailIf = None,
     *,
+    goal: Goal,
     output: Output,
 ) -> None:
     """Show a run: its state, metrics, groups, messages and settings."""
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import show_run as print_run
 
-    print_run(reference, output, parse_checks(fail_if))
+    print_run(reference, goal, output, parse_checks(fail_if))
 
 
 @command(app)
 def report(
     references: Annotated[list[str], typer.Argument(metavar="RUN...", help='Finished runs, as for "show".')],
     options: ReportOptions,
+    goal: Goal,
     output: Output,
 ) -> None:
     """Write one self-contained HTML page about one run, a comparison or a sweep.
@@ -225,7 +231,7 @@ def report(
     """
     from equifed.cli.report import report
 
-    report(references, options, output)
+    report(references, options, goal, output)
 
 
 @command(app)

@@ -1,4 +1,5 @@
-"""--fail-if: METRIC OP NUMBER, or "constraint violated"; checked after a run, the spelling before it."""
+"""--fail-if: METRIC OP NUMBER, "target missed" or "constraint violated"; checked after a run, the spelling before
+it."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.seeds import moments
 from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.results import Result
+from equifed.results.outcome import Answer
 from equifed.simulator import Job
 from equifed.target import OPERATORS, Condition
 
@@ -27,8 +29,8 @@ class Check:
         condition = Condition.read(text)
         if condition is None:
             raise ConfigError(
-                f"--fail-if {text!r} is neither 'constraint violated' nor of the form 'METRIC OP NUMBER', e.g. "
-                f"'demographic_parity_difference > 0.1'; OP is one of {' '.join(sorted(OPERATORS))}."
+                f"--fail-if {text!r} is neither 'target missed' nor 'constraint violated' nor of the form 'METRIC OP "
+                f"NUMBER', e.g. 'demographic_parity_difference > 0.1'; OP is one of {' '.join(sorted(OPERATORS))}."
             )
         if not math.isfinite(condition.bound):
             raise ConfigError(f"--fail-if {text!r} can never hold or fail: compare with a finite number.")
@@ -82,7 +84,26 @@ class ConstraintCheck:
         ]
 
 
-AnyCheck = Check | ConstraintCheck
+@dataclass(frozen=True)
+class TargetCheck:
+    """Fails unless the target is met with the confidence asked for."""
+
+    text: str = "target missed"
+
+    def failures(self, answer: Answer | None) -> list[str]:
+        if answer is None:
+            raise ConfigError("--fail-if 'target missed': there is no target. Give one with --target, or leave it out.")
+        return [] if answer.met else [f"target missed: {answer.sentences[0]}"]
+
+
+AnyCheck = Check | ConstraintCheck | TargetCheck
+
+
+def failures(checks: Sequence[AnyCheck], results: Sequence[Result], answer: Answer | None) -> list[str]:
+    """What fails: of every result, and of the answer that they give together."""
+    lines = [line for check in checks if isinstance(check, TargetCheck) for line in check.failures(answer)]
+    own = [check for check in checks if not isinstance(check, TargetCheck)]
+    return [line for result in results for check in own for line in check.failures(result)] + lines
 
 
 def _setting(result: Result, key: tuple[Any, ...]) -> str:
@@ -96,22 +117,26 @@ def _no_constraint(*methods: str) -> ConfigError:
 
 
 def parse_checks(texts: Sequence[str] | None) -> list[AnyCheck]:
-    plain = ConstraintCheck()
-    return [plain if " ".join(text.split()) == plain.text else Check.parse(text) for text in texts or ()]
+    named: dict[str, AnyCheck] = {check.text: check for check in (ConstraintCheck(), TargetCheck())}
+    return [named.get(" ".join(text.split())) or Check.parse(text) for text in texts or ()]
 
 
 def checks_of_each(checks: Sequence[AnyCheck], jobs: Sequence[Job]) -> list[list[AnyCheck]]:
     """The checks of each job: that of a constraint is for the methods that have one, and some must. Refuses a metric
     that a run will not have."""
     plain = [check for check in checks if isinstance(check, Check)]
+    constraint = [check for check in checks if isinstance(check, ConstraintCheck)]
+    for check in checks:
+        if isinstance(check, TargetCheck) and jobs and not jobs[0].settings.target:
+            check.failures(None)
     for job in jobs:
         known = [metric.name for metric in job.metrics if metric.overall or metric.over_clients]
         for check in plain:
             check.require(known)
-    if len(plain) == len(checks) or not jobs:
-        return [[*checks] for _ in jobs]
+    if not constraint or not jobs:
+        return [[*plain] for _ in jobs]
     states = [job.method.observe(job.method_of(0).init(job.task, job.initial[0])) for job in jobs]
     constrained = ["feasible" in observed for observed in states]
     if not any(constrained):
         raise _no_constraint(*(job.method.name for job in jobs))
-    return [[*checks] if has else [*plain] for has in constrained]
+    return [[*plain, *constraint] if has else [*plain] for has in constrained]

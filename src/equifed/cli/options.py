@@ -30,6 +30,31 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What a model is to reach."""
+
+    target: list[str] | None = field(default=None, metadata={"metavar": "'METRIC OP NUMBER'", "repeated": True})
+    """What the model is to reach, e.g. 'demographic_parity_difference <= 0.05', in place of what the run says. May be
+    repeated."""
+    confidence: str | None = field(default=None, metadata={"metavar": "X"})
+    """How sure it must be that the target is met: between 0.5 and 1, or mean. (default: what the run says)"""
+
+    @property
+    def overrides(self) -> list[str]:
+        """For a configuration."""
+        given = {"run.target": self.target, "run.confidence": self.confidence}
+        return [_override(key, value) for key, value in given.items() if value]
+
+    @property
+    def level(self) -> Any:
+        """The confidence as a number, where it is one."""
+        try:
+            return None if self.confidence is None else float(self.confidence)
+        except ValueError:
+            return self.confidence
+
+
+@dataclass(frozen=True)
 class ReportOptions:
     """What `report` writes about runs."""
 
@@ -171,7 +196,8 @@ FailIf = Annotated[
         "--fail-if",
         metavar="'METRIC OP NUMBER'",
         help="Exit with 1 if this holds for the mean over seeds of the final test metric, or if that is undefined for "
-        "a seed, e.g. --fail-if 'accuracy < 0.6'. May be repeated.",
+        "a seed, e.g. --fail-if 'accuracy < 0.6'; also 'target missed', if the target is not met with the confidence "
+        "asked for, and 'constraint violated'. May be repeated.",
     ),
 ]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from equifed.cli.console import near, print_json, say, show
-from equifed.cli.options import Output, ReportOptions, split_names
+from equifed.cli.options import Goal, Output, ReportOptions, split_names
 from equifed.errors import ConfigError
 from equifed.files import writable_folder
 from equifed.results import Result
 from equifed.store import RunFolder, Store
 
 
-def report(references: Sequence[str], options: ReportOptions, output: Output) -> None:
+def report(references: Sequence[str], options: ReportOptions, goal: Goal, output: Output) -> None:
     from equifed.report.comparison import Comparison
     from equifed.report.figures import check_formats, write_figures
     from equifed.report.numbers import records
@@ -42,7 +42,12 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
         writable_folder(options.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
     comparison = Comparison.of(
-        [documented(folder, folder.result()) for folder in folders], options.disparity, options.baseline, options.margin
+        [documented(folder, folder.result()) for folder in folders],
+        options.disparity,
+        options.baseline,
+        options.margin,
+        goal.target,
+        goal.level,
     )
     written = table_of(comparison, options.table, options.columns) if options.table is not None else ""
     if page is not None:
@@ -55,6 +60,7 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
                 "figures": [str(path) for path in drawn],
                 "runs": [folder.id for folder in folders],
                 "verdict": asdict(verdict_of(comparison)),
+                "answer": None if comparison.answer is None else comparison.answer.to_dict(),
                 "disparity": comparison.disparity,
                 "margin": comparison.margin,
                 "baseline": comparison.baseline.label,
@@ -74,6 +80,8 @@ def report(references: Sequence[str], options: ReportOptions, output: Output) ->
     files = [near(path) for path in (page, *drawn) if path is not None]
     if not printed:
         show(*files)
+        if comparison.answer is not None:
+            say(str(comparison.answer))
         return
     # as it is: not wrapped, nothing escaped
     sys.stdout.write(written or records(comparison).to_csv(index=False))

@@ -11,9 +11,9 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import AnyCheck, checks_of_each
+from equifed.cli.checks import AnyCheck, TargetCheck, checks_of_each, failures
 from equifed.cli.console import name_of, near, print_json, say, show, traceback_if_wanted
-from equifed.cli.options import Output, Settings, split_names
+from equifed.cli.options import Goal, Output, Settings, split_names
 from equifed.cli.progress import Watch
 from equifed.cli.report import check_page, documented, saved
 from equifed.cli.tables import (
@@ -38,9 +38,11 @@ from equifed.notes import Note
 from equifed.report.comparison import Comparison, check_margin
 from equifed.report.page import write_page
 from equifed.report.silos import other_notes
-from equifed.report.verdict import Verdict, verdict, verdict_of
+from equifed.report.verdict import Verdict, verdict_of
 from equifed.report.wording import outcome
 from equifed.results import Result
+from equifed.results.answer import answer_if_asked
+from equifed.results.outcome import Answer
 from equifed.settings import MARGIN
 from equifed.simulation import Simulation
 from equifed.simulator import Job
@@ -48,6 +50,9 @@ from equifed.store import Recording, RunFolder, Store
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
+
+
+NO_GOAL = Goal()
 
 
 def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False) -> Result:
@@ -88,9 +93,10 @@ def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], close
         say(f"Run {folder.id} has already finished.")
         if output.json or checks:
             result = folder.result()
-            failed = _failures(checks, result)
+            answer = answer_if_asked([result])
+            failed = failures(checks, [result], answer)
             if output.json:
-                print_json(record(folder, result) | {"status": "finished", "failed_checks": failed})
+                print_json(record(folder, result) | {"status": "finished"} | _answered(answer, failed))
             fail(failed)
         return
     recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]))
@@ -140,18 +146,19 @@ def compare(
             continue
         records.append(record(recording.folder, result))
         results.append(documented(recording.folder, result))
-        failed += _failures(own_checks, result)
+        failed += failures(own_checks, [result], None)
     if not results:
         raise RunError("No method finished.")
     compared = Comparison.of(results, margin=margin)
     said = verdict_of(compared)
+    failed += failures([check for check in checks if isinstance(check, TargetCheck)], [], compared.answer)
     able = {config.method.name for config, _ in runs}
     more = {
         "report": str(page),
         "verdict": asdict(said),
         "left_out": [config.method.name for config in configs if config.method.name not in able],
         "failed_methods": broken,
-        "failed_checks": failed,
+        **_answered(compared.answer, failed),
     }
     _print_comparison(configs[0], feds[0], records, output, more)
     for note in _shared_notes(results):
@@ -227,25 +234,37 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
 def print_result(
     folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck], margin: float = MARGIN
 ) -> None:
-    """Print one run's result, or the trade-off of a sweep and the verdict on it, and fail if a check does."""
+    """Print one run's result, or the trade-off of a sweep and the verdict on it, and the answer to a target; fail if a
+    check does."""
     summary = record(folder, result) | {"status": "finished"}
-    failed = _failures(checks, result)
-    said = verdict([result], margin=margin) if result.swept and len(result.metrics) else None
+    compared = _judged(result, margin=margin)
+    answer = compared.answer if compared else None
+    failed = failures(checks, [result], answer)
     for note in result.notes if output.json else other_notes(result):
         say(f"Note: {note}")
     if output.json:
-        more = {"pareto": pareto_of(result).to_dict("records"), "verdict": asdict(said)} if said else {}
-        print_json(summary | more | {"failed_checks": failed})
+        more = {"pareto": pareto_of(result).to_dict("records")} if result.swept and compared else {}
+        more |= {"verdict": asdict(verdict_of(compared))} if compared else {}
+        print_json(summary | more | _answered(answer, failed))
     else:
-        if said:
-            show(pareto_table(result), *_lines(said))
+        if result.swept and compared:
+            show(pareto_table(result))
         else:
             show(comparison([summary]), footnotes([summary]), *silos_table(result))
+        if compared:
+            show(*_lines(verdict_of(compared)))
         say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
     fail(failed)
 
 
-def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None:
+def _judged(result: Result, goal: Goal = NO_GOAL, margin: float = MARGIN) -> Comparison | None:
+    """What there is to say about a sweep, or about a target; None for a plain run, and where nothing was measured."""
+    if result.metrics.empty or not (result.swept or goal.target or result.settings.target):
+        return None
+    return Comparison.of([result], margin=margin, target=goal.target, confidence=goal.level)
+
+
+def show_run(reference: str, goal: Goal, output: Output, checks: Sequence[AnyCheck]) -> None:
     """Print everything about a run."""
     folder = Store(output.runs).find(reference)
     status, config = folder.status(), folder.settings()
@@ -255,28 +274,34 @@ def show_run(reference: str, output: Output, checks: Sequence[AnyCheck]) -> None
         return
     result = folder.result()
     summary |= record(folder, result)
-    failed = _failures(checks, result)
+    compared = _judged(result, goal)
+    answer = compared.answer if compared else None
+    failed = failures(checks, [result], answer)
     if output.json:
         more = {
             "messages": result.messages.to_dict("records"),
             "config": config,
             "environment": saved(folder, "environment"),
             "data_record": saved(folder, "data"),
-            "failed_checks": failed,
+            **_answered(answer, failed),
         }
         print_json(summary | more)
     else:
-        _show_finished(folder, summary, config, result)
+        _show_finished(folder, summary, config, result, compared)
     fail(failed)
 
 
-def _show_finished(folder: RunFolder, summary: Record, config: dict[str, Any], result: Result) -> None:
+def _show_finished(
+    folder: RunFolder, summary: Record, config: dict[str, Any], result: Result, compared: Comparison | None
+) -> None:
     show(f"{_heading(folder, config)}, finished in {summary['seconds']:.1f} s", outcome(result.info), "")
     if result.swept:
-        show(pareto_table(result), *_lines(verdict([result])))
+        show(pareto_table(result))
     else:
         of_clients = (*local_table(result), *silos_table(result))
         show(metrics_table(summary), "", groups_table(result), *of_clients, "", warnings_of([summary]))
+    if compared:
+        show(*_lines(verdict_of(compared)))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
     if "federation" in result.info:
         show("No secure aggregation: the server receives every silo's reply by itself, also where the sum is gathered.")
@@ -315,8 +340,9 @@ def _heading(folder: RunFolder, config: dict[str, Any]) -> str:
     )
 
 
-def _failures(checks: Sequence[AnyCheck], result: Result) -> list[str]:
-    return [line for check in checks for line in check.failures(result)]
+def _answered(answer: Answer | None, failed: list[str]) -> Record:
+    """The end of a JSON record."""
+    return {"answer": None if answer is None else answer.to_dict(), "failed_checks": failed}
 
 
 def fail(lines: Sequence[str]) -> None:

@@ -17,10 +17,12 @@ from equifed.metrics.fronts import dominated
 from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, moments, paired
 from equifed.report.groups import SMALL_GROUP, Pair, fewest_rows, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
+from equifed.results.answer import answer_if_asked
 from equifed.results.candidates import data_of, is_pooled, settings_text, unique_labels
 from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
+    from equifed.results.outcome import Answer, Confidence
     from equifed.results.result import Result
 
 
@@ -159,6 +161,8 @@ class Comparison:
     margin: float = MARGIN
     """How much of the quality may be given up for fairness: a share of its range, or of the best mean where it has
     none."""
+    answer: Answer | None = None
+    """To the target, where there is one."""
 
     @classmethod
     def of(
@@ -167,21 +171,26 @@ class Comparison:
         disparity: str | None = None,
         baseline: str | None = None,
         margin: float = MARGIN,
+        target: Any = None,
+        confidence: Confidence | None = None,
     ) -> Comparison:
-        """disparity: by default the main one of those measured. baseline: a label or a method; by default FedAvg, or
-        else the first. margin: see `verdict`."""
+        """disparity: by default the first that a target is about, or else the main one of those measured. baseline: a
+        label or a method; by default FedAvg, or else the first. margin: see `verdict`. target, confidence: by default
+        those that the results were made with."""
         check_margin(margin)
         variants = variants_of(results)
         measured = list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
         if disparity is not None and disparity not in measured:
             raise unknown_name("metric", disparity, measured)
-        gaps = [metric for metric in _main(variants, measured) if describe(metric).disparity]
+        answer = answer_if_asked(results, target, confidence)
+        wanted = [] if answer is None else [each.metric for each in answer.targets]
+        gaps = [metric for metric in (*wanted, *_main(variants, measured)) if describe(metric).disparity]
         disparity = disparity or next(iter(gaps), None)
         named = [variant for variant in variants if baseline in (variant.label, variant.method)]
         if baseline is not None and not named:
             raise unknown_name("baseline", baseline, [variant.label for variant in variants])
         default = [variant for variant in variants if variant.method == "fedavg"] or variants
-        return cls(results, variants, measured, disparity, (named or default)[0], margin)
+        return cls(results, variants, measured, disparity, (named or default)[0], margin, answer)
 
     @cached_property
     def quality(self) -> str:

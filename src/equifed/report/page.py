@@ -34,6 +34,7 @@ from equifed.results.candidates import differing_names, is_pooled
 from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
+    from equifed.results.outcome import Confidence
     from equifed.results.result import Result
 
 WORST_CLIENTS = 5
@@ -50,14 +51,17 @@ def write_report(
     disparity: str | None = None,
     baseline: str | None = None,
     margin: float = MARGIN,
+    target: Any = None,
+    confidence: Confidence | None = None,
 ) -> Path:
     """Write the report on one result, several methods or a sweep: one HTML file that loads nothing from elsewhere.
 
     disparity: the metric that the verdict is about; by default the first main one that was measured.
     baseline: the method that the others are tested against; by default FedAvg, or else the first.
     margin: how much accuracy the verdict may give up for fairness, 0.01 for one point; of an RMSE, 0.01 is 1 %.
+    target, confidence: what the model is to reach, see `equifed.answer`; by default what the results were made with.
     """
-    return write_page(Comparison.of(results, disparity, baseline, margin), path, title)
+    return write_page(Comparison.of(results, disparity, baseline, margin, target, confidence), path, title)
 
 
 def write_page(comparison: Comparison, path: str | Path, title: str | None = None) -> Path:

@@ -21,6 +21,7 @@ from equifed.report.silos import Silos, other_notes
 from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
+    from equifed.results.outcome import Answer, Confidence
     from equifed.results.result import Result
 
 
@@ -38,19 +39,29 @@ class Verdict:
     """What is not certain, and what went wrong."""
 
 
-def verdict(results: Sequence[Result], *, disparity: str | None = None, margin: float = MARGIN) -> Verdict:
-    """Which method to take, and how sure that is.
+def verdict(
+    results: Sequence[Result],
+    *,
+    disparity: str | None = None,
+    margin: float = MARGIN,
+    target: Any = None,
+    confidence: Confidence | None = None,
+) -> Verdict:
+    """Which method to take, and how sure that is. With a target, given here or by the results: the answer to it, see
+    `equifed.answer`. Without one:
 
     It is the fairest, by the mean of the disparity, of those that are shown to be no worse than the best by more than
     the margin: the 95 % paired interval of what they lose in quality ends within it. The margin is absolute for a
     share, such as accuracy (0.01 is one point), and relative to the best mean for other numbers, such as an RMSE.
     Predictors that are degenerate, references on pooled rows and dominated settings are never taken.
     """
-    return verdict_of(Comparison.of(results, disparity, margin=margin))
+    return verdict_of(Comparison.of(results, disparity, None, margin, target, confidence))
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
     caveats = [caveat for about in _CAVEATS for caveat in about(comparison)]
+    if comparison.answer is not None:
+        return _answered(comparison, comparison.answer, caveats)
     if len(comparison.variants) == 1:
         (variant,) = comparison.variants
         sentences = [_single(variant, comparison.judged), *_groups(comparison, variant)]
@@ -61,6 +72,14 @@ def verdict_of(comparison: Comparison) -> Verdict:
     sentences = _advice(comparison, choice) if choice.taken else _too_thin(comparison, choice)
     sentences[2:2] = _groups(comparison, choice.pick)
     return Verdict(choice.pick.label if choice.taken else None, sentences, _rule(comparison), caveats)
+
+
+def _answered(comparison: Comparison, answer: Answer, caveats: list[str]) -> Verdict:
+    """The answer to a target takes the first place; between which groups it is least fair follows."""
+    sentences = [wording.plain(sentence, 1000) for sentence in answer.sentences]
+    named = [variant for variant in comparison.variants if answer.chosen and variant.label == answer.chosen.label]
+    sentences[2:2] = [line for variant in named for line in _groups(comparison, variant)]
+    return Verdict(named[0].label if named else None, sentences, answer.rule, caveats)
 
 
 def ranked(variants: list[Variant], metric: str) -> list[Variant]:

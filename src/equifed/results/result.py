@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.data import Schema
+    from equifed.results.outcome import Answer, Confidence
 
 
 @dataclass(eq=False)
@@ -182,6 +183,17 @@ class Result:
         """
         return tradeoff.hypervolume(self.final(split), ["method", *self.swept], quality, disparity, reference)
 
+    def answer(self, target: Any = None, confidence: Confidence | None = None) -> Answer:
+        """Which setting meets the target, how sure that is and at what cost: chosen on validation rows, confirmed on
+        test rows. `equifed.answer` chooses among several results.
+
+        target: a text such as "demographic_parity_difference <= 0.05", or several; confidence: between 0.5 and 1, or
+        "mean". Left out: those of the run's settings.
+        """
+        from equifed.results.answer import answer
+
+        return answer([self], target, confidence)
+
     def adapt(self, rows: tuple[Any, Any], *, steps: int = 100, model: Any = None) -> Adapted:
         """A client that took no part in training: from its rows (x, y) it gets a state of its own, such as mixture
         weights by E-steps alone; the models stay as they are, and nothing leaves the client.
@@ -204,11 +216,14 @@ class Result:
         disparity: str | None = None,
         baseline: str | None = None,
         margin: float = MARGIN,
+        target: Any = None,
+        confidence: Confidence | None = None,
     ) -> Path:
         """Write the report, one self-contained HTML page; `equifed.report.write_report` takes several results."""
         from equifed.report import write_report
 
-        return write_report([self], path, title=title, disparity=disparity, baseline=baseline, margin=margin)
+        asked: dict[str, Any] = {"disparity": disparity, "margin": margin, "target": target, "confidence": confidence}
+        return write_report([self], path, title=title, baseline=baseline, **asked)
 
     def to_latex(self, metrics: Sequence[str] | None = None) -> str:
         """The comparison of its settings as a LaTeX table with a caption; needs the package booktabs.

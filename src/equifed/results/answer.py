@@ -1,0 +1,332 @@
+"""The answer to a target: which method and setting meets it, how sure that is, and at what cost.
+
+Choosing is done on validation rows alone. A candidate meets a target there if the conservative end of its interval does
+(or the mean, where that is all that is asked for); of those that meet every target, the one with the best quality is
+chosen. The test rows only confirm: the target is met with confidence if the conservative end meets it there too. What
+is chosen does not depend on them, so that picking the best of many cannot make chance look like success. Several
+targets need no correction: all of them must be met, each with the confidence asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.errors import ConfigError
+from equifed.metrics import catalogue, evidence
+from equifed.metrics.catalogue import describe
+from equifed.metrics.evidence import Estimate
+from equifed.metrics.seeds import MIN_SEEDS, moments, paired
+from equifed.results.candidates import Candidate, candidates_of, data_of, is_pooled
+from equifed.results.outcome import Answer, Confidence, Finding, Floor, Split, Status, level_of, listed
+from equifed.target import Target, check_confidence, parse_targets
+
+if TYPE_CHECKING:
+    from equifed.results.result import Result
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A candidate on one set of rows."""
+
+    candidate: Candidate
+    estimates: tuple[Estimate, ...]
+    """Of every target's metric."""
+    quality: np.ndarray
+    """The main quality, of every seed."""
+    degenerate: bool
+    """Whether some group gets one constant prediction in some seed."""
+    met: bool
+    """Whether it meets every target, with the confidence asked for."""
+    excess: float
+    """How far it misses the target that it misses most, as a share of what the metric can be (of the bound, where that
+    has no end); at most 0 where it meets all, infinite where that cannot be said."""
+
+
+def answer(
+    results: Result | Sequence[Result],
+    target: Any = None,
+    confidence: Confidence | None = None,
+) -> Answer:
+    """Which of the methods and settings in the results meets the target, or comes nearest.
+
+    target: a text such as "demographic_parity_difference <= 0.05", or several; confidence: between 0.5 and 1, or
+    "mean". Left out: those that the results were made with.
+    """
+    from equifed.results.result import Result
+
+    given = [results] if isinstance(results, Result) else list(results)
+    targets, level = _asked(given, target, confidence)
+    return _Answering(given, targets, level).answer()
+
+
+def answer_if_asked(
+    results: Sequence[Result], target: Any = None, confidence: Confidence | None = None
+) -> Answer | None:
+    """`answer`, or None where nobody gave a target."""
+    asked = target or any(result.settings.target for result in results)
+    return answer(results, target or None, confidence) if asked else None
+
+
+def judge(
+    result: Result, targets: Sequence[Target], confidence: Confidence, split: Split = "validation"
+) -> list[Judged]:
+    """How every setting of a result stands to the targets on these rows, in the order of its settings."""
+    asked = _Answering([result], tuple(targets), confidence)
+    return [asked.judged(candidate, split) for candidate in asked.candidates]
+
+
+def _asked(results: Sequence[Result], target: Any, confidence: Any) -> tuple[tuple[Target, ...], Confidence]:
+    """What is given, or else what the results were made with; refused where they do not measure it."""
+    if not results:
+        raise ConfigError("An answer needs at least one result, got none.")
+    stored = [text for result in results for text in result.settings.target]
+    targets = parse_targets(stored if target is None else target)
+    if not targets:
+        raise ConfigError(
+            "There is no target, and the results were made without one. Give one, e.g. "
+            "'demographic_parity_difference <= 0.05'.",
+            key="target",
+        )
+    if confidence is None:
+        levels = list(dict.fromkeys(result.settings.confidence for result in results))
+        if len(levels) > 1:
+            shown = ", ".join(map(str, levels))
+            raise ConfigError(f"The results were made with different ones, {shown}: give one.", key="confidence")
+        confidence = levels[0]
+    check_confidence(confidence)
+    for result in results:
+        measured = result.metrics[result.metrics["scope"] == "global"]["metric"].unique()
+        for each in targets if len(measured) else ():
+            each.require(describe(str(name)) for name in measured)
+    return targets, confidence
+
+
+class _Answering:
+    """The results taken apart for one question."""
+
+    def __init__(self, results: Sequence[Result], targets: tuple[Target, ...], confidence: Confidence) -> None:
+        self.results, self.targets, self.confidence = results, targets, confidence
+        self.candidates = candidates_of(results)
+        measured = dict.fromkeys(
+            str(name)
+            for result in results
+            for name in result.metrics.loc[result.metrics["scope"] == "global", "metric"]
+        )
+        self.quality = catalogue.main_pair(measured)[0]
+        self._final: dict[tuple[int, str], Any] = {}
+        self._tables: dict[tuple[int, str, bool], dict[Any, np.ndarray]] = {}
+
+    # -- numbers of one candidate --------------------------------------------------------------------------------------
+
+    def final(self, candidate: Candidate, split: Split) -> Any:
+        """Its metrics, a row per seed; None where it was not measured on such rows."""
+        key = candidate.result, split
+        if key not in self._final:
+            result = self.results[candidate.result]
+            known = (result.metrics["split"] == split) & (result.metrics["scope"] == "global")
+            self._final[key] = result.final(split) if known.any() else None
+        frame = self._final[key]
+        if frame is None:
+            return None
+        for name, value in candidate.setting.items():
+            frame = frame[frame[name] == value]
+        return frame.set_index("seed")
+
+    def values(self, candidate: Candidate, split: Split, metric: str) -> Any:
+        """By seed; nan where it is not measured."""
+        import pandas as pd
+
+        frame = self.final(candidate, split)
+        if frame is None:
+            return pd.Series(dtype=float)
+        return frame.get(metric, pd.Series(np.nan, index=frame.index))
+
+    def counts(self, candidate: Candidate, split: Split, metric: str) -> np.ndarray | None:
+        """[seeds, groups, labels, predictions]; None for what does not follow from counts."""
+        if not evidence.from_counts(metric):
+            return None
+        result, labels = self.results[candidate.result], "labels" in describe(metric).needs
+        key = candidate.result, split, labels
+        if key not in self._tables:
+            self._tables[key] = result.count_tables(split, labels=labels)
+        setting, tables = (*candidate.setting.values(),), self._tables[key]
+        own = [table for run, table in tables.items() if not result.swept or run[:-1] == setting]
+        return np.stack(own) if own else None
+
+    def estimate(self, candidate: Candidate, split: Split, metric: str) -> Estimate:
+        """With row and seed noise where the metric follows from counts, else with seed noise; nan where it is undefined
+        in some seed, about which nothing is shown then."""
+        values = self.values(candidate, split, metric).to_numpy(np.float64)
+        if not len(values) or not np.isfinite(values).all():
+            return Estimate(*[math.nan] * 5)
+        counts, level = self.counts(candidate, split, metric), level_of(self.confidence)
+        if counts is None:
+            return _over_seeds(values, level)
+        shared = self.results[candidate.result].info["shared_rows"][split]
+        return evidence.estimate(metric, counts, confidence=level, shared_rows=shared)
+
+    def judged(self, candidate: Candidate, split: Split) -> Judged:
+        estimates = tuple(self.estimate(candidate, split, target.metric) for target in self.targets)
+        excess = max(
+            target.excess(self._decisive(target, estimate)) / _scale(target)
+            for target, estimate in zip(self.targets, estimates, strict=True)
+        )
+        return Judged(
+            candidate,
+            estimates,
+            quality=self.values(candidate, split, self.quality).to_numpy(np.float64),
+            degenerate=bool((self.values(candidate, split, "degenerate") > 0).any()),
+            met=self._meets(estimates),
+            excess=excess,
+        )
+
+    def _decisive(self, target: Target, estimate: Estimate) -> float:
+        return estimate.mean if self.confidence == "mean" else target.conservative(estimate)
+
+    def _meets(self, estimates: Sequence[Estimate | None]) -> bool:
+        return all(
+            estimate is not None and target.met(self._decisive(target, estimate))
+            for target, estimate in zip(self.targets, estimates, strict=True)
+        )
+
+    # -- choosing ------------------------------------------------------------------------------------------------------
+
+    def answer(self) -> Answer:
+        usable = [candidate for candidate in self.candidates if not is_pooled(candidate.method)]
+        alone = len(usable) == 1
+        split: Split = "test" if alone else "validation"
+        reason = self._obstacle(usable, alone)
+        if reason:
+            return Answer("not chosen", self.targets, self.confidence, reason=reason, candidates=len(usable))
+        judged = [self.judged(candidate, split) for candidate in usable if self.final(candidate, split) is not None]
+        able = [each for each in judged if (alone or not each.degenerate) and np.isfinite(each.quality).all()]
+        if not able:
+            reason = "in every one of them some group gets one constant prediction, or the quality is undefined."
+            return Answer("not chosen", self.targets, self.confidence, reason=reason, candidates=len(usable))
+        best = min(able, key=self._cost)
+        met = [each for each in able if each.met]
+        chosen = min(met, key=self._cost) if met else min(able, key=lambda each: (each.excess, self._cost(each)))
+        return self._confirmed(chosen, best, len(able), alone)
+
+    def _cost(self, judged: Judged) -> float:
+        """The mean quality, turned so that less is better."""
+        return float(describe(self.quality).cost(judged.quality.mean()))
+
+    def _obstacle(self, usable: Sequence[Candidate], alone: bool) -> str:
+        """Why nothing can be chosen; "" where it can."""
+        if not usable:
+            return "the results have only references that train on pooled rows, which a federation cannot."
+        if all(self.final(each, "test") is None and self.final(each, "validation") is None for each in usable):
+            return "nothing was measured, because there are no test rows. Keep some: data.test above 0."
+        if alone:
+            return ""
+        measured = [frame for each in usable if (frame := self.final(each, "validation")) is not None]
+        if not measured:
+            return (
+                f"there are {len(usable)} settings to choose from but no validation rows to choose on, and to choose "
+                "on test rows would make chance look like success. Hold some back and run again: --validation 0.1, "
+                "validation = 0.1 in [data], or equifed.load(..., validation=0.1)."
+            )
+        absent = [target.metric for target in self.targets if target.metric not in measured[0]]
+        if absent:
+            return (
+                f"{listed(absent)} is measured on test rows only, and settings are chosen on validation rows. Ask for "
+                "another metric, or about one setting alone."
+            )
+        return ""
+
+    def _confirmed(self, chosen: Judged, best: Judged, candidates: int, alone: bool) -> Answer:
+        """What the test rows say about the choice."""
+        candidate, info = chosen.candidate, self.results[chosen.candidate.result].info
+        tested = self.judged(candidate, "test") if self.final(candidate, "test") is not None else None
+        met = chosen.met and tested is not None and tested.met and not tested.degenerate
+        findings = tuple(
+            Finding(
+                target,
+                None if alone else chosen.estimates[i],
+                None if tested is None else tested.estimates[i],
+                None if met else self._floor(candidate, target, alone),
+                evidence.from_counts(target.metric),
+            )
+            for i, target in enumerate(self.targets)
+        )
+        reached, without = (self.values(each.candidate, "test", self.quality) for each in (chosen, best))
+        lost = describe(self.quality).cost(reached) - describe(self.quality).cost(without)
+        same = data_of(info) == data_of(self.results[best.candidate.result].info)
+        test = paired(lost) if same and best is not chosen else None
+        return Answer(
+            "met" if met else self._missed(tested, findings),
+            self.targets,
+            self.confidence,
+            chosen=candidate,
+            chosen_meets=chosen.met,
+            findings=findings,
+            quality=self.quality,
+            reached=moments(reached).mean,
+            best=best.candidate,
+            cost=describe(self.quality).cost(moments(reached).mean)
+            - describe(self.quality).cost(moments(without).mean),
+            cost_interval=None if test is None else (float(test.low), float(test.high)),
+            seeds=len(self.final(candidate, "test" if tested is not None else "validation")),
+            rows={split: self._rows(candidate, split) for split in ("validation", "test")},
+            candidates=candidates,
+        )
+
+    def _missed(self, tested: Judged | None, findings: Sequence[Finding]) -> Status:
+        """What can be said where the target is not met with the confidence asked for."""
+        if tested is None:
+            return "cannot be shown"
+        if any(finding.floor and finding.floor.below for finding in findings) and self._may_meet(tested):
+            return "cannot be shown"
+        in_mean = all(target.met(each.mean) for target, each in zip(self.targets, tested.estimates, strict=True))
+        return "met in the mean" if in_mean and not tested.degenerate else "not met"
+
+    def _may_meet(self, tested: Judged) -> bool:
+        """Whether no target is missed beyond doubt."""
+        pairs = zip(self.targets, tested.estimates, strict=True)
+        return all(target.met(each.lower_end if target.upper else each.upper_end) for target, each in pairs)
+
+    def _floor(self, candidate: Candidate, target: Target, alone: bool) -> Floor | None:
+        """Of the split on which it is the hardest to show."""
+        if self.confidence == "mean" or not describe(target.metric).disparity:
+            return None
+        floors = []
+        splits: tuple[Split, ...] = ("test",) if alone else ("validation", "test")
+        for split in splits:
+            counts = self.counts(candidate, split, target.metric)
+            if counts is None:
+                continue
+            shared = self.results[candidate.result].info["shared_rows"][split]
+            known = evidence.Evidence(counts, level_of(self.confidence), shared)
+            rows, value = self._rows(candidate, split), known.noise_floor(target.metric)
+            needed = known.rows_needed(target.metric, target.bound)
+            if needed > rows:
+                floors.append(Floor(split, rows, value, not target.met(value), needed))
+        return max(floors, key=lambda floor: floor.needed / max(floor.rows, 1), default=None)
+
+    def _rows(self, candidate: Candidate, split: Split) -> int:
+        rows = self.values(candidate, split, "rows")
+        return int(rows.mean()) if len(rows) and np.isfinite(rows).all() else 0
+
+
+def _over_seeds(values: np.ndarray, confidence: float) -> Estimate:
+    """t-intervals of the mean over seeds; without ends for too few of them."""
+    from scipy.stats import t
+
+    mean = float(values.mean())
+    if len(values) < MIN_SEEDS:
+        return Estimate(mean, *[math.nan] * 4)
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    one, two = (float(t.ppf(p, len(values) - 1)) * error for p in (confidence, (1 + confidence) / 2))
+    return Estimate(mean, mean - two, mean + two, mean - one, mean + one)
+
+
+def _scale(target: Target) -> float:
+    """What an excess is measured by."""
+    low, high = describe(target.metric).range
+    return high - low if math.isfinite(high - low) else abs(target.bound) or 1.0

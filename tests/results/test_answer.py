@@ -1,0 +1,351 @@
+"""The answer to a target: chosen on validation rows, confirmed on test rows, and never more than they show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import equifed as ef
+from equifed.files import plain
+from equifed.metrics import evidence
+from equifed.results.answer import judge
+
+GAP, RATIO = "demographic_parity_difference", "demographic_parity_ratio"
+ROWS = 10_000
+
+
+@pytest.fixture(autouse=True)
+def fewer_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here does not need fine intervals."""
+    monkeypatch.setattr(evidence, "TABLES", 400)
+
+
+def table(gap: float, accuracy: float, rows: int = ROWS) -> np.ndarray:
+    """Counts [2 groups, label, prediction]: both groups as large and half positive; selected by 0.5 -+ gap / 2."""
+    n = rows // 2
+    made = np.zeros((2, 2, 2))
+    for g, selected in enumerate((0.5 - gap / 2, 0.5 + gap / 2)):
+        # true positives and true negatives add up to the accuracy, true and false positives to those selected
+        tp = n * (accuracy + selected - 0.5) / 2
+        made[g] = [[n * accuracy - tp, n * selected - tp], [n / 2 - tp, tp]]
+    made = made.round()
+    assert (made >= 0).all()
+    return made
+
+
+def result(
+    settings: dict[float | None, dict[str, Any]],
+    method: str = "kffl",
+    seeds: int = 4,
+    spread: float = 0.004,
+    target: Any = (),
+    **more: Any,
+) -> ef.Result:
+    """As a run would leave it: {fairness weight (None: not swept): {split: (gap, accuracy)}}, gaps a little different
+    in every seed."""
+    counts, metrics = [], []
+    for value, splits in settings.items():
+        noise, better = np.random.default_rng(int(10 * (value or 0))).normal(size=(2, seeds)) * spread
+        for split, (gap, accuracy, *size) in splits.items():
+            for seed in range(seeds):
+                key = {"method": method, **({} if value is None else {"fairness_weight": value}), "seed": seed}
+                cells = table(gap + noise[seed], accuracy + better[seed] / 3, *size)
+                counts += [
+                    {**key, "split": split, "group": "ab"[g], "label": str(y), "predicted": str(p), "rows": rows}
+                    for (g, y, p), rows in np.ndenumerate(cells)
+                ]
+                selected = cells[:, :, 1].sum(1) / cells.sum((1, 2))
+                found = {
+                    "rows": cells.sum(),
+                    "accuracy": np.trace(cells, axis1=1, axis2=2).sum() / cells.sum(),
+                    GAP: selected.max() - selected.min(),
+                    RATIO: selected.min() / selected.max(),
+                    "degenerate": float((selected > 0.99).any() or (selected < 0.01).any()),
+                    "loss": 1 - accuracy + noise[seed],
+                }
+                metrics += [
+                    {**key, "round": 3, "split": split, "scope": "global", "metric": name, "value": number}
+                    for name, number in found.items()
+                ]
+    swept = [] if None in settings else ["fairness_weight"]
+    measured = {split for splits in settings.values() for split in splits}
+    return ef.Result(
+        metrics=pd.DataFrame(metrics),
+        counts=pd.DataFrame(counts),
+        **{name: pd.DataFrame() for name in ("calibration", "local_gaps", "messages", "log", "rejections")},
+        parameters={},
+        info={
+            "method": method,
+            "hyper_parameters": {},
+            "swept": swept,
+            "data": "made",
+            "groups": ["a", "b"],
+            "classes": ["0", "1"],
+            "rows": dict.fromkeys(measured, ROWS),
+            "shared_rows": {"test": 1.0, "validation": 1.0},
+        },
+        settings=ef.RunSettings(seeds=seeds, target=target, **more),
+        timings={},
+    )
+
+
+SWEEP: dict[float | None, dict[str, Any]] = {
+    0.0: {"validation": (0.20, 0.850), "test": (0.21, 0.848)},
+    1.0: {"validation": (0.09, 0.840), "test": (0.09, 0.841)},
+    2.0: {"validation": (0.04, 0.830), "test": (0.05, 0.829)},
+    3.0: {"validation": (0.02, 0.810), "test": (0.02, 0.812)},
+}
+
+
+def weight(answer: ef.Answer) -> float:
+    assert answer.chosen is not None
+    return answer.chosen.setting["fairness_weight"]
+
+
+def test_the_best_of_those_that_meet_it_with_confidence() -> None:
+    """0.04 meets 0.05 in the mean, but its interval does not."""
+    swept = result(SWEEP)
+    sure, mean = swept.answer(f"{GAP} <= 0.05"), swept.answer(f"{GAP} <= 0.05", "mean")
+    tables = swept.count_tables("validation", labels=False)
+    counts = {value: np.stack([tables[value, seed] for seed in range(4)]) for value in SWEEP}
+    ends = {value: evidence.estimate(GAP, counts[value], confidence=0.95, shared_rows=1.0) for value in SWEEP}
+    assert [value for value, each in ends.items() if each.upper_end <= 0.05] == [3.0]
+    assert [value for value, each in ends.items() if each.mean <= 0.05] == [2.0, 3.0]
+    assert weight(sure) == 3
+    assert sure.met
+    assert weight(mean) == 2
+    assert weight(swept.answer(f"{GAP} <= 0.15")) == 1  # 2 and 3 meet it as well, and are less accurate
+    assert weight(swept.answer(f"{GAP} <= 0.4")) == 0
+    (finding,) = sure.findings
+    assert finding.validation == ends[3.0]
+
+
+def test_test_rows_choose_nothing() -> None:
+    """Whatever they are, the choice and the best without the target stay the same."""
+    rng = np.random.default_rng(0)
+    for target in (f"{GAP} <= 0.05", f"{GAP} <= 0.001"):
+        for confidence in (0.95, "mean"):
+            usual = result(SWEEP).answer(target, confidence)  # type: ignore[arg-type]
+            for _ in range(2):
+                other = {
+                    value: {**splits, "test": (rng.uniform(0.02, 0.25), rng.uniform(0.7, 0.85))}
+                    for value, splits in SWEEP.items()
+                }
+                found = result(other).answer(target, confidence)  # type: ignore[arg-type]
+                assert found.chosen == usual.chosen
+                assert found.best == usual.best
+
+
+@pytest.mark.parametrize(
+    ("test", "status"),
+    [((0.02, 0.81), "met"), ((0.045, 0.81), "met in the mean"), ((0.08, 0.81), "not met")],
+)
+def test_test_rows_confirm(test: Any, status: str) -> None:
+    found = result(SWEEP | {3.0: {"validation": (0.02, 0.81), "test": test}}).answer(f"{GAP} <= 0.05")
+    assert found.status == status
+    assert found.met == (status == "met")
+    assert weight(found) == 3
+    assert found.chosen_meets
+    assert ("the test rows do not confirm it" in str(found)) == (status != "met")
+
+
+def test_what_comes_nearest() -> None:
+    found = result(SWEEP).answer(f"{GAP} <= 0.01", "mean")
+    assert found.status == "not met"
+    assert weight(found) == 3
+    assert "Nearest comes kffl (fairness_weight=3): demographic parity difference 0.02" in str(found)
+    assert "none of which meets the target there" in str(found)
+    # a little more fairness and a little less accuracy than asked: what misses its target by less
+    both = result(SWEEP).answer([f"{GAP} <= 0.03", "accuracy >= 0.83"], "mean")
+    assert weight(both) == 2
+    assert both.status == "not met"
+
+
+def test_all_targets_must_be_met() -> None:
+    assert weight(result(SWEEP).answer([f"{GAP} <= 0.15", "accuracy >= 0.8"])) == 1
+    found = result(SWEEP).answer([f"{GAP} <= 0.05", "accuracy >= 0.9"])
+    assert found.status == "not met"
+    assert not found.chosen_meets
+    assert [finding.target.metric for finding in found.findings] == [GAP, "accuracy"]
+    ratio = result(SWEEP).answer(f"{RATIO} >= 0.85")
+    assert weight(ratio) == 2  # its ratio is 0.92, that of weight 1 is 0.83
+    assert "(at least 0." in str(ratio)
+
+
+def test_the_cost_is_that_of_pairs_of_seeds_on_test_rows() -> None:
+    swept = result(SWEEP, spread=0.02)
+    found = swept.answer(f"{GAP} <= 0.05", "mean")
+    assert found.best is not None
+    assert found.best.setting == {"fairness_weight": 0.0}
+    accuracy = swept.final("test").set_index(["fairness_weight", "seed"])["accuracy"]
+    lost = accuracy[0.0].to_numpy() - accuracy[weight(found)].to_numpy()
+    interval = stats.ttest_1samp(lost, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(found.cost, lost.mean())
+    np.testing.assert_allclose(found.cost_interval, interval)
+    np.testing.assert_allclose(found.reached, accuracy[weight(found)].mean())
+    low, high = (100 * end for end in interval)
+    text = f"; {100 * lost.mean():.1f} points less accuracy [{low:.1f}, {high:.1f}] than kffl (fairness_weight=0), "
+    assert text in str(found)
+
+
+def test_methods_are_chosen_from_too() -> None:
+    target = f"{GAP} <= 0.15"
+    plainly = result({None: SWEEP[0.0]}, "fedavg", target=target)
+    fairer = result({None: SWEEP[1.0]}, "fedprox", target=target)
+    pooled = result({None: {"validation": (0.0, 0.9), "test": (0.0, 0.9)}}, "centralized-kernel", target=target)
+    found = ef.answer([plainly, pooled, fairer])
+    assert found.chosen is not None
+    assert found.best is not None
+    assert (found.chosen.label, found.best.label, found.candidates) == ("fedprox", "fedavg", 2)
+    assert found.to_dict()["chosen"]["method"] == "fedprox"
+    # the same method twice: what differs tells them apart
+    again = ef.answer([plainly, replace(plainly, info={**plainly.info, "hyper_parameters": {"mu": 3}})])
+    assert again.chosen is not None
+    assert again.chosen.label == "fedavg (mu=None)"
+
+
+def test_degenerate_ones_are_never_taken() -> None:
+    """One that predicts the same for everybody is fair and useless."""
+    flat = {"validation": (0.0, 0.5), "test": (0.0, 0.5)}
+    swept = result(SWEEP | {9.0: flat})
+    metrics = swept.metrics
+    worst = (metrics["fairness_weight"] == 9.0) & (metrics["metric"] == "degenerate")
+    metrics.loc[worst & (metrics["seed"] == 2), "value"] = 1.0
+    found = swept.answer(f"{GAP} <= 0.001", "mean")
+    assert weight(found) == 3
+    assert found.candidates == 4
+
+
+def test_one_setting_is_answered_by_its_test_rows() -> None:
+    found = result({None: {"test": (0.02, 0.81)}}, target=f"{GAP} <= 0.05").answer()
+    assert found.met
+    assert found.findings[0].validation is None
+    assert "Take kffl: demographic parity difference 0.02" in str(found)
+    assert "There was nothing to choose from: the test rows answer." in str(found)
+    assert result({None: {"test": (0.1, 0.81)}}).answer(f"{GAP} <= 0.05").status == "not met"
+    # a reference on pooled rows is no second candidate
+    alone, pooled = result({None: {"test": (0.02, 0.81)}}), result({None: {"test": (0.02, 0.81)}}, "centralized-kernel")
+    assert ef.answer([alone, pooled], f"{GAP} <= 0.05").met
+
+
+def test_without_validation_rows_nothing_is_chosen() -> None:
+    bare = {value: {"test": splits["test"]} for value, splits in SWEEP.items()}
+    found = result(bare).answer(f"{GAP} <= 0.05")
+    assert found.status == "not chosen"
+    assert found.chosen is None
+    assert not found.met
+    assert "no validation rows to choose on" in str(found)
+    assert "--validation 0.1" in str(found)
+    assert "equifed.load(..., validation=0.1)" in str(found)
+
+
+def test_a_metric_of_test_rows_only_cannot_choose() -> None:
+    swept = result(SWEEP)
+    tests = swept.metrics[(swept.metrics["split"] == "test") & (swept.metrics["metric"] == "accuracy")]
+    swept.metrics = pd.concat([swept.metrics, tests.assign(metric="client_accuracy.worst")])
+    found = swept.answer("client_accuracy.worst >= 0.5")
+    assert found.status == "not chosen"
+    assert "client_accuracy.worst is measured on test rows only" in str(found)
+
+
+def test_a_target_below_the_noise_floor_cannot_be_shown() -> None:
+    few = {value: {"validation": (*s["validation"], 300), "test": s["test"]} for value, s in SWEEP.items()}
+    found = result(few).answer(f"{GAP} <= 0.03")
+    assert found.status == "cannot be shown"
+    (finding,) = found.findings
+    assert finding.floor is not None
+    assert (finding.floor.split, finding.floor.rows) == ("validation", 300)
+    assert finding.floor.value > 0.03
+    assert finding.floor.needed > 300
+    assert f"On 300 validation rows even a perfectly fair model may show {GAP.replace('_', ' ')} 0." in str(found)
+    assert f"it would take about {finding.floor.needed:,.0f} of them" in str(found)
+    # what is far beyond the target is not met, however few the rows
+    unfair = {value: {"validation": (0.3, 0.8, 300), "test": (0.3, 0.8)} for value in SWEEP}
+    assert result(unfair).answer(f"{GAP} <= 0.03").status == "not met"
+    # nor does the floor matter to the mean
+    assert result(few).answer(f"{GAP} <= 0.03", "mean").met
+
+
+def test_what_does_not_follow_from_counts_has_the_interval_of_its_seeds() -> None:
+    swept = result(SWEEP, spread=0.01)
+    found = swept.answer("loss <= 0.2", 0.9)
+    values = swept.final("test").query(f"fairness_weight == {weight(found)}")["loss"]
+    (finding,) = found.findings
+    assert finding.test is not None
+    bound = stats.t(3, values.mean(), stats.sem(values)).ppf([0.05, 0.95, 0.1, 0.9])
+    np.testing.assert_allclose(finding.test, [values.mean(), *bound])
+    assert not finding.row_noise
+    assert "The interval of loss covers how seeds differ, not which rows were drawn." in str(found)
+    few = result(SWEEP, seeds=2).answer("loss <= 0.2")
+    assert few.status == "met in the mean"
+    assert "too few seeds for an interval" in str(few)
+
+
+def test_nothing_is_shown_where_a_seed_is_undefined() -> None:
+    swept = result(SWEEP)
+    metrics = swept.metrics
+    lost = (metrics["fairness_weight"] == 3.0) & (metrics["metric"] == GAP) & (metrics["seed"] == 1)
+    metrics.loc[lost & (metrics["split"] == "validation"), "value"] = np.nan
+    found = swept.answer(f"{GAP} <= 0.05")
+    assert weight(found) == 2  # the nearest of those that are known
+    assert not found.chosen_meets
+    alone = result({None: {"test": (0.02, 0.81)}})
+    alone.metrics.loc[(alone.metrics["metric"] == GAP) & (alone.metrics["seed"] == 0), "value"] = np.nan
+    unknown = alone.answer(f"{GAP} <= 0.05")
+    assert unknown.status == "not met"
+    assert "demographic parity difference is not known" in str(unknown)
+
+
+def test_targets_are_those_of_the_run_or_what_is_asked() -> None:
+    swept = result(SWEEP, target=f"{GAP} <= 0.15", confidence=0.8)
+    assert str(swept.answer().targets[0]) == f"{GAP} <= 0.15"
+    assert swept.answer().confidence == 0.8
+    assert swept.answer(confidence="mean").confidence == "mean"
+    with pytest.raises(ef.ConfigError, match="There is no target"):
+        result(SWEEP).answer()
+    with pytest.raises(ef.ConfigError, match="Did you mean 'accuracy'"):
+        swept.answer("acuracy >= 0.8")
+    with pytest.raises(ef.ConfigError, match="wrong way round"):
+        swept.answer("accuracy <= 0.8")
+    with pytest.raises(ef.ConfigError, match="confidence must be a number between"):
+        swept.answer(confidence=95)
+    with pytest.raises(ef.ConfigError, match="made with different ones"):
+        ef.answer([swept, result(SWEEP)])
+    with pytest.raises(ef.ConfigError, match="at least one result"):
+        ef.answer([])
+
+
+def test_judging_every_setting() -> None:
+    """What a search for the target goes by."""
+    judged = judge(result(SWEEP), [ef.Target(GAP, "<=", 0.15)], 0.95)
+    assert [each.candidate.setting["fairness_weight"] for each in judged] == [0, 1, 2, 3]
+    assert [each.met for each in judged] == [False, True, True, True]
+    assert [each.excess > 0 for each in judged] == [True, False, False, False]
+    ends = [each.estimates[0].upper_end - 0.15 for each in judged]
+    np.testing.assert_allclose([each.excess for each in judged], ends)
+    assert all(each.quality.shape == (4,) for each in judged)
+
+
+def test_the_answer_in_words_and_as_json() -> None:
+    found = result(SWEEP, target=f"{GAP} <= 0.05").answer()
+    end = found.findings[0].test
+    assert end is not None
+    assert found.sentences == [
+        "Met with 95\u00a0% confidence: demographic parity difference at most 0.05.",
+        f"Take kffl (fairness_weight=3): demographic parity difference {end.mean:.3f} (at most {end.upper_end:.3f} "
+        f"with 95\u00a0% confidence) and accuracy {found.reached:.3f} on 10,000 test rows (mean of 4 seeds); "
+        f"{100 * found.cost:.1f} points less accuracy [{100 * found.cost_interval[0]:.1f}, "  # type: ignore[index]
+        f"{100 * found.cost_interval[1]:.1f}] than kffl (fairness_weight=0), the best without the target.",  # type: ignore[index]
+        "Chosen on 10,000 validation rows from 4 settings; the test rows only confirm.",
+    ]
+    read = json.loads(json.dumps(found.to_dict(), default=plain))
+    assert read["status"] == "met"
+    assert read["chosen"]["setting"] == {"fairness_weight": 3.0}
+    assert read["findings"][0]["test"]["upper_end"] == end.upper_end
+    assert read["sentences"] == found.sentences
