@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 from scipy import stats
 
 import equifed as ef
+from equifed.cli.tables import local_table
 from equifed.metrics.calibration import BINS, error_by_chance, histograms
 from equifed.report import verdict
 from equifed.report.comparison import Comparison
@@ -126,3 +129,15 @@ def test_too_many_clients_are_counted_and_not_listed(monkeypatch):
     assert (every["listed"], few["listed"]) == (True, False)
     assert few["count"] == every["count"] == len(every["clients"])
     assert len(few["clients"]) == few["reversed"]
+
+
+def test_show_names_who_is_opposite():
+    rows = {"north": [(50, 100, 40, 100)], "south": [(10, 200, 90, 200)], "east": [(45, 100, 50, 100)]}
+    result = replace(run(ef.methods.FedAvg(), federation(), seeds=[0]), local_gaps=local_frame(rows))
+    _, table, line = local_table(result)
+    written = StringIO()
+    Console(width=200, file=written).print(table)
+    words = written.getvalue().split()
+    assert words[-7:] == ["demographic_parity_difference", "+0.100", "3", "-0.400", "+0.100", "2", "1"]
+    assert str(line).startswith("DP diff., beyond chance f ahead of m: south -0.400 [-0.476, -0.")
+    assert local_table(replace(result, local_gaps=result.local_gaps[:0])) == []
