@@ -139,5 +139,5 @@ def test_show_names_who_is_opposite():
     Console(width=200, file=written).print(table)
     words = written.getvalue().split()
     assert words[-7:] == ["demographic_parity_difference", "+0.100", "3", "-0.400", "+0.100", "2", "1"]
-    assert str(line).startswith("DP diff., beyond chance f ahead of m: south -0.400 [-0.476, -0.")
+    assert line == "DP diff., beyond chance f ahead of m: south -0.400 [-0.473, -0.322]."
     assert local_table(replace(result, local_gaps=result.local_gaps[:0])) == []
