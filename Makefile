@@ -16,9 +16,20 @@ endif
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: .venv/ready  ## Compare the methods on real COMPAS data and write the report.
-	$(BIN)/equifed compare compas --preset fair-fate --report demo-report.html \
-		--methods fedavg,fedprox,local,fedmom,fedavg-lr,fedavg-gr,fedval,fair-fate,fairfed,kffl,fedminmax
+# kffl's weight was chosen on validation rows: README.md says how
+DEMO := --rounds 15 --seeds 10 --batch-size 256 --learning-rate 0.5 --local-epochs 1 --runs runs/demo \
+	--target "demographic_parity_difference <= 0.05"
+
+demo: .venv/ready  ## Eight methods on real data, then one held to a stated gap: a minute of computing, one page.
+	rm -rf runs/demo
+	@echo "1 of 3: eight methods on Adult, ten seeds each"
+	$(BIN)/equifed compare adult $(DEMO) --eval-every 3 --set kffl.fairness-weight=30 \
+		--methods fedavg,fedprox,fedmom,fedavg-lr,fedavg-gr,kffl,q-ffl,local
+	@echo "2 of 3: FedAvg, its decisions moved until the gap between women and men is the one that is asked for"
+	$(BIN)/equifed sweep adult $(DEMO) --eval-every 15 --method fedavg+fair --over gap=0.02,0.03,0.04,0.05
+	@echo "3 of 3: one page about all of them"
+	$(BIN)/equifed report runs/demo/*/ --output demo-report.html
+	@echo "Done. Open demo-report.html in a browser."
 
 test: .venv/ready  ## The tests, at most 5 minutes on 2 quiet cores.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" tests

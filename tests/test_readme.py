@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,43 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z-]+)", README):
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
+
+
+def demo() -> list[list[str]]:
+    """The commands of `make demo`, without the program."""
+    printed = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = printed.replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if "/equifed " in line]
+
+
+def test_the_demo_is_what_the_readme_says() -> None:
+    said = README.partition("## The demo")[2].partition("\n## ")[0]
+    compare, sweep, report = demo()
+    assert [command[0] for command in (compare, sweep, report)] == ["compare", "sweep", "report"]
+    methods_of = compare[compare.index("--methods") + 1]
+    assert f"`{methods_of}`" in said
+    rows = re.findall(r"^\| ([\w+-]+)[, ]", said, flags=re.M)[1:]
+    assert rows == [*methods_of.split(","), sweep[sweep.index("--method") + 1]]
+    assert f'--target "{sweep[sweep.index("--target") + 1]}"' in said
+    assert "--set kffl.fairness-weight=30" in " ".join(compare)
+    assert "`kffl`'s weight, 30," in said
+    assert report[report.index("--output") + 1] == "demo-report.html"
+    settings = {name: [command[command.index(name) + 1] for command in (compare, sweep)] for name in DEMO}
+    assert all(len(set(values)) == 1 for values in settings.values())  # or differences would not be the methods'
+    assert (settings["--seeds"][0], settings["--rounds"][0]) == ("10", "15")
+
+
+DEMO = ("--rounds", "--seeds", "--batch-size", "--learning-rate", "--local-epochs", "--target", "--runs")
+
+
+@pytest.mark.full  # real data, three commands
+def test_the_demo_runs(folder: Path) -> None:
+    compare, sweep, report = demo()
+    output([*compare, "--rounds", "2", "--seeds", "3"])
+    output([*sweep, "--rounds", "2", "--seeds", "3"])
+    runs = [str(path.relative_to(folder)) for path in sorted((folder / "runs" / "demo").iterdir()) if path.is_dir()]
+    assert len(runs) == 9
+    assert output(["report", *runs, *report[2:]]) == "demo-report.html"
 
 
 def test_the_table_of_methods_is_the_registry() -> None:

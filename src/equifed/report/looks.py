@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-COLOURS = ("#2f7bd9", "#c96a00", "#1a9060", "#d04a44", "#8f62d0", "#1593a5", "#c850a0", "#8a7a1c", "#6f7b8c", "#a0694c")
+COLOURS = ("#2f7bd9", "#c96a00", "#1a9060", "#d04a44", "#8f62d0", "#1593a5", "#c850a0", "#8a7a1c", "#a0694c", "#6f7b8c")
 SYMBOLS = {
     "circle": "o",
     "square": "s",

@@ -60,8 +60,11 @@
   const at = (list, i) => list[i % list.length];
   const { colours, symbols, dashes, patterns } = data.looks;
   const sign = (i, setting = i) => ({ colour: at(colours, i), symbol: at(symbols, i), dash: at(dashes, setting) });
-  const signs = data.variants.map(({ result }, i) => families
-    ? sign(results.indexOf(result), data.variants.slice(0, i).filter((other) => other.result === result).length) : sign(i));
+  const signs = data.variants.map(({ result }, i) => {
+    const before = data.variants.slice(0, i).filter((other) => other.result === result).length;
+    const family = results.indexOf(result);
+    return families ? sign(family, family + before) : sign(i);
+  });
   const faded = (colour) => `${colour}2e`;
   const css = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
   const theme = () => paper
