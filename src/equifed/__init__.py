@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from equifed.methods import postprocess
     from equifed.results.answer import answer
     from equifed.results.result import Result
+    from equifed.seeking import Sought, seek
     from equifed.settings import Local, RunSettings
     from equifed.simulation import simulate, sweep
     from equifed.store import load_result, save_result
@@ -39,6 +40,8 @@ _HOMES = {
     "save_result": "equifed.store",
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
+    "Sought": "equifed.seeking",
+    "seek": "equifed.seeking",
     "simulate": "equifed.simulation",
     "sweep": "equifed.simulation",
 }

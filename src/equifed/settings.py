@@ -153,6 +153,20 @@ class RunSettings:
         return cls(**{**values, "local": Local(**values["local"])})
 
 
+@dataclass(frozen=True)
+class SeekSettings:
+    """How a target is sought: a method's fairness weight is tried in a few steps, several values in each."""
+
+    steps: int = field(default=3, metadata={"low": 1})
+    """Computations at most: one over the whole range, then one after another where the best setting must lie."""
+    at_once: int = field(default=4, metadata={"low": 2})
+    """Settings in each of them, all trained together."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            check_number(each.name, getattr(self, each.name), whole=True, low=each.metadata["low"])
+
+
 class RunOptions(TypedDict, total=False):
     """The fields of `RunSettings` as keyword arguments."""
 

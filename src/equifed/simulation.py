@@ -89,7 +89,7 @@ def sweep(
     return simulate(method, federations, model=model, over=over, initial_parameters=start, settings=settings)
 
 
-def _with_fields(function: Callable[..., Result]) -> None:
+def with_fields(function: Callable[..., Any]) -> None:
     """Show the fields of `RunSettings` as keyword arguments in help and notebooks."""
     signature, settings = inspect.signature(function), inspect.signature(RunSettings)
     *named, _ = signature.parameters.values()
@@ -97,5 +97,5 @@ def _with_fields(function: Callable[..., Result]) -> None:
     function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
 
 
-_with_fields(simulate)
-_with_fields(sweep)
+with_fields(simulate)
+with_fields(sweep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
 from equifed.cli.options import MARGIN, FailIf, Goal, Margin, Output, ReportOptions, Settings, command, naming_options
 from equifed.experiments import EXPERIMENTS, Request
+from equifed.settings import SeekSettings
 
 EXITS = (
     "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
@@ -74,16 +75,22 @@ def run(
     goal: Goal,
     output: Output,
 ) -> None:
-    """Train what a configuration file describes: a run, or a sweep if the file has a [sweep] section.
+    """Train what a configuration file describes: a run, a sweep if the file has a [sweep] section, or as many as it
+    takes to meet a target if it has a [seek] section.
 
     It is saved in a folder of its own, with a checkpoint after every round; `equifed resume` continues it where it
     stopped.
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import new_run
+    from equifed.cli.seek import seek
     from equifed.config import load_config
 
-    new_run(load_config(file, [*(set or ()), *goal.overrides]), output, parse_checks(fail_if), watch)
+    config, checks = load_config(file, [*(set or ()), *goal.overrides]), parse_checks(fail_if)
+    if config.seek is None:
+        new_run(config, output, checks, watch)
+    else:
+        seek(config, output, checks, closely=watch)
 
 
 @command(app)
@@ -121,29 +128,48 @@ def sweep(
     data: DatasetName,
     method: Annotated[str, typer.Option(help="The method whose hyper-parameters are swept.")],
     over: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            metavar="NAME=V1,V2,...", help="A hyper-parameter and its values; repeat it for all combinations."
+            metavar="NAME=V1,V2,...",
+            help="A hyper-parameter and its values; repeat it for all combinations. Left out: the method's fairness "
+            "weight is searched until the --target is met.",
         ),
-    ],
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report to this file.")] = None,
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
     *,
+    seek: SeekSettings,
     settings: Settings,
     output: Output,
 ) -> None:
     """Train a method with many hyper-parameter values in one computation, and show the trade-off and a verdict.
 
-    A setting is dominated when another has both better accuracy and better fairness.
+    A setting is dominated when another has both better accuracy and better fairness. With a --target and without
+    --over, the method's fairness weight is searched on validation rows, in few steps of several values each. Every step
+    is a run; the same command goes on where it was interrupted.
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import new_run
+    from equifed.cli.seek import seek as seek_target
     from equifed.config import parse_config
+    from equifed.errors import ConfigError
 
-    raw = {"data": {"name": data}, "method": {"name": method}, "sweep": _swept(over)}
+    raw: dict[str, Any] = {"data": {"name": data}, "method": {"name": method}}
+    if not over and not settings.target:
+        raise ConfigError(
+            "Which values? Give --over NAME=V1,V2,..., or a --target 'METRIC <= NUMBER' for which they are searched."
+        )
     with naming_options():
-        config = parse_config(raw, settings.overrides(method), source="sweep")
-        new_run(config, output, parse_checks(fail_if), margin=margin)
+        if over:
+            raw["sweep"] = _swept(over)
+        else:
+            raw["seek"] = {"steps": seek.steps, "at-once": seek.at_once}
+        config, checks = parse_config(raw, settings.overrides(method), source="sweep"), parse_checks(fail_if)
+        if over:
+            new_run(config, output, checks, margin=margin, report=report)
+        else:
+            seek_target(config, output, checks, report)
 
 
 def _swept(over: list[str]) -> dict[str, list[float]]:

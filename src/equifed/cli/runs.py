@@ -55,8 +55,8 @@ PERSONAL_TESTS = 20_000_000
 NO_GOAL = Goal()
 
 
-def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False) -> Result:
-    """All rounds with progress; Ctrl-C says how to continue."""
+def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False, again: str = "") -> Result:
+    """All rounds with progress; Ctrl-C says how to continue. again: what to do, where that is not to resume the run."""
     name = recording.config.method.name
     try:
         with recording, Watch(name, recording.simulation, recording.done, closely) as watch:
@@ -65,25 +65,38 @@ def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = Fals
             return recording.finish()
     except KeyboardInterrupt:
         done, run = recording.folder.rounds_done(), name_of(recording.folder.path)
-        again = "".join(f" --fail-if {shlex.quote(check.text)}" for check in checks)
+        also = "".join(f" --fail-if {shlex.quote(check.text)}" for check in checks)
         rounds = recording.config.run.rounds
-        say(f"Interrupted after round {done} of {rounds}. Continue with: equifed resume {run}{again}")
+        say(f"Interrupted after round {done} of {rounds}. {again or f'Continue with: equifed resume {run}{also}'}")
         raise typer.Exit(130) from None
 
 
 def new_run(
-    config: Config, output: Output, checks: Sequence[AnyCheck], closely: bool = False, margin: float = MARGIN
+    config: Config,
+    output: Output,
+    checks: Sequence[AnyCheck],
+    closely: bool = False,
+    margin: float = MARGIN,
+    report: Path | None = None,
 ) -> None:
     """Train one configuration; refused before it has a folder when a check names an unknown metric."""
+    from equifed.report import write_report
+
     check_margin(margin)
     store = Store(output.runs)
     store.prepare()
+    if report is not None:
+        check_page(report, "--report")
     job = job_of(config, load_federations(config))
     checks_of_each(checks, [job])
-    _say_held_back(config)
+    say_held_back(config)
     recording = store.start(config, Simulation(job))
     say(f"Run {recording.folder.id}")
-    print_result(recording.folder, train(recording, checks, closely), output, checks, margin)
+    result = train(recording, checks, closely)
+    if report is not None:
+        write_report([documented(recording.folder, result)], report, margin=margin)
+        say(f"Report: {near(report)}")
+    print_result(recording.folder, result, output, checks, margin)
 
 
 def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
@@ -131,7 +144,7 @@ def compare(
     feds = load_federations(configs[0])
     # every job is made before the first trains: what is wrong with the last method must not come after hours of others
     runs = [(config, job) for config in configs if (job := _job(config, feds, names is not None)) is not None]
-    _say_held_back(configs[0])
+    say_held_back(configs[0])
     records, results, failed, broken = [], [], [], []
     for (config, job), own_checks in zip(runs, checks_of_each(checks, [job for _, job in runs]), strict=True):
         recording = store.start(config, Simulation(job))
@@ -172,7 +185,8 @@ def compare(
     fail(failed)
 
 
-def _say_held_back(config: Config) -> None:
+def say_held_back(config: Config) -> None:
+    """That choosing costs training rows."""
     if config.run.target and config.data.validation:
         say(
             f"Note: {config.data.validation:.0%} of the rows are held back from training, to choose by the target on "

@@ -21,8 +21,10 @@ from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.protocol import Method
 from equifed.registry import Registry
-from equifed.settings import SEEDS, Local
+from equifed.seeking import aimed
+from equifed.settings import SEEDS, Local, SeekSettings
 from equifed.simulator import check_swept
+from equifed.target import parse_targets
 
 if TYPE_CHECKING:
     from equifed.data import Preset
@@ -88,9 +90,10 @@ def parse_config(
     local = reader.made("local", Local, {**merged.get("local", {}), **batch})
     method = reader.choice("method", "name", methods.REGISTRY, {}, methods.make)
     sweep = reader.sweep(method)
+    seek = reader.seek(method, run.target) if "seek" in merged else None
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
     reader.stop_if_wrong()
-    if run.target and (sweep or chosen_from) and not _has_validation(data, preset, division):
+    if run.target and (sweep or seek or chosen_from) and not _has_validation(data, preset, division):
         data = data.model_copy(update={"validation": VALIDATION})
     run = dataclasses.replace(
         run,
@@ -98,7 +101,7 @@ def parse_config(
         clients_per_round=run.clients_per_round or _sampled(preset, division, "partition" in merged),
         local=local.for_task(task),
     )
-    return Config(run, data, division, model, method, sweep, flower, source, folder)
+    return Config(run, data, division, model, method, sweep, seek, flower, source, folder)
 
 
 # -- defaults from the data --------------------------------------------------------------------------------------------
@@ -268,6 +271,18 @@ class _Reader:
                 over[name] = [float(value) for value in values]
                 self.checked("sweep", partial(check_swept, method, name, values), key=key)
         return over
+
+    def seek(self, method: Method | None, target: Any) -> SeekSettings | None:
+        if "sweep" in self.raw:
+            text = "There is a section [sweep] too. Remove it to seek, or this section to choose from its values."
+            self.problem(text, "seek")
+        if method is not None:
+            try:
+                aimed(method, parse_targets(target))
+            except ConfigError as error:
+                self.problem(error, *(("run", "target") if error.key else ("method", "name")))
+        made: SeekSettings | None = self.made("seek", SeekSettings)
+        return made
 
 
 @cache

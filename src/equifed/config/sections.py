@@ -17,9 +17,9 @@ from equifed import models, partition
 from equifed.options import options_of
 from equifed.protocol import Method
 from equifed.registry import Registry
-from equifed.settings import RunSettings
+from equifed.settings import RunSettings, SeekSettings
 
-SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "flower")
+SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "seek", "flower")
 
 
 def kebab(name: str) -> str:
@@ -105,6 +105,8 @@ class Config:
     method: Method
     sweep: Mapping[str, Sequence[float]]
     """Hyper-parameter -> values; one run for each combination, all in one computation."""
+    seek: SeekSettings | None = None
+    """How the target is sought, by turning the method's knob; None where the file has no such section."""
     flower: FlowerSection | None = None
     """None where the file has no such section."""
     source: str = "configuration"
@@ -130,6 +132,8 @@ class Config:
         sections["method"] = {"name": self.method.name} | _spelt(self.method.hyper)
         if self.sweep:
             sections["sweep"] = {kebab(name): list(values) for name, values in self.sweep.items()}
+        if self.seek is not None:
+            sections["seek"] = _options(self.seek)
         if self.flower is not None:
             sections["flower"] = _spelt(self.flower.model_dump())
         return sections

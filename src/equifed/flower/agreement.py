@@ -133,8 +133,9 @@ def _check(config: Config) -> None:
         )
     if len(config.run.seed_list) > 1:
         raise ConfigError("A federation carries out one run: give one seed.", section="run", key="seeds")
-    if config.sweep:
-        raise ConfigError("A federation carries out one run: remove the section.", section="sweep")
+    for section, there in (("sweep", config.sweep), ("seek", config.seek)):
+        if there:
+            raise ConfigError("A federation carries out one run: remove the section.", section=section)
     if config.run.dropout:
         text = "The silos of a federation drop out by themselves. Remove it."
         raise ConfigError(text, section="run", key="dropout")

@@ -15,7 +15,8 @@ from equifed.config import Config, build
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
 from equifed.files import writable_folder
 from equifed.simulation import Training
-from equifed.store.environment import environment, fingerprint
+from equifed.simulator import Job
+from equifed.store.environment import environment, federations_of, fingerprint
 from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder
 from equifed.store.index import Index
 from equifed.store.locks import take
@@ -95,6 +96,21 @@ class Store:
             raise ConfigError(f"{len(matching)} runs are called {reference!r}: {shown}{more}. Write more of the id.")
         raise ConfigError(f"There is no run {reference!r} in {self.root}. The latest: {shown}.")
 
+    def same(self, config: Config, job: Job) -> RunFolder | None:
+        """The newest run of this configuration on these rows by these versions, finished or interrupted."""
+        rows, versions = fingerprint(federations_of(config, job)), environment(job.device)
+        for entry in self.entries():
+            folder = self._folder(entry)
+            if (
+                entry.method == config.method.name
+                and entry.status in ("finished", "interrupted")
+                and folder.settings() == config.resolved(folder.path)
+                and json.loads((folder.path / "data.json").read_text())["fingerprint"] == rows
+                and json.loads((folder.path / "environment.json").read_text()) == versions
+            ):
+                return folder
+        return None
+
     def entries(self) -> list[Entry]:
         """All runs, newest first."""
         return self.index.entries()
@@ -111,9 +127,8 @@ class Store:
     @staticmethod
     def _same(folder: RunFolder, config: Config, simulation: Training) -> Training:
         """The run's training, refused when its data are others than they were."""
-        feds = [run.federation for run in simulation.job.runs[: len(config.run.seed_list)]]
         then = json.loads((folder.path / "data.json").read_text())
-        if fingerprint(feds) != then["fingerprint"]:
+        if fingerprint(federations_of(config, simulation.job)) != then["fingerprint"]:
             raise DataError(
                 f"The data of run {folder.id} have changed since it started (other rows, or other rows per client), "
                 "so it cannot be continued. Put the files back, or start again: "

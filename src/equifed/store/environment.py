@@ -8,7 +8,7 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch
 import equifed
 from equifed.config import Config
 from equifed.federation import Federation
+
+if TYPE_CHECKING:
+    from equifed.simulator import Job
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -44,6 +47,11 @@ def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, 
         "files": {name: _hash(path) for name, path in config.paths().items() if path.is_file()},
         "fingerprint": fingerprint(federations),
     }
+
+
+def federations_of(config: Config, job: Job) -> list[Federation]:
+    """One for each seed; the settings of a sweep share them."""
+    return [run.federation for run in job.runs[: len(config.run.seed_list)]]
 
 
 def fingerprint(federations: Sequence[Federation]) -> str:

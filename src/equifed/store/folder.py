@@ -38,7 +38,7 @@ from equifed.notes import Note
 from equifed.results import Result
 from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
-from equifed.store.environment import data_record, environment
+from equifed.store.environment import data_record, environment, federations_of
 from equifed.store.locks import is_held, lock_at, take
 from equifed.store.results import CHECKPOINT, load_result, write_result
 
@@ -171,8 +171,7 @@ class RunFolder:
         (path / "scores").mkdir()
         write_atomic(path / "config.toml", tomli_w.dumps(config.resolved(path)).encode())
         write_json(path / "environment.json", environment(simulation.job.device))
-        feds = [run.federation for run in simulation.job.runs[: len(config.run.seed_list)]]
-        write_json(path / "data.json", data_record(config, feds))
+        write_json(path / "data.json", data_record(config, federations_of(config, simulation.job)))
         folder = cls(path)
         take(folder.lock)
         folder.set_status("running", created=datetime.now(UTC).isoformat(timespec="milliseconds"))

@@ -1,0 +1,343 @@
+"""Seeking a target: where the search looks, on curves that are known in closed form, and what it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import equifed as ef
+from equifed import methods, seeking
+from equifed.errors import ConfigError
+from equifed.methods.hyper import hyper
+from equifed.protocol import Data, Knob, Phase, Record, notions, unchanged
+from equifed.seeking import Search, Tried, aimed
+from equifed.settings import SeekSettings
+from equifed.target import Target
+
+Curve = Callable[[float], float]
+WEIGHT = Knob("weight", 1.0, 1000.0, {}, neutral=0.0)
+BOUND = Knob("epsilon", 1e-3, 0.3, {}, fairer="less", neutral=1.0)
+SHARE = Knob("share", 0.0, 1.0, {}, scale="linear", neutral=0.0)
+NO_NOISE = (0.0, 0.0, 0.0)
+
+
+def searched(
+    knob: Knob,
+    gap: Curve,
+    cost: Curve,
+    bound: float,
+    *,
+    steps: int = 3,
+    at_once: int = 4,
+    noise: tuple[float, ...] = NO_NOISE,
+    allowed: tuple[float | None, float | None] = (0.0, None),
+) -> Search:
+    """The search on curves over the knob's values; `noise`, by seed, is the same for all values."""
+    search = Search(knob, SeekSettings(steps, at_once), allowed)
+    while values := search.values():
+        assert len(values) <= at_once
+        assert not set(values) & set(search.tried)
+        search.add(
+            Tried(value, gap(value) <= bound, gap(value) - bound, tuple(cost(value) + each for each in noise))
+            for value in values
+        )
+        assert search.steps <= steps
+    assert search.ended
+    return search
+
+
+def falling(weight: float) -> float:
+    """A gap that falls with the weight: 0.15 without it, 0.05 at 40."""
+    return 0.15 / (1 + weight / 20)
+
+
+def rising(weight: float) -> float:
+    """A cost that rises with it."""
+    return 0.15 + 0.01 * math.log1p(weight)
+
+
+def test_it_finds_the_least_weight_that_meets_the_target() -> None:
+    search = searched(WEIGHT, falling, rising, 0.05)
+    assert (search.steps, len(search.tried)) == (3, 12)
+    assert search.best.met
+    assert 40 <= search.best.value < 40 * 1.15  # the optimum, by a grid of 76 settings at this resolution
+    assert search.grid > 6 * len(search.tried)
+
+
+def test_the_first_step_spans_the_range_and_asks_for_nothing_once() -> None:
+    assert Search(WEIGHT, SeekSettings(), (0, None)).values() == [0.0, 1.0, 31.6, 1000.0]
+    assert Search(BOUND, SeekSettings(), (0, None)).values() == [1.0, 0.3, 0.0173, 0.001]
+    assert Search(SHARE, SeekSettings(at_once=5), (0, 1)).values() == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert Search(WEIGHT, SeekSettings(at_once=2), (0, None)).values() == [0.0, 1000.0]
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 5, 8])
+def test_more_values_at_once_come_closer(at_once: int) -> None:
+    search = searched(WEIGHT, falling, rising, 0.05, at_once=at_once, steps=4)
+    least, largest = 40, max(value for value, tried in search.tried.items() if tried.met)
+    assert least <= search.best.value <= largest
+    # each step narrows the bracket by a factor of at_once + 1
+    within = (math.log(1000) if at_once < 4 else math.log(1000) / (at_once - 2)) / (at_once + 1) ** 3
+    assert math.log(search.best.value / least) <= within + 0.01
+
+
+def test_a_bound_is_searched_downwards() -> None:
+    search = searched(BOUND, lambda epsilon: min(epsilon, 0.2), lambda epsilon: 0.2 - min(epsilon, 0.2) / 10, 0.05)
+    assert 0.04 < search.best.value <= 0.05
+
+
+def test_what_is_met_without_a_weight_is_not_searched_further() -> None:
+    search = searched(WEIGHT, falling, rising, 0.2)
+    assert (search.best.value, search.steps) == (0.0, 1)
+    assert "without" in search.ended
+
+
+def test_the_range_is_extended_once() -> None:
+    search = searched(WEIGHT, falling, rising, 0.001)  # met from 2980 on
+    assert 2980 <= search.best.value < 2980 * 1.2
+    assert search.steps == 3
+    hopeless = searched(WEIGHT, lambda weight: 0.1 + falling(weight), rising, 0.05, steps=5)
+    assert hopeless.steps == 2
+    assert not hopeless.best.met
+    assert hopeless.best.value == max(hopeless.tried) > 1000
+    assert "nothing meets" in hopeless.ended
+    bounded = searched(SHARE, lambda share: 0.2 - 0.1 * share, lambda share: share, 0.05, allowed=(0.0, 1.0))
+    assert (bounded.best.value, bounded.steps) == (1.0, 1)
+
+
+def test_a_gap_that_rises_again_is_searched_around_its_lowest_point() -> None:
+    """As KFFL's on Adult, which is least at 100 and larger at 10 and at 1000."""
+
+    def valley(weight: float) -> float:
+        return 0.03 + 0.02 * abs(math.log(max(weight, 0.01) / 100))
+
+    search = searched(WEIGHT, valley, rising, 0.031)
+    assert search.best.met
+    assert 95 < search.best.value < 105
+    assert search.tried.keys() >= {0.0, 1000.0}  # what was seen is kept
+
+
+def test_the_best_that_was_seen_is_never_lost() -> None:
+    """Whether a setting meets the target is a coin here: whatever the steps find, nothing seen before is better."""
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        search = Search(WEIGHT, SeekSettings(steps=5), (0.0, None))
+        while values := search.values():
+            search.add(
+                Tried(value, bool(rng.random() < 0.4), float(rng.normal()), tuple(rng.normal(rising(value), 0.01, 3)))
+                for value in values
+            )
+        met = [tried for tried in search.tried.values() if tried.met]
+        if met:
+            lowest = min(met, key=lambda tried: tried.cost)
+            gaps = np.subtract(search.best.costs, lowest.costs)
+            assert search.best.met
+            assert gaps.mean() <= 2 * gaps.std(ddof=1) / math.sqrt(3) + 1e-12
+        else:
+            assert search.best.excess == min(tried.excess for tried in search.tried.values())
+
+
+def test_it_ends_where_nothing_can_be_gained_beyond_the_noise() -> None:
+    flat = searched(WEIGHT, falling, lambda weight: 0.15, 0.05)
+    assert flat.steps == 1
+    assert flat.best.value == 1000.0  # the least weight of those seen that meets it
+    assert "noise" in flat.ended
+
+
+def test_a_degenerate_end_is_not_taken_for_the_nearest() -> None:
+    def gap(weight: float) -> float:
+        return math.inf if weight >= 300 else falling(weight)
+
+    search = searched(WEIGHT, gap, rising, 0.02)  # met from 130 on
+    assert 130 <= search.best.value < 200
+    undefined = searched(WEIGHT, lambda weight: math.inf, rising, 0.02)
+    assert (undefined.steps, undefined.best.met) == (1, False)
+
+
+def test_what_a_method_aims_at() -> None:
+    parity, opportunity = (
+        Target.parse("demographic_parity_difference <= 0.05"),
+        Target.parse("equal_opportunity_ratio >= 0.9"),
+    )
+    accuracy = Target.parse("accuracy >= 0.8")
+    assert aimed(methods.KFFL(), [parity])[0] == methods.KFFL()
+    assert aimed(methods.KFFL(), [accuracy, opportunity, parity])[0] == methods.KFFL(condition_on="label")
+    assert aimed(methods.KFFL(condition_on="label"), [parity])[0] == methods.KFFL(condition_on="label")  # as it was set
+    assert aimed(methods.FairFed(), [parity])[0].hyper["fairness"] == "demographic_parity_difference"
+    method, knob = aimed(methods.make("kffl+eo"), [opportunity])
+    assert (method.hyper["condition_on"], knob.name) == ("label", "fairness_weight")
+
+
+@pytest.mark.parametrize(
+    ("method", "targets", "words"),
+    [
+        (methods.FedAvg(), ["demographic_parity_difference <= 0.1"], "These have one: fair-fate, fedfair"),
+        (methods.KFFL(), ["accuracy >= 0.8"], "does not aim at accuracy"),
+        (methods.KFFL(), ["equalized_odds_difference <= 0.1"], "Methods that do: fair-fate, fairfed, sffl, fcfl"),
+        (methods.KFFL(), [], "is needed"),
+    ],
+)
+def test_what_cannot_be_sought(method: methods.Method, targets: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        aimed(method, [Target.parse(text) for text in targets])
+    assert words in str(refused.value)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+BIAS = 0.4
+"""The gap of the labels, and of the model that follows them."""
+
+
+@dataclass(frozen=True)
+class Shift(methods.Method):
+    """Selects the rows of group s whose score is above 1/2 - (s - 1/2) gap, with a gap that falls from BIAS to `floor`.
+
+    Scores are spread evenly over 0..1 in both groups and the labels are those of gap = BIAS. So the gap between the
+    groups is gap, and (BIAS - gap) / 2 of the rows are wrong.
+    """
+
+    name: ClassVar[str] = "shift"
+    knob: ClassVar[Knob | None] = Knob("weight", 1.0, 1000.0, notions(demographic_parity={"on": True}), neutral=0.0)
+
+    weight: float = hyper(1.0, low=0)
+    """How much fairness counts."""
+    floor: float = hyper(0.0, low=0)
+    """The gap that no weight can close."""
+    on: bool = False
+    """Whether it does."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        def rows(down: Record, state: Any, data: Data) -> tuple[Record, Any]:
+            return {"rows": data.n}, state
+
+        return (Phase("count", (), ("rows",), rows, unchanged, gather="sum"),)
+
+    def predict(self, task: Any, server: Any, client: Any, x: torch.Tensor) -> torch.Tensor:
+        score, s = x[:, 0], x[:, 1]
+        gap = self.floor + (BIAS - self.floor) / (1 + self.weight / 20) if self.on else BIAS
+        return (score > 0.5 - (s - 0.5) * gap).to(x.dtype)
+
+
+def weight_at(gap: float) -> float:
+    return 20 * (BIAS / gap - 1)
+
+
+def evenly(rows: int = 2000) -> ef.Federation:
+    """Scores spread evenly over 0..1 in both groups, the same rows for training, validation and test."""
+    score = (np.arange(rows) + 0.5) / rows
+    x = np.concatenate([np.stack([score, np.full(rows, s)], 1) for s in (0.0, 1.0)]).astype(np.float32)
+    s = x[:, 1].astype(int)
+    y = (x[:, 0] > 0.5 - (s - 0.5) * BIAS).astype(int)
+    return ef.Federation.from_arrays([(x, y, s)], validation=(x, y, s), test=(x, y, s))
+
+
+def test_the_toy_is_what_it_says() -> None:
+    swept = ef.sweep(Shift(on=True), evenly(), model=ef.models.Logistic(), over={"weight": [0.0, 20.0]}, rounds=1)
+    final = swept.final().set_index("weight")
+    np.testing.assert_allclose(final["demographic_parity_difference"], [BIAS, BIAS / 2], atol=1e-3)
+    np.testing.assert_allclose(final["accuracy"], [1, 1 - BIAS / 4], atol=1e-3)
+
+
+def sought(target: Any, method: methods.Method | None = None, **changes: Any) -> ef.Sought:
+    settings = {"model": ef.models.Logistic(), "rounds": 1, "confidence": "mean", "seeds": 1, **changes}
+    return ef.seek(method or Shift(), evenly(), target=target, **settings)
+
+
+def test_seeking_lands_on_the_best_setting_in_three_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **options: Any) -> ef.Result:
+        calls.append(options["over"]["weight"])
+        return ef.sweep(*args, **options)
+
+    monkeypatch.setattr(seeking, "sweep", counted)
+    found = sought("demographic_parity_difference <= 0.1")
+    assert [len(values) for values in calls] == [4, 4, 4]
+    assert found.method == Shift(on=True)  # it aims at what is asked for
+    assert found.answer.status == "met"
+    assert found.answer.chosen is not None
+    weight, best = found.answer.chosen.setting["weight"], weight_at(0.1)  # 60
+    assert best <= weight < best * 1.15
+    assert found.answer.reached == pytest.approx(1 - (BIAS - BIAS / (1 + weight / 20)) / 2, abs=1e-3)
+    assert len(found.results) == 3
+    assert "12 settings in 3 steps; a grid as fine would have had" in repr(found)
+
+
+def test_what_was_tried_is_a_frame_with_test_figures_of_the_chosen_setting_alone() -> None:
+    found = sought(["demographic_parity_difference <= 0.1", "accuracy >= 0.7"])
+    frame = found.tried
+    assert frame["weight"].is_monotonic_increasing
+    np.testing.assert_allclose(frame["demographic_parity_difference"], BIAS / (1 + frame["weight"] / 20), atol=2e-3)
+    assert (frame["met"] == (frame["demographic_parity_difference"] <= 0.1)).all()
+    assert frame["chosen"].sum() == 1
+    assert frame.loc[frame["met"], "accuracy"].max() == frame.loc[frame["chosen"], "accuracy"].item()
+    tested = frame.filter(like="test_")
+    assert list(tested) == ["test_accuracy", "test_demographic_parity_difference"]
+    assert (tested.notna().all(axis=1) == frame["chosen"]).all()
+    assert tested.notna().any(axis=1).sum() == 1
+
+
+def test_several_targets_must_all_be_met() -> None:
+    # a gap of at most 0.1 needs a weight of 60, an accuracy of 0.84 allows 80 at most
+    found = sought(["demographic_parity_difference <= 0.1", "accuracy >= 0.84"])
+    assert found.answer.status == "met"
+    assert found.answer.chosen is not None
+    assert 60 <= found.answer.chosen.setting["weight"] <= 80
+    # of a gap of 0.1 an accuracy of 0.85 is the most there is
+    never = sought(["demographic_parity_difference <= 0.1", "accuracy >= 0.9"])
+    assert never.answer.status == "not met"
+    assert not never.tried["met"].any()
+
+
+def test_what_nothing_meets_ends_with_the_nearest() -> None:
+    found = sought("demographic_parity_difference <= 0.1", Shift(floor=0.2))
+    assert found.answer.status == "not met"
+    assert found.answer.chosen is not None
+    chosen = found.tried[found.tried["chosen"]]
+    assert chosen["weight"].item() > 1000
+    assert chosen["demographic_parity_difference"].item() == found.tried["demographic_parity_difference"].min()
+    assert "nothing meets the target" in found.ended
+
+
+def test_the_end_of_the_interval_must_meet_the_target() -> None:
+    mean = sought("demographic_parity_difference <= 0.1")
+    sure = sought("demographic_parity_difference <= 0.1", confidence=0.95)
+    assert mean.answer.chosen is not None
+    assert sure.answer.chosen is not None
+    assert sure.answer.chosen.setting["weight"] > mean.answer.chosen.setting["weight"]
+    ends = sure.tried["demographic_parity_difference_end"]
+    assert (ends > sure.tried["demographic_parity_difference"]).all()
+    assert (sure.tried["met"] == (ends <= 0.1)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": methods.FedAvg()}, "has no hyper-parameter that trades accuracy for fairness"),
+        ({"target": ()}, "is needed"),
+        ({"target": "accuracy >= 0.8"}, "does not aim at accuracy"),
+        ({"target": "client_accuracy.worst >= 0.8", "method": methods.QFFL()}, "cannot be sought"),
+        ({"steps": 0}, "steps"),
+        ({"at_once": 1}, "at_once"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_trained(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        sought(**{"target": "demographic_parity_difference <= 0.1", **changes})
+    assert words in str(refused.value)
+
+
+def test_without_validation_rows_nothing_is_sought() -> None:
+    whole = evenly()
+    bare = dataclasses.replace(whole, validation=whole.validation[:0])
+    with pytest.raises(ConfigError, match="validation rows"):
+        ef.seek(Shift(), bare, model=ef.models.Logistic(), target="demographic_parity_difference <= 0.1", rounds=1)
