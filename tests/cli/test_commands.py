@@ -498,7 +498,7 @@ def test_sweep(place, invoke, tiny):
     outcome = invoke("sweep", *options)
     assert outcome.exit_code == 0, outcome.stderr
     assert "dominated" in outcome.stdout
-    assert "\nRule: the fairest" in outcome.stdout
+    assert "\nRule, on validation rows: the fairest" in outcome.stdout
     found = data(invoke("sweep", *options, "--json", "--margin", "0.2"))
     assert [point["mu"] for point in found["pareto"]] == [0, 0.5]
     assert "lose at most 20 points of accuracy" in found["verdict"]["rule"]

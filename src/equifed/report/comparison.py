@@ -18,7 +18,7 @@ from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, mom
 from equifed.report.groups import SMALL_GROUP, Pair, fewest_rows, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
 from equifed.results.answer import answer_if_asked
-from equifed.results.candidates import data_of, is_pooled, settings_text, unique_labels
+from equifed.results.candidates import data_of, is_pooled, needs_validation, settings_text, unique_labels
 from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
@@ -201,6 +201,21 @@ class Comparison:
         """What the verdict is about: the quality and, where there is one, the disparity."""
         return [self.quality, *([self.disparity] if self.disparity else [])]
 
+    @cached_property
+    def for_choosing(self) -> Comparison:
+        """The same on validation rows, where settings of a sweep are to be chosen and all results have such rows that
+        no method trains on; otherwise itself. What is degenerate on test rows is not chosen on others either."""
+        measured = [set(result.metrics["split"].astype(str)) for result in self.results]
+        clean = not any(needs_validation(variant.method) for variant in self.variants)
+        both = all({"test", "validation"} <= splits for splits in measured)
+        if not (clean and both and any(result.swept for result in self.results)):
+            return self
+        variants = [
+            variant if tested.eligible else replace(variant, final=variant.final.assign(degenerate=1.0))
+            for variant, tested in zip(variants_of(self.results, "validation"), self.variants, strict=True)
+        ]
+        return replace(self, variants=variants, baseline=variants[self.variants.index(self.baseline)])
+
     def dominated(self, disparity: str) -> list[bool]:
         """Whether another variant is at least as good in the means of quality and disparity and better in one; who is
         not eligible beats nobody."""
@@ -279,8 +294,8 @@ def summary_of(comparison: Comparison) -> pd.DataFrame:
 # -- taking results apart ----------------------------------------------------------------------------------------------
 
 
-def variants_of(results: Sequence[Result]) -> list[Variant]:
-    """Every method and setting in the results, in their order."""
+def variants_of(results: Sequence[Result], split: str | None = None) -> list[Variant]:
+    """Every method and setting in the results, in their order. split: by default test, or validation without a test."""
     if not results:
         raise ConfigError("A report needs at least one result, got none.")
     tasks = list(dict.fromkeys(str(result.info.get("task", "classification")) for result in results))
@@ -288,12 +303,12 @@ def variants_of(results: Sequence[Result]) -> list[Variant]:
         raise ConfigError(
             f"One report cannot compare {' and '.join(tasks)} results: they share no metric. Write one report for each."
         )
-    variants = [variant for i, result in enumerate(results) for variant in _variants_of(i, result)]
+    variants = [variant for i, result in enumerate(results) for variant in _variants_of(i, result, split)]
     labels = unique_labels(variants, results)
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 
-def _variants_of(i: int, result: Result) -> Iterator[Variant]:
+def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]:
     frame, info = result.metrics, result.info
     if frame.empty:
         raise ConfigError(
@@ -301,7 +316,7 @@ def _variants_of(i: int, result: Result) -> Iterator[Variant]:
             "Give the federation test rows."
         )
     overall = frame[frame["scope"] == "global"]
-    split = "test" if (overall["split"] == "test").any() else "validation"
+    split = split or ("test" if (overall["split"] == "test").any() else "validation")
     overall, frame = overall[overall["split"] == split], frame[frame["split"] == split]
     last = int(frame["round"].max())
     ended = frame[frame["round"] == last].astype({"metric": str})

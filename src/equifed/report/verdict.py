@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +53,8 @@ def verdict(
     It is the fairest, by the mean of the disparity, of those that are shown to be no worse than the best by more than
     the margin: the 95 % paired interval of what they lose in quality ends within it. The margin is absolute for a
     share, such as accuracy (0.01 is one point), and relative to the best mean for other numbers, such as an RMSE.
-    Predictors that are degenerate, references on pooled rows and dominated settings are never taken.
+    Predictors that are degenerate, references on pooled rows and dominated settings are never taken. The settings of a
+    sweep are chosen on validation rows, where there are such, and told with what the test rows say.
     """
     return verdict_of(Comparison.of(results, disparity, None, margin, target, confidence))
 
@@ -66,9 +67,10 @@ def verdict_of(comparison: Comparison) -> Verdict:
         (variant,) = comparison.variants
         sentences = [_single(variant, comparison.judged), *_groups(comparison, variant)]
         return Verdict(variant.label, sentences, "", caveats)
-    choice = choose(comparison)
+    choice = choose(comparison.for_choosing)
     if choice is None:
         return Verdict(None, [_unusable(comparison)], _rule(comparison), caveats)
+    choice = choice.told_by(comparison.variants)
     sentences = _advice(comparison, choice) if choice.taken else _too_thin(comparison, choice)
     sentences[2:2] = _groups(comparison, choice.pick)
     return Verdict(choice.pick.label if choice.taken else None, sentences, _rule(comparison), caveats)
@@ -109,8 +111,19 @@ class Choice:
     """False where the evidence is too thin."""
     fairer: Variant | None
     """Would be taken in place of the pick if it were shown to be within the margin, as its mean is."""
-    allowed: float
-    """The margin in units of the quality."""
+    on: Comparison
+    """The numbers by which it was chosen."""
+
+    def told_by(self, variants: list[Variant]) -> Choice:
+        """The same methods and settings with other numbers: those of test rows."""
+        by_label = {variant.label: variant for variant in variants}
+        fairer = None if self.fairer is None else by_label[self.fairer.label]
+        return replace(self, best=by_label[self.best.label], pick=by_label[self.pick.label], fairer=fairer)
+
+    @property
+    def on_validation(self) -> bool:
+        """Whether it was chosen on other rows than those that its numbers are from."""
+        return self.pick not in self.on.variants
 
 
 def choose(comparison: Comparison) -> Choice | None:
@@ -140,9 +153,9 @@ def choose(comparison: Comparison) -> Choice | None:
     few = best.over_seeds(quality).n < MIN_SEEDS
     leader = within[0] if within else best
     if few or (within and not shown):
-        return Choice(best, leader, False, None, allowed)
+        return Choice(best, leader, False, None, comparison)
     pick = shown[0] if shown else best
-    return Choice(best, pick, True, leader if leader is not pick else None, allowed)
+    return Choice(best, pick, True, leader if leader is not pick else None, comparison)
 
 
 def _allowed(comparison: Comparison, best: Variant) -> float:
@@ -229,10 +242,11 @@ def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     numbers = _numbers(comparison, choice)
     if disparity is None:
         return [f"Take {name}: it has {highest}.", numbers]
-    gap, fairest = _title(disparity), next(iter(ranked(comparison.variants, disparity)), pick)
+    gap, fairest = _title(disparity), _fairest(comparison, choice)
     if pick is not best:
-        lost = _amount(comparison, _lost(comparison, pick, best), best)
-        lead = f"Take {name}: {_instead(choice, disparity)}, at a loss of {lost} against the best, "
+        lost = _lost(comparison, pick, best)
+        change = f"a {'loss' if lost >= 0 else 'gain'} of {_amount(comparison, abs(lost), best)}"
+        lead = f"Take {name}: {_instead(choice, disparity)}, at {change} against the best, "
         lead += f"{wording.plain(best.label)}.{_doubt(pick, best, disparity)}"
     elif fairest is pick:
         lead = f"Take {name}: it has both {highest} and the fairest mean {gap}."
@@ -242,7 +256,7 @@ def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     if choice.fairer is not None:
         sentences.append(
             f"{wording.plain(choice.fairer.label)} has a still fairer mean, {_value(choice.fairer, disparity)}, but "
-            f"{_missing_seeds(comparison, choice.fairer, choice)}"
+            f"{_missing_seeds(choice, choice.fairer)}"
         )
     if fairest not in (pick, choice.fairer):
         sentences.append(
@@ -252,12 +266,19 @@ def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     return sentences
 
 
+def _fairest(comparison: Comparison, choice: Choice) -> Variant:
+    """Of all that may be taken, by the numbers of the choice."""
+    order = ranked(choice.on.variants, comparison.disparity) if comparison.disparity else []
+    label = order[0].label if order else choice.pick.label
+    return next(variant for variant in comparison.variants if variant.label == label)
+
+
 def _too_thin(comparison: Comparison, choice: Choice) -> list[str]:
     """Who leads, and what is missing to take it; the numbers."""
     pick, best = choice.pick, choice.best
     leads = f"The evidence is too thin to take one: {wording.plain(pick.label)} leads"
     if pick is not best and comparison.disparity is not None:
-        leads += f" with {_instead(choice, comparison.disparity)}, but {_missing_seeds(comparison, pick, choice)}"
+        leads += f" with {_instead(choice, comparison.disparity)}, but {_missing_seeds(choice, pick)}"
     else:
         seeds = best.over_seeds(comparison.quality).n
         leads += f", but {'one seed' if seeds == 1 else f'{seeds} seeds'} cannot show a difference. {_AT_LEAST}"
@@ -278,7 +299,17 @@ def _numbers(comparison: Comparison, choice: Choice) -> str:
         for metric in comparison.judged
     ]
     said = f"{wording.listing(values, longest=200)} ({_over(shown)})."
+    if choice.on_validation:
+        return f"On test rows, {said}{_confirmation(comparison, choice)}"
     return said[:1].upper() + said[1:]
+
+
+def _confirmation(comparison: Comparison, choice: Choice) -> str:
+    """What the test rows do not confirm of a choice on validation rows."""
+    test = paired(more_of(choice.pick, choice.best, comparison.quality))
+    if not choice.taken or choice.pick is choice.best or test is None or test.high <= _allowed(comparison, choice.best):
+        return ""
+    return f" They do not confirm the margin: it may lose up to {_amount(comparison, test.high, choice.best)} on them."
 
 
 def _title(metric: str) -> str:
@@ -288,17 +319,20 @@ def _title(metric: str) -> str:
 _AT_LEAST = "Run at least 3, better 10."
 
 
-def _missing_seeds(comparison: Comparison, variant: Variant, choice: Choice) -> str:
+def _missing_seeds(choice: Choice, variant: Variant) -> str:
     """Why it is not shown to be within the margin, and how many seeds would show it."""
-    lost = more_of(variant, choice.best, comparison.quality)
-    if variant.data != choice.best.data:
+    comparison = choice.on
+    variant, best = (next(v for v in comparison.variants if v.label == each.label) for each in (variant, choice.best))
+    lost = more_of(variant, best, comparison.quality)
+    if variant.data != best.data:
         return "it ran on other data or another partition, so that the two cannot be compared seed by seed."
-    test, needed = paired(lost), seeds_needed(lost, choice.allowed)
+    test, needed = paired(lost), seeds_needed(lost, _allowed(comparison, best))
     if math.isnan(needed):
         known = "they share no seed" if not len(lost) else "one shared seed shows nothing"
         return f"{known}, and how many it takes cannot be estimated. {_AT_LEAST}"
-    reach = "" if test is None else f" may lose up to {_amount(comparison, test.high, choice.best)}:"
-    why = f"over {len(lost)} seeds it{reach}" if reach else f"{len(lost)} seeds are too few for an interval:"
+    reach = "" if test is None else f" may lose up to {_amount(comparison, test.high, best)}:"
+    where = ", on validation rows," if choice.on_validation else ""
+    why = f"over {len(lost)} seeds{where} it{reach}" if reach else f"{len(lost)} seeds are too few for an interval:"
     if math.isinf(needed):
         return f"{why} it would take more than {MAX_SEEDS:,} seeds to show that it stays within the margin."
     return f"{why} about {needed:.0f} seeds would be needed to show that it stays within the margin."
@@ -340,8 +374,9 @@ def _rule(comparison: Comparison) -> str:
     out = "degenerate predictors and references on pooled rows"
     if comparison.disparity is None:
         return f"Rule: the {_best_word(comparison.quality)} mean {describe(comparison.quality).title}; {out} are out."
+    where = "" if comparison.for_choosing is comparison else ", on validation rows"
     return (
-        f"Rule: the fairest mean {describe(comparison.disparity).title} of those that lose at most "
+        f"Rule{where}: the fairest mean {describe(comparison.disparity).title} of those that lose at most "
         f"{_margin(comparison)} against the best (upper end of the 95\u00a0% paired interval over seeds); {out} are "
         "out, and so are settings that another beats in both means."
     )
@@ -537,5 +572,14 @@ def _incidents(comparison: Comparison) -> Iterator[str]:
         yield f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(text, 400)}"
 
 
-_CAVEATS = (_degenerate, _references, _certainty, _missing, _small_groups, _local, _unlike, _incidents)
+def _chosen_on_test(comparison: Comparison) -> Iterator[str]:
+    chosen = comparison.answer is None and any(result.swept for result in comparison.results)
+    if chosen and comparison.for_choosing is comparison:
+        yield (
+            "The setting is chosen by the rows that its numbers are from, so they look a little better than they are: "
+            "there are no validation rows that no method trains on."
+        )
+
+
+_CAVEATS = (_degenerate, _references, _certainty, _chosen_on_test, _missing, _small_groups, _local, _unlike, _incidents)
 """In the order in which they are shown."""

@@ -67,6 +67,16 @@ def is_pooled(method: str) -> bool:
         return False
 
 
+def needs_validation(method: str) -> bool:
+    """Whether it trains with the server's validation rows."""
+    from equifed.methods import make
+
+    try:
+        return make(method).needs_validation
+    except ConfigError:  # a result of somebody's own method
+        return False
+
+
 def data_of(info: Mapping[str, Any]) -> str:
     """Equal for results on the same data with the same partition; only those can be paired by seed."""
     return json.dumps([info.get(name) for name in _DATA], default=str)
