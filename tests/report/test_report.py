@@ -218,6 +218,7 @@ def test_marginals_are_what_the_pooled_rows_give(tmp_path):
     weight, bias = (next(v for k, v in model.items() if k.endswith(end)) for end in ("weight", "bias"))
     chosen = (test[0] @ weight.reshape(-1) + bias.reshape(-1)) > 0
     data = page_of([result], tmp_path).data["marginals"]
+    assert "Demographic parity difference by attribute" in (tmp_path / "report.html").read_text()
     assert data["names"] == ["f", "m", "mid", "old", "young"]
     for g, name in enumerate(data["names"]):
         mine = (test[2] == name).any(1)

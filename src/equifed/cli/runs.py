@@ -21,6 +21,8 @@ from equifed.cli.tables import (
     comparison,
     footnotes,
     frame_table,
+    gaps_by_attribute,
+    gaps_table,
     groups_table,
     local_table,
     metrics_table,
@@ -293,6 +295,7 @@ def show_run(reference: str, goal: Goal, output: Output, checks: Sequence[AnyChe
     failed = failures(checks, [result], answer)
     if output.json:
         more = {
+            "gaps_by_attribute": gaps_by_attribute(result),
             "messages": result.messages.to_dict("records"),
             "config": config,
             "environment": saved(folder, "environment"),
@@ -312,8 +315,8 @@ def _show_finished(
     if result.swept:
         show(pareto_table(result))
     else:
-        of_clients = (*local_table(result), *silos_table(result))
-        show(metrics_table(summary), "", groups_table(result), *of_clients, "", warnings_of([summary]))
+        parts = (groups_table(result), *gaps_table(result), *local_table(result), *silos_table(result))
+        show(metrics_table(summary), "", *parts, "", warnings_of([summary]))
     if compared:
         show(*_lines(verdict_of(compared)))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))

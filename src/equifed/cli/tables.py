@@ -216,6 +216,32 @@ def groups_table(result: Result) -> Table:
     return table
 
 
+def gaps_by_attribute(result: Result) -> list[Record]:
+    """The main disparities by sensitive column and crossed, with the groups farthest apart, for other programs."""
+    from equifed.report.comparison import variants_of
+
+    if result.metrics.empty:
+        return []
+    return [
+        {"method": variant.label, "metric": metric, **gap.facts()}
+        for variant in variants_of([result])
+        for metric in catalogue.shown(map(str, variant.final.columns), "headline")
+        for gap in variant.gaps(metric)
+    ]
+
+
+def gaps_table(result: Result) -> list[Table | str]:
+    """The same as a table; nothing for two groups."""
+    headings = ("disparity", "attribute", "mean", "95 % interval", "lowest", "highest")
+    table = plain_table(*headings, numbers=[2, 3], title="Gap by attribute, and the groups farthest apart (test rows)")
+    for gap in gaps_by_attribute(result):
+        pair, undefined = gap["pair"], gap["low"] != gap["low"]
+        interval = "" if undefined else f"{gap['low']:.3f} to {gap['high']:.3f}"
+        ends = (f"{pair[end]}: {pair[f'{end}_rate']:.3f} ({pair[f'{end}_rows']:,.0f})" for end in ("low", "high"))
+        table.add_row(gap["metric"], gap["attribute"], f"{gap['mean']:.3f}", interval, *ends)
+    return ["", table] if table.row_count else []
+
+
 def local_table(result: Result) -> list[Table | str]:
     """How the clients' own gaps compare with those over all of them; nothing where no client has one."""
     from equifed.report.local import Local

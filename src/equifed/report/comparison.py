@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.fronts import dominated
 from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, moments, paired
-from equifed.report.groups import SMALL_GROUP, Pair, fewest_rows, marginals, worst_pair
+from equifed.report.groups import SMALL_GROUP, Gap, Pair, fewest_rows, gaps_by_attribute, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
 from equifed.results.answer import answer_if_asked
 from equifed.results.candidates import data_of, is_pooled, needs_validation, settings_text, unique_labels
@@ -58,6 +58,13 @@ class Variant:
     """Every client's own gap with its sign, last round: see `Result.local_gaps`."""
     observed: pd.DataFrame
     """What the method logs about itself: seed, round, metric (its name after `LOG`), value."""
+    attributes: tuple[str, ...]
+    """The sensitive columns, where they are known."""
+    counts: Mapping[bool, np.ndarray | None]
+    """Rows [S, G, C, C] by seed, group, label and prediction, last round; False: with all rows at label 0, for what
+    needs no labels. None for a regression."""
+    shared_rows: float
+    """The share of its test rows that a seed has in common with another one."""
     models: int
     """How many models each test row was given to: the clients' own, where they have such; counts of rows are as many
     times as large, though the rows are not more."""
@@ -112,6 +119,14 @@ class Variant:
     def worst_pair(self, disparity: str) -> Pair | None:
         """The groups between which it is widest, by their mean rates over seeds."""
         return worst_pair(self.groups, disparity, self.models)
+
+    def gaps(self, disparity: str) -> list[Gap]:
+        """The disparity by sensitive column, and between their intersections; empty for two groups, whose gap is the
+        disparity itself."""
+        if self.groups["name"].nunique() < 3:
+            return []
+        counts = self.counts["labels" in describe(disparity).needs]
+        return gaps_by_attribute(self.groups, disparity, self.attributes, counts, self.shared_rows, self.models)
 
     @property
     def noisy(self) -> set[str]:
@@ -324,6 +339,7 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
     ended = ended.assign(kind=scope[0], name=scope[2])
     silos = Silos.of(result)
     keys = ["method", *result.swept]
+    tables = {labels: result.count_tables(split, labels=labels) for labels in (True, False)}
     for key, rows in overall.groupby(keys, observed=True, sort=False, dropna=False):
         values = dict(zip(keys, key, strict=True))
         mine = ended[_alike(ended, values)]
@@ -352,6 +368,9 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
             calibration=calibration[calibration["split"] == split],
             local_gaps=local_gaps,
             observed=observed,
+            attributes=() if result.schema is None else tuple(rule.column for rule in result.schema.sensitive),
+            counts={labels: _counts(by_run, tuple(values.values())) for labels, by_run in tables.items()},
+            shared_rows=float(info.get("shared_rows", {}).get(split, 1.0)),
             models=_models(groups, info),
             data=data_of(info),
             silos=silos,
@@ -362,6 +381,12 @@ LOG = "log:"
 """Begins the name of what a method logs about itself, which has nothing to do with a metric of the same name."""
 _ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
 """Columns of every log; the others are what the method observes."""
+
+
+def _counts(tables: Mapping[Any, np.ndarray], swept: tuple[Any, ...]) -> np.ndarray | None:
+    """The counts of all seeds of one setting [S, G, C, C]."""
+    own = [table for key, table in tables.items() if not swept or tuple(key[:-1]) == swept]
+    return np.stack(own) if own else None
 
 
 def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:

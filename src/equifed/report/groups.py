@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from equifed.data.schema import MERGED
+from equifed.metrics import evidence
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import wilson
 from equifed.report.silos import DISCLOSED
@@ -30,18 +33,82 @@ def marginals(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def parts(names: Sequence[str]) -> dict[str, list[str]]:
     """{marginal: the groups it pools}, for every value of every column that two groups or more share."""
-    split = {name: name.split(BETWEEN) for name in names}
-    columns = {len(values) for values in split.values()}
-    if len(columns) != 1 or columns == {1}:
-        return {}
     pooled: dict[str, list[str]] = {}
-    for column in range(columns.pop()):
-        for value in dict.fromkeys(values[column] for values in split.values()):
-            members = [name for name, values in split.items() if values[column] == value]
+    for column, values in enumerate(by_column(names)):
+        for value, members in values.items():
             if 1 < len(members) < len(names):
                 # two columns may have the same value ("yes"): then the place tells them apart
                 pooled[value if value not in pooled else f"{value} ({column + 1})"] = members
     return pooled
+
+
+def by_column(names: Sequence[str]) -> list[dict[str, list[str]]]:
+    """For every sensitive column {value: the groups that have it}; empty unless the groups are intersections. Groups
+    that were merged have no value of any column."""
+    split = {name: name.split(BETWEEN) for name in names if name != MERGED}
+    columns = {len(values) for values in split.values()}
+    if len(columns) != 1 or columns == {1}:
+        return []
+    found: list[dict[str, list[str]]] = []
+    for column in range(columns.pop()):
+        values: dict[str, list[str]] = {}
+        for name, parts_of in split.items():
+            values.setdefault(parts_of[column], []).append(name)
+        found.append(values)
+    return found
+
+
+class Gap(NamedTuple):
+    """A disparity between the groups of one sensitive column, or of all of them crossed."""
+
+    attribute: str
+    """The column, or all of them: "sex & race"."""
+    mean: float
+    """Over seeds."""
+    low: float
+    """[low, high]: its interval, by the rows and seeds it rests on; nan where it does not follow from counts."""
+    high: float
+    pair: Pair
+    """The groups that are farthest apart."""
+
+    def facts(self) -> dict[str, Any]:
+        """For other programs."""
+        return {**self._asdict(), "pair": self.pair._asdict()}
+
+
+@lru_cache(maxsize=64)
+def _evidence(counts: bytes, shape: tuple[int, ...], shared_rows: float) -> evidence.Evidence:
+    """What these counts show: kept, because the tables that it draws serve every metric."""
+    return evidence.Evidence(np.frombuffer(counts).reshape(shape), shared_rows=shared_rows)
+
+
+def gaps_by_attribute(
+    groups: pd.DataFrame, disparity: str, columns: Sequence[str], counts: Any, shared_rows: float, models: int = 1
+) -> list[Gap]:
+    """The disparity within every sensitive column by itself and between the intersections of all; of one column alone
+    where there is only one.
+
+    groups: a variant's (seed, name, metric, value). columns: their names, where they are known. counts [S, G, C, C] of
+    the groups in their order of appearance, or None.
+    """
+    names = list(dict.fromkeys(groups["name"]))
+    within = by_column(names)
+    columns = columns if len(columns) == max(len(within), 1) else [f"column {i + 1}" for i in range(len(within))]
+    crossed = {name: [name] for name in names}
+    sets = [*zip(columns, within, strict=False), (BETWEEN.join(columns) or "all groups", crossed)]
+    gaps = []
+    for attribute, members in sets:
+        frames = [_pooled(groups[groups["name"].isin(held)]).assign(name=value) for value, held in members.items()]
+        pair = worst_pair(pd.concat(frames), disparity, models)
+        if pair is None:
+            continue
+        mean, low, high = pair.difference, np.nan, np.nan
+        if counts is not None and evidence.from_counts(disparity):
+            tables = np.stack([counts[:, [names.index(name) for name in held]].sum(1) for held in members.values()], 1)
+            shown = _evidence(np.ascontiguousarray(tables, dtype=np.float64).tobytes(), tables.shape, shared_rows)
+            mean, low, high = shown.estimate(disparity)[:3]
+        gaps.append(Gap(attribute, mean, low, high, pair))
+    return gaps
 
 
 def _pooled(frame: pd.DataFrame) -> pd.DataFrame:

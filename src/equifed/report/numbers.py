@@ -268,13 +268,16 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
 # -- for other programs ------------------------------------------------------------------------------------------------
 
 _ESTIMATE = ("mean", "std", "n", "low", "high", "interval")
+_PAIR = ("lowest", "highest")
 _TEST = ("difference", "difference_low", "difference_high", "p", "p_holm")
 
 
 def records(comparison: Comparison) -> pd.DataFrame:
     """Every number of the last round, one a line: method, scope, metric, mean, std, n, interval, test.
 
-    scope is global, group:NAME, marginal:NAME (all groups with this value of one sensitive column) or client:NAME. n
+    scope is global, group:NAME, marginal:NAME (all groups with this value of one sensitive column), attribute:NAME (a
+    disparity within one sensitive column, or between the intersections of all, and the groups that are lowest and
+    highest, where there are more than two groups; its interval, counts, is of rows and seeds) or client:NAME. n
     counts the seeds where the metric is defined. interval says what [low, high] is: t (of the mean over seeds), wilson
     (of a group's rate, by its rows) or newcombe (of a client's gap, by its rows). A client's signed_ gap is that of the
     two groups that are farthest apart over all clients, negative where it is the reverse. Differences are to the
@@ -297,12 +300,24 @@ def records(comparison: Comparison) -> pd.DataFrame:
             block["interval"] = np.where(block["low"].isna(), "", "wilson")
             lines += block.assign(method=variant.label, scope=f"{kind}:" + block["name"]).to_dict("records")
         lines += _local_records(variant)
+        lines += _gap_records(variant, comparison.metrics)
         for silo in variant.silos.members if variant.silos else ():
             for metric, value in silo.numbers().items():
                 lines.append(
                     {"method": variant.label, "scope": f"client:{silo.name}", "metric": metric, "mean": value, "n": 1}
                 )
-    return pd.DataFrame(lines, columns=["method", "scope", "metric", *_ESTIMATE, *_TEST])
+    return pd.DataFrame(lines, columns=["method", "scope", "metric", *_ESTIMATE, *_TEST, *_PAIR])
+
+
+def _gap_records(variant: Variant, metrics: Sequence[str]) -> list[dict[Any, Any]]:
+    lines = []
+    for metric in (metric for metric in metrics if describe(metric).compares):
+        for gap in variant.gaps(metric):
+            estimate = (gap.mean, np.nan, variant.over_seeds(metric).n, gap.low, gap.high, "counts")
+            about = {"method": variant.label, "scope": f"attribute:{gap.attribute}", "metric": metric}
+            pair = {"lowest": gap.pair.low, "highest": gap.pair.high}
+            lines.append({**about, **dict(zip(_ESTIMATE, estimate, strict=True)), **pair})
+    return lines
 
 
 def _local_records(variant: Variant) -> list[dict[Any, Any]]:

@@ -89,6 +89,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             outcomes=list(dict.fromkeys(filter(None, (wording.outcome(result.info) for result in results)))),
             seeds=variants[0].seeds if len({variant.seeds for variant in variants}) == 1 else None,
             group_tables=_group_tables(data, variants),
+            gap_rows=_gap_rows(comparison),
             counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],
             silos=_silos(results),
             worst_clients=_worst_clients(comparison),
@@ -206,6 +207,17 @@ def _group_tables(data: dict[str, Any], variants: list[Variant]) -> list[dict[st
         if rows:
             tables.append({"title": title, "columns": columns, "rows": rows})
     return tables
+
+
+def _gap_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """The chosen disparity by sensitive column and between their intersections, with the groups farthest apart."""
+    if comparison.disparity is None:
+        return []
+    return [
+        {"variant": variant.label, "gap": gap, "rate": describe(gap.pair.rate).title}
+        for variant in comparison.variants
+        for gap in variant.gaps(comparison.disparity)
+    ]
 
 
 def _worst_clients(comparison: Comparison) -> list[dict[str, Any]]:
