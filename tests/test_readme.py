@@ -132,7 +132,7 @@ def test_the_table_of_methods_is_the_registry() -> None:
 
 def test_every_method_has_its_page() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
-    assert pages == set(methods.REGISTRY)
+    assert pages == {*methods.REGISTRY, "fair"}  # and the post-processing that has one of its own
 
 
 def test_links_lead_somewhere() -> None:
