@@ -78,7 +78,8 @@ def verdict_of(comparison: Comparison) -> Verdict:
 
 def _answered(comparison: Comparison, answer: Answer, caveats: list[str]) -> Verdict:
     """The answer to a target takes the first place; between which groups it is least fair follows."""
-    sentences = [wording.plain(sentence, 1000) for sentence in answer.sentences]
+    # a method's or a setting's name may be anything; spaces that must not break stay
+    sentences = ["\u00a0".join(wording.plain(part, 1000) for part in s.split("\u00a0")) for s in answer.sentences]
     named = [variant for variant in comparison.variants if answer.chosen and variant.label == answer.chosen.label]
     sentences[2:2] = [line for variant in named for line in _groups(comparison, variant)]
     return Verdict(named[0].label if named else None, sentences, answer.rule, caveats)
