@@ -463,7 +463,9 @@ def test_undefined_is_never_zero(pair, tmp_path):
     once = changed(pair[0], "demographic_parity_difference", math.nan, seed=1)
     page = page_of([once, gone], tmp_path)
     final = page.data["variants"][1]["final"]["demographic_parity_difference"]
-    assert final == {"mean": None, "std": None, "low": None, "high": None, "n": 0, "values": [None] * 3}
+    assert final == {"mean": None, "std": None, "low": None, "high": None, "n": 0, "values": [None] * 3} | {
+        "noise_floor": None
+    }
     assert "(2 of 3 seeds)" in page.text
     assert "undefined in some or all seeds of fedavg and fedprox" in page.text
     place = page.data["groups"]["names"].index("a")

@@ -116,7 +116,7 @@ def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tm
     assert basis in section(page, "Silos", "Clients")
     assert f"fedavg-gr: west withholds counts of test rows that are too small to be disclosed. {basis}" in page.text
     assert "west withheld" in section(page, "Served worst", "Who holds which rows")
-    assert verdict([trouble]).sentences[0].startswith("fedavg-gr reached accuracy 0.744 with a demographic parity")
+    assert verdict([trouble]).sentences[0].startswith("fedavg-gr reached accuracy 0.744 [")
     page = page_of([hidden], tmp_path)
     groups, curves = section(page, "Groups", "Calibration"), section(page, "Calibration", "Silos")
     assert curves.count("withheld") == 2
@@ -165,10 +165,12 @@ def test_a_verdict_on_one_of_two_numbers(trouble: ef.Result) -> None:
         return verdict([replace(trouble, metrics=lost)]).sentences[0]
 
     assert without("accuracy").startswith(
-        "fedavg-gr has a demographic parity difference of 0.012 after round 7 (one seed). Its accuracy is not known: "
+        "fedavg-gr has a demographic parity difference of 0.012 [0.000, 0.103] after round 7 (one seed, in brackets "
+        "their 95\u00a0% intervals). Its accuracy is not known: "
     )
     assert without("demographic_parity_difference").startswith(
-        "fedavg-gr reached accuracy 0.744 after round 7 (one seed). Its demographic parity difference is not known: "
+        "fedavg-gr reached accuracy 0.744 [0.702, 0.783] after round 7 (one seed, in brackets their 95\u00a0% "
+        "intervals). Its demographic parity difference is not known: "
     )
 
 

@@ -17,6 +17,7 @@ from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import moments
 
 if TYPE_CHECKING:
+    from equifed.report.comparison import Variant
     from equifed.results import Result
     from equifed.store import Entry, RunFolder
 
@@ -31,12 +32,15 @@ def record(folder: RunFolder, result: Result) -> Record:
     happened to the silos of a real federation.
 
     Mean and deviation are over the `defined` runs of `runs` in which the metric is defined; a metric of a federation
-    may also be `withheld`. `few_rows`: it rests on so few test rows of a group that it is mostly noise.
+    may also be `withheld`. `few_rows`: it rests on so few test rows of a group that it is mostly noise. A disparity of
+    one setting has its 95 % interval [`low`, `high`], by rows and seeds, and its `noise_floor`, what a perfectly fair
+    model might show by chance.
     """
     from equifed.report.comparison import variants_of
     from equifed.report.silos import Silos
 
-    noisy = set[str]().union(*(variant.noisy for variant in variants_of([result]))) if len(result.metrics) else set()
+    variants = variants_of([result]) if len(result.metrics) else []
+    noisy = set[str]().union(*(variant.noisy for variant in variants))
     silos = Silos.of(result)
     final = result.final()
     metrics = [name for name in final.columns if name not in ("method", "seed", *result.swept)]
@@ -59,6 +63,7 @@ def record(folder: RunFolder, result: Result) -> Record:
                 "std": over.std,
                 "defined": over.n,
                 "few_rows": name in noisy,
+                **_evidence(variants, name),
                 **({} if silos is None else {"withheld": not over.n and silos.hides(name)}),
             }
             for name, over in ((name, moments(final[name])) for name in metrics)
@@ -71,6 +76,14 @@ def record(folder: RunFolder, result: Result) -> Record:
         "notes": [note.to_json() | {"text": str(note)} for note in result.notes],
         **({} if silos is None else {"federation": silos.facts()}),
     }
+
+
+def _evidence(variants: Sequence[Variant], metric: str) -> dict[str, float]:
+    """Of one setting: the mean over several has no meaning that an interval could be of."""
+    if len(variants) != 1 or not describe(metric).disparity or math.isnan(floor := variants[0].noise_floor(metric)):
+        return {}
+    low, high = variants[0].interval(metric) or (math.nan, math.nan)
+    return {"low": low, "high": high, "noise_floor": floor}
 
 
 def plain_table(*headings: str, numbers: Container[int] = (), title: str | None = None) -> Table:
@@ -162,12 +175,21 @@ def frame_table(frame: Any, title: str | None = None) -> Table:
 def metrics_table(each: Record) -> Table:
     from equifed.report.groups import SMALL_GROUP
 
-    table = plain_table("metric", "mean ± std", "", numbers=[1], title=f"Final test metrics over {each['runs']} runs")
+    told = any("noise_floor" in value for value in each["metrics"].values())
+    headings = ["95 % interval", "noise floor"] if told else []
+    title = f"Final test metrics over {each['runs']} runs"
+    table = plain_table("metric", "mean ± std", *headings, "", numbers=[1, 2, 3] if told else [1], title=title)
     for name, value in each["metrics"].items():
-        table.add_row(name, spread(value, each["runs"]), "few rows" if value["few_rows"] else "")
+        bounds = [f"{value['low']:.3f} to {value['high']:.3f}", f"{value['noise_floor']:.3f}"] if "low" in value else []
+        evidence = bounds or [""] * len(headings)
+        table.add_row(name, spread(value, each["runs"]), *evidence, "few rows" if value["few_rows"] else "")
+    said = []
+    if told:
+        said.append("noise floor: what a perfectly fair model might show by chance on so many test rows (95 %)")
     if any(value["few_rows"] for value in each["metrics"].values()):
-        table.caption = f"few rows: it rests on fewer than {SMALL_GROUP} test rows of a group, so it is mostly noise"
-        table.caption_justify = "left"
+        said.append(f"few rows: it rests on fewer than {SMALL_GROUP} test rows of a group, so it is mostly noise")
+    if said:
+        table.caption, table.caption_justify = "\n".join(said), "left"
     return table
 
 

@@ -121,10 +121,16 @@ class Evidence:
         self.counts = counts[None] if counts.ndim == 3 else counts
         self.error, self.shared = 1 - confidence, float(shared_rows)
         self._fair: dict[tuple[Pooled, float], tuple[Evaluation, Evaluation]] = {}
+        self._known: dict[Metric, Estimate] = {}
 
     def estimate(self, metric: str | Metric) -> Estimate:
         """See `estimate`."""
         facts = _facts(metric)
+        if facts not in self._known:
+            self._known[facts] = self._estimate(facts)
+        return self._known[facts]
+
+    def _estimate(self, facts: Metric) -> Estimate:
         values = self._observed(facts)
         if values is None:
             return NOTHING

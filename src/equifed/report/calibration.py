@@ -40,7 +40,8 @@ def _decides(sums: np.ndarray) -> bool:
 
 
 def _group(variant: Variant, name: str, sums: np.ndarray) -> dict[str, Any]:
-    """sums: of every seed [seeds, BINS, 3]."""
+    """sums: of every seed [seeds, BINS, 3]; nan where silos withhold them."""
+    sums = np.nan_to_num(sums)
     error, rows = moments(calibration_error(sums)), float(sums[..., 0].sum(-1).mean())
     return {
         "name": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ import pandas as pd
 from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
+from equifed.metrics.evidence import Evidence, from_counts
 from equifed.metrics.fronts import dominated
 from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, moments, paired
 from equifed.report.groups import SMALL_GROUP, Gap, Pair, fewest_rows, gaps_by_attribute, marginals, worst_pair
@@ -99,13 +101,40 @@ class Variant:
     def over_seeds(self, metric: str) -> Moments:
         return moments(self.values(metric))
 
+    @cached_property
+    def _evidence(self) -> dict[bool, Evidence]:
+        """What its counts show, with and without labels."""
+        known = {labels: counts for labels, counts in self.counts.items() if counts is not None}
+        return {labels: Evidence(counts, shared_rows=self.shared_rows) for labels, counts in known.items()}
+
+    def shows(self, metric: str) -> Evidence | None:
+        """What its counts show about the metric; None where they do not give its value: it does not follow from counts,
+        is undefined in a seed, or covers rows of unknown group too, which counts by group do not have."""
+        evidence = self._evidence.get("labels" in describe(metric).needs) if from_counts(metric) else None
+        value = evidence.estimate(metric).mean if evidence else math.nan
+        return evidence if math.isclose(value, self.over_seeds(metric).mean, abs_tol=1e-9) else None
+
     def interval(self, metric: str) -> tuple[float, float] | None:
-        """Of its mean over seeds, 95 %, within what the metric can be; None for too few seeds."""
+        """Of its mean over seeds, 95 %, within what the metric can be: from rows and seeds where counts show it, else
+        from seeds; None where those are too few."""
+        shown = self.shows(metric)
+        if shown is not None:
+            found = shown.estimate(metric)
+            return found.low, found.high
         bounds = mean_interval(self.values(metric))
         low, high = describe(metric).range
         if bounds is None or not low <= self.over_seeds(metric).mean <= high:  # a metric that does not know its range
             return bounds
         return max(bounds[0], low), min(bounds[1], high)
+
+    def noise_floor(self, metric: str) -> float:
+        """What a perfectly fair model might show on its rows; nan where there is no such thing."""
+        shown = self.shows(metric)
+        return shown.noise_floor(metric) if shown else math.nan
+
+    def within_floor(self, metric: str) -> bool:
+        """Whether its disparity cannot be told from none."""
+        return bool(self.cost(metric) <= describe(metric).cost(self.noise_floor(metric)))
 
     def costs(self, metric: str) -> pd.Series:
         """By seed, turned so that less is better; nan where undefined."""

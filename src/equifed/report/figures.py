@@ -186,6 +186,11 @@ def _pareto(figure: Any, axes: Any, data: dict[str, Any], metric: str) -> None:
         if not beaten and not variant["degenerate"] and not variant["pooled"]:
             front.append((x["mean"], y["mean"]))
     axes.plot(*np.array(sorted(front)).reshape(-1, 2).T, ":", color="#777777", linewidth=0.9, zorder=0)
+    if (floor := data["floors"].get(metric)) is not None:
+        fair = 0.0 if describe(metric).better == "zero" else 1.0
+        label = f"noise floor {wording.number(floor)}"
+        axes.axvspan(fair, floor, color="#777777", alpha=0.15, linewidth=0, zorder=-1, label=label)
+        axes.axvline(floor, color="#777777", linestyle="-.", linewidth=0.8, zorder=0)
     axes.set(xlabel=_axis(metric, data), ylabel=_axis(quality, data))
     _legend(figure, axes)
 

@@ -48,6 +48,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "quality": comparison.quality,
         "disparity": comparison.disparity,
         "tests": _tests(comparison),
+        "floors": _floors(variants, names),
         "pareto": {name: comparison.dominated(name) for name in names if describe(name).disparity},
         "rounds": _curves(variants, names, logged),
         "groups": groups,
@@ -100,11 +101,24 @@ def _variant(variant: Variant, names: list[str]) -> dict[str, Any]:
     }
 
 
+def _floors(variants: list[Variant], names: list[str]) -> dict[str, float]:
+    """The noise floor of each disparity that has one: that of the variant in the middle, as they hardly differ."""
+    found = {name: [variant.noise_floor(name) for variant in variants] for name in names if describe(name).disparity}
+    known = {name: [floor for floor in floors if math.isfinite(floor)] for name, floors in found.items()}
+    return {name: float(np.median(floors)) for name, floors in known.items() if floors}
+
+
 def _final(variant: Variant, metric: str) -> dict[str, Any]:
     values = variant.values(metric)
     mean, std, n = variant.over_seeds(metric)
     numbers = _finite([mean, std, *(variant.interval(metric) or (math.nan, math.nan))])
-    return {**dict(zip(("mean", "std", "low", "high"), numbers, strict=True)), "n": n, "values": _finite(values)}
+    floor = {"noise_floor": _finite(variant.noise_floor(metric))} if describe(metric).disparity else {}
+    return {
+        **dict(zip(("mean", "std", "low", "high"), numbers, strict=True)),
+        "n": n,
+        "values": _finite(values),
+        **floor,
+    }
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
@@ -267,7 +281,7 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 # -- for other programs ------------------------------------------------------------------------------------------------
 
-_ESTIMATE = ("mean", "std", "n", "low", "high", "interval")
+_ESTIMATE = ("mean", "std", "n", "low", "high", "interval", "noise_floor")
 _PAIR = ("lowest", "highest")
 _TEST = ("difference", "difference_low", "difference_high", "p", "p_holm")
 
@@ -278,12 +292,13 @@ def records(comparison: Comparison) -> pd.DataFrame:
     scope is global, group:NAME, marginal:NAME (all groups with this value of one sensitive column), attribute:NAME (a
     disparity within one sensitive column, or between the intersections of all, and the groups that are lowest and
     highest, where there are more than two groups; its interval, counts, is of rows and seeds) or client:NAME. n
-    counts the seeds where the metric is defined. interval says what [low, high] is: t (of the mean over seeds), wilson
-    (of a group's rate, by its rows) or newcombe (of a client's gap, by its rows). A client's signed_ gap is that of the
-    two groups that are farthest apart over all clients, negative where it is the reverse. Differences are to the
-    baseline, tested over the seeds that both have; p_holm is corrected for all methods that are compared in this
-    metric. The silos of a real federation have some metrics more: their rows, the rounds they missed, replies that were
-    refused, groups that they withhold.
+    counts the seeds where the metric is defined. interval says what [low, high] is: counts (of the mean over seeds, by
+    rows and seeds: see `metrics.evidence`), t (of the mean over seeds, where counts do not show the metric), wilson (of
+    a group's rate, by its rows) or newcombe (of a client's gap, by its rows). noise_floor is what a perfectly fair
+    model might show on so many rows. A client's signed_ gap is that of the two groups that are farthest apart over all
+    clients, negative where it is the reverse. Differences are to the baseline, tested over the seeds that both have;
+    p_holm is corrected for all methods that are compared in this metric. The silos of a real federation have some
+    metrics more: their rows, the rounds they missed, replies that were refused, groups that they withhold.
     """
     lines: list[dict[Any, Any]] = []
     tests = {metric: against(comparison.variants, comparison.baseline, metric) for metric in comparison.measured}
@@ -291,7 +306,7 @@ def records(comparison: Comparison) -> pd.DataFrame:
         for metric in comparison.measured:
             final, test = _final(variant, metric), tests[metric][i]
             line = {"method": variant.label, "scope": "global", "metric": metric, **final}
-            line["interval"] = "" if final["low"] is None else "t"
+            line["interval"] = "" if final["low"] is None else "counts" if variant.shows(metric) else "t"
             if test is not None:
                 line |= zip(_TEST, (test.difference, test.low, test.high, test.p, test.holm), strict=True)
             lines.append(line)
@@ -313,7 +328,7 @@ def _gap_records(variant: Variant, metrics: Sequence[str]) -> list[dict[Any, Any
     lines = []
     for metric in (metric for metric in metrics if describe(metric).compares):
         for gap in variant.gaps(metric):
-            estimate = (gap.mean, np.nan, variant.over_seeds(metric).n, gap.low, gap.high, "counts")
+            estimate = (gap.mean, np.nan, variant.over_seeds(metric).n, gap.low, gap.high, "counts", np.nan)
             about = {"method": variant.label, "scope": f"attribute:{gap.attribute}", "metric": metric}
             pair = {"lowest": gap.pair.low, "highest": gap.pair.high}
             lines.append({**about, **dict(zip(_ESTIMATE, estimate, strict=True)), **pair})
@@ -325,7 +340,7 @@ def _local_records(variant: Variant) -> list[dict[Any, Any]]:
     for metric in SIGNED:
         local = Local.of(variant.local_gaps, metric)
         for client in local.clients if local else ():
-            estimate = (client.gap, np.nan, client.seeds, client.low, client.high, "newcombe")
+            estimate = (client.gap, np.nan, client.seeds, client.low, client.high, "newcombe", np.nan)
             about = {"method": variant.label, "scope": f"client:{client.name}", "metric": f"signed_{metric}"}
             lines.append({**about, **dict(zip(_ESTIMATE, estimate, strict=True))})
     return lines

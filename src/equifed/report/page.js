@@ -140,6 +140,20 @@
     };
   };
 
+  // what a perfectly fair model might show by chance, between the fair value and the floor
+  const floor = (metric, look, side) => {
+    const end = data.floors[metric];
+    if (end === undefined) return {};
+    const fair = data.metrics[metric].better === "lower" ? 0 : 1;
+    const other = side === "x" ? "y" : "x";
+    const across = { [`${side}ref`]: side, [`${other}ref`]: "paper", [`${other}0`]: 0, [`${other}1`]: 1 };
+    const band = { type: "rect", layer: "below", [`${side}0`]: fair, [`${side}1`]: end, fillcolor: faded(look.soft), line: { width: 0 } };
+    const edge = { type: "line", layer: "below", [`${side}0`]: end, [`${side}1`]: end, line: { color: look.soft, width: 1.2, dash: "dashdot" } };
+    const label = { [`${side}ref`]: side, [`${other}ref`]: "paper", [side]: end, [other]: side === "x" ? 0 : 1, xanchor: side === "x" && fair === 0 ? "left" : "right",
+      yanchor: "bottom", showarrow: false, text: `noise floor ${number(end)}`, font: { color: look.ink, size: 11 } };
+    return { shapes: [band, edge].map((shape) => ({ ...across, ...shape })), annotations: [label] };
+  };
+
   const pareto = (metric, look) => {
     const ends = (variant) => [variant.final[metric], variant.final[data.quality]];
     const drawn = data.variants.filter((variant) => ends(variant).every((value) => value.mean !== null));
@@ -184,6 +198,7 @@
     const entries = [...(families ? keys.map((key) => key.name) : labels), ...over.map((key) => key.name)];
     const room = entries.length > 1 && entries.length <= 20 ? legendRoom(entries) : 0; // beyond, hovering tells
     return [[...paths, front, ...points, ...over, ...keys], layout(look, {
+      ...floor(metric, look, "x"),
       height: 420 + room, margin: { l: 60, r: 14, t: 16 + room, b: 52 }, showlegend: room > 0, hovermode: "closest",
       xaxis: { title: under(metric) }, yaxis: { title: words(axis(data.quality)) },
     })];

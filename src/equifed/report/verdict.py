@@ -195,15 +195,15 @@ def _value(variant: Variant, metric: str) -> str:
     )
 
 
-def _over(variants: list[Variant]) -> str:
+def _over(variants: list[Variant], metrics: list[str]) -> str:
     """What the numbers of a sentence are."""
     counts = sorted({variant.seeds for variant in variants})
+    intervals = any(variant.interval(metric) for variant in variants for metric in metrics)
+    brackets = "in brackets their 95\u00a0% intervals"
     if counts == [1]:
-        return "one seed"
+        return f"one seed, {brackets}" if intervals else "one seed"
     seeds = f"{' or '.join(map(str, counts))} seeds"
-    if counts[-1] >= MIN_SEEDS:
-        return f"means over {seeds}, in brackets their 95\u00a0% intervals"
-    return f"mean ± sample std over {seeds}"
+    return f"means over {seeds}, {brackets}" if intervals else f"mean ± sample std over {seeds}"
 
 
 def _single(variant: Variant, metrics: list[str]) -> str:
@@ -217,7 +217,9 @@ def _single(variant: Variant, metrics: list[str]) -> str:
             reached.append(f"reached {title} {value}")
         else:
             reached.append(f"{'with' if reached else 'has'} {wording.a(title)} of {value}")
-    sentences = [f"{name} {' '.join(reached)} after round {variant.last} ({_over([variant])})."] if reached else []
+    sentences = (
+        [f"{name} {' '.join(reached)} after round {variant.last} ({_over([variant], metrics)})."] if reached else []
+    )
     if withheld:
         sentences.append(
             f"{'Its' if reached else f'Of {name},'} {wording.listing(withheld)} "
@@ -299,7 +301,7 @@ def _numbers(comparison: Comparison, choice: Choice) -> str:
         f"{_title(metric)} {' against '.join(_value(variant, metric) for variant in shown)}"
         for metric in comparison.judged
     ]
-    said = f"{wording.listing(values, longest=200)} ({_over(shown)})."
+    said = f"{wording.listing(values, longest=200)} ({_over(shown, comparison.judged)})."
     if choice.on_validation:
         return f"On test rows, {said}{_confirmation(comparison, choice)}"
     return said[:1].upper() + said[1:]
@@ -484,6 +486,23 @@ def _certainty(comparison: Comparison) -> Iterator[str]:
         yield "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
 
 
+def _noise(comparison: Comparison) -> Iterator[str]:
+    """Whose disparity is within what a fair model would show."""
+    disparity = comparison.disparity
+    if disparity is None:
+        return
+    within = [variant for variant in comparison.variants if variant.eligible and variant.within_floor(disparity)]
+    if within:
+        metric = describe(disparity)
+        floors = [wording.number(variant.noise_floor(disparity)) for variant in within]
+        shows = floors[0] if len(set(floors)) == 1 else f"{min(floors)} to {max(floors)}"
+        yield (
+            f"Noise floor: the {metric.title} of {wording.listing([variant.label for variant in within])} cannot be "
+            f"told from {'1' if metric.better == 'one' else '0'} on so many test rows: a perfectly fair model would "
+            f"show {'down' if metric.better == 'one' else 'up'} to {shows} by chance (95\u00a0%)."
+        )
+
+
 def _missing(comparison: Comparison) -> Iterator[str]:
     """What is undefined in some seeds, and what is withheld."""
     for metric in comparison.judged:
@@ -582,5 +601,8 @@ def _chosen_on_test(comparison: Comparison) -> Iterator[str]:
         )
 
 
-_CAVEATS = (_degenerate, _references, _certainty, _chosen_on_test, _missing, _small_groups, _local, _unlike, _incidents)
+_CAVEATS = (
+    *(_degenerate, _references, _noise, _certainty, _chosen_on_test),
+    *(_missing, _small_groups, _local, _unlike, _incidents),
+)
 """In the order in which they are shown."""
