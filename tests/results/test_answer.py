@@ -74,7 +74,9 @@ def result(
                     for name, number in found.items()
                 ]
     swept = [] if None in settings else ["fairness_weight"]
-    measured = {split for splits in settings.values() for split in splits}
+    sizes = {
+        split: size[0] if size else ROWS for splits in settings.values() for split, (_, _, *size) in splits.items()
+    }
     return ef.Result(
         metrics=pd.DataFrame(metrics),
         counts=pd.DataFrame(counts),
@@ -87,7 +89,7 @@ def result(
             "data": "made",
             "groups": ["a", "b"],
             "classes": ["0", "1"],
-            "rows": dict.fromkeys(measured, ROWS),
+            "rows": sizes,
             "shared_rows": {"test": 1.0, "validation": 1.0},
         },
         settings=ef.RunSettings(seeds=seeds, target=target, **more),
@@ -132,14 +134,13 @@ def test_test_rows_choose_nothing() -> None:
     for target in (f"{GAP} <= 0.05", f"{GAP} <= 0.001"):
         for confidence in (0.95, "mean"):
             usual = result(SWEEP).answer(target, confidence)  # type: ignore[arg-type]
-            for _ in range(2):
-                other = {
-                    value: {**splits, "test": (rng.uniform(0.02, 0.25), rng.uniform(0.7, 0.85))}
-                    for value, splits in SWEEP.items()
-                }
-                found = result(other).answer(target, confidence)  # type: ignore[arg-type]
-                assert found.chosen == usual.chosen
-                assert found.best == usual.best
+            other = {
+                value: {**splits, "test": (rng.uniform(0.02, 0.25), rng.uniform(0.7, 0.85))}
+                for value, splits in SWEEP.items()
+            }
+            found = result(other).answer(target, confidence)  # type: ignore[arg-type]
+            assert found.chosen == usual.chosen
+            assert found.best == usual.best
 
 
 @pytest.mark.parametrize(
@@ -316,9 +317,18 @@ def test_targets_are_those_of_the_run_or_what_is_asked() -> None:
     with pytest.raises(ef.ConfigError, match="confidence must be a number between"):
         swept.answer(confidence=95)
     with pytest.raises(ef.ConfigError, match="made with different ones"):
-        ef.answer([swept, result(SWEEP)])
+        ef.answer([swept, result(SWEEP, target=f"{GAP} <= 0.15")])
+    assert ef.answer([swept, result(SWEEP)]).confidence == 0.8  # the other one asks nothing
     with pytest.raises(ef.ConfigError, match="at least one result"):
         ef.answer([])
+
+
+def test_results_on_other_data_are_not_chosen_from() -> None:
+    elsewhere = result(SWEEP)
+    elsewhere.info["data"] = "other"
+    found = ef.answer([result(SWEEP), elsewhere], f"{GAP} <= 0.05")
+    assert found.status == "not chosen"
+    assert "different data, made and other" in str(found)
 
 
 def test_judging_every_setting() -> None:

@@ -93,7 +93,8 @@ def _asked(results: Sequence[Result], target: Any, confidence: Any) -> tuple[tup
             key="target",
         )
     if confidence is None:
-        levels = list(dict.fromkeys(result.settings.confidence for result in results))
+        asking = [result for result in results if result.settings.target] or results
+        levels = list(dict.fromkeys(result.settings.confidence for result in asking))
         if len(levels) > 1:
             shown = ", ".join(map(str, levels))
             raise ConfigError(f"The results were made with different ones, {shown}: give one.", key="confidence")
@@ -221,6 +222,9 @@ class _Answering:
         """Why nothing can be chosen; "" where it can."""
         if not usable:
             return "the results have only references that train on pooled rows, which a federation cannot."
+        data = list(dict.fromkeys(str(self.results[each.result].info["data"]) for each in usable))
+        if len(data) > 1:
+            return f"the results are about different data, {listed(data)}. Ask about those on the same data."
         if all(self.final(each, "test") is None and self.final(each, "validation") is None for each in usable):
             return "nothing was measured, because there are no test rows. Keep some: data.test above 0."
         if alone:
@@ -310,6 +314,8 @@ class _Answering:
         return max(floors, key=lambda floor: floor.needed / max(floor.rows, 1), default=None)
 
     def _rows(self, candidate: Candidate, split: Split) -> int:
+        if common := self.results[candidate.result].info["rows"].get(split):
+            return int(common)  # each once, also where every client's model was given all of them
         rows = self.values(candidate, split, "rows")
         return int(rows.mean()) if len(rows) and np.isfinite(rows).all() else 0
 
