@@ -174,7 +174,7 @@ class Evidence:
         kind = "binary" if self.counts.shape[-1] == 2 else "multiclass"
         if not from_counts(facts) or kind not in facts.kinds or self._withheld(facts):
             return None
-        values = _value(facts, self._shown)
+        values = _of(facts, self._as_shown)
         return values if np.isfinite(values).all() else None
 
     def _withheld(self, facts: Metric) -> bool:
@@ -183,6 +183,14 @@ class Evidence:
     @cached_property
     def _shown(self) -> np.ndarray:
         return np.nan_to_num(self.counts)
+
+    @cached_property
+    def _as_shown(self) -> Evaluation:
+        return _evaluation(self._shown)
+
+    @cached_property
+    def _as_smoothed(self) -> Evaluation:
+        return _evaluation(self._smoothed)
 
     @cached_property
     def _draws(self) -> int:
@@ -210,7 +218,7 @@ class Evidence:
         drawn = _of(facts, self._possible)
         level = 1 - error if side > 0 else error
         # smoothing moves rates towards the middle: that must not move an end inwards
-        moved = np.maximum(0, side * (values - _value(facts, self._smoothed)))
+        moved = np.maximum(0, side * (values - _of(facts, self._as_smoothed)))
         reach = side * (np.nanquantile(drawn, level, axis=0) - values) + moved
         if "groups" in facts.needs and not facts.disparity:  # the worst of several: drawn ones are worse still
             reach = np.maximum(reach, side * (values - np.nanquantile(drawn, 1 - level, axis=0)))
@@ -242,10 +250,15 @@ class Evidence:
             own = divide(table, table.sum((-2, -1), keepdims=True))
         return np.where(np.isnan(own), 0.0, (1 - step) * fair + step * own)
 
+    @cached_property
+    def _alike(self) -> Evaluation:
+        """Groups that are alike in what is predicted given the label."""
+        return _evaluation(self._towards(0.0, "predictions"))
+
     def _pooled(self, facts: Metric) -> Pooled:
         """A gap in error rates is 0 where predictions are alike given the label, however many of each label a group
         has; others need groups that are alike in everything."""
-        gaps = _value(facts, self._towards(0.0, "predictions"))
+        gaps = _of(facts, self._alike)
         return "predictions" if np.nan_to_num(gaps).max() < ROUNDING else "tables"
 
     def _sampled(self, facts: Metric, step: float) -> tuple[np.ndarray, np.ndarray]:

@@ -483,7 +483,10 @@ def _certainty(comparison: Comparison) -> Iterator[str]:
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= MIN_SEEDS:
-        yield "Intervals and tests cover how runs differ from seed to seed on these data; other data may say otherwise."
+        yield (
+            "Tests cover how runs differ from seed to seed on these data, intervals also the noise of so many test "
+            "rows; other data may say otherwise."
+        )
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
