@@ -44,7 +44,26 @@ def test_what_is_no_target(text: Any) -> None:
         ("accuracy <= 0.8", "wrong way round: of accuracy, more is better. Write 'accuracy >= 0.8'."),
         (f"{GAP} > 0.05", f"less is better, and 0 is fair. Write '{GAP} < 0.05'."),
         ("demographic_parity_ratio <= 0.8", "more is better, and 1 is fair. Write 'demographic_parity_ratio >= 0.8'."),
-        ("accuracy >= 80", "lies between 0 and 1"),
+        (
+            "accuracy >= 85",
+            "cannot be met: accuracy lies between 0 and 1. Write a number in that range, e.g. 'accuracy >= 0.85'.",
+        ),
+        (
+            "accuracy >= 1.5",
+            "cannot be met: accuracy lies between 0 and 1. Write a number in that range, e.g. 'accuracy >= 0.8'.",
+        ),
+        ("accuracy > 1", "cannot be met"),
+        ("accuracy >= -1", "is always met"),
+        (
+            f"{GAP} < 0",
+            f"cannot be met: demographic parity difference lies between 0 and 1. Write a number in that "
+            f"range, e.g. '{GAP} < 0.05'.",
+        ),
+        (f"{GAP} <= 1.5", "is always met"),
+        ("loss <= -3", "cannot be met: loss lies at 0 or above"),
+        ("rows >= 5", "'rows' says neither how good the model is nor how fair"),
+        ("count >= 5", "is no target"),
+        ("degenerate <= 0.5", "what is degenerate is never taken anyway"),
     ],
 )
 def test_a_target_that_no_run_could_be_held_to(text: str, words: str) -> None:
@@ -53,9 +72,26 @@ def test_a_target_that_no_run_could_be_held_to(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("text", [f"{GAP} <= 0", "accuracy >= 1", "loss <= 3", "selection_rate > 0.1"])
+def test_bounds_at_the_ends_are_targets(text: str) -> None:
+    ef.Target.parse(text).require(CATALOGUE.values())
+
+
+def test_targets_that_contradict_each_other() -> None:
+    for low, high in ((">= 0.9", "<= 0.1"), ("> 0.5", "<= 0.5"), (">= 0.5", "< 0.5")):
+        with pytest.raises(ef.ConfigError, match="contradict each other") as caught:
+            parse_targets([f"selection_rate {high}", "accuracy >= 0.8", f"selection_rate {low}"])
+        assert caught.value.key == "target"
+    for low, high in ((">= 0.1", "<= 0.9"), (">= 0.5", "<= 0.5")):
+        assert len(parse_targets([f"selection_rate {low}", f"selection_rate {high}"])) == 2
+    assert len(parse_targets([f"{GAP} <= 0.05", f"{GAP} <= 0.01"])) == 2
+
+
 def test_every_metric_can_be_asked_for_the_way_that_is_better() -> None:
     for metric in CATALOGUE.values():
         signs = {"lower": ["<="], "higher": [">="], "": ["<=", ">="]}[metric.direction]
+        if metric.name in ("rows", "count", "disclosed", "positives", "degenerate"):
+            signs = []  # says nothing about how good or fair a model is
         taken = []
         for sign in ("<=", ">="):
             try:

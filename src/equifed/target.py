@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from equifed.errors import ConfigError, unknown_name
@@ -95,11 +96,19 @@ class Target:
         return float(estimate.upper_end if self.upper else estimate.lower_end)
 
     def require(self, measured: Iterable[Metric]) -> None:
-        """Refuse a metric that is not measured, one asked for the wrong way round, and a bound that it cannot have."""
+        """Refuse a metric that is not measured or says nothing about the model, one asked for the wrong way round, and
+        a bound that decides nothing."""
         known = {metric.name: metric for metric in measured}
         if self.metric not in known:
             raise unknown_name("metric", self.metric, known, key="target")
         metric = known[self.metric]
+        if metric.name == "rows" or metric.in_groups in ("count", "flag"):
+            raise ConfigError(
+                f"'{self}' is no target: '{metric.name}' says neither how good the model is nor how fair. Ask for a "
+                "quality or a disparity, e.g. 'accuracy >= 0.8'; what is degenerate is never taken anyway.",
+                key="target",
+                value=str(self),
+            )
         if metric.direction and (metric.direction == "lower") != self.upper:
             turned = Target(self.metric, _TURNED[self.sign], self.bound)
             more = "less" if metric.direction == "lower" else "more"
@@ -110,23 +119,44 @@ class Target:
                 value=str(self),
             )
         low, high = metric.range
-        if not low <= self.bound <= high:
-            raise ConfigError(
-                f"'{self}' can never be decided by measuring: {metric.title} lies between {low:g} and {high:g}.",
-                key="target",
-                value=str(self),
-            )
+        # the best value that there is, and the worst: if the one misses the bound nothing meets it, if the other is
+        # beyond it everything does
+        if not self.met(low if self.upper else high):
+            what = "cannot be met"
+        elif not low <= self.bound <= high:
+            what = "is always met"
+        else:
+            return
+        limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at {low:g} or above"
+        percent = 2 <= self.bound < 100 * high <= 100
+        example = self.bound / 100 if percent else 0.05 if self.upper else 0.8
+        raise ConfigError(
+            f"'{self}' {what}: {metric.title} lies {limits}. Write a number in that range, e.g. "
+            f"'{Target(self.metric, self.sign, example)}'.",
+            key="target",
+            value=str(self),
+        )
 
 
 def parse_targets(given: Any) -> tuple[Target, ...]:
-    """One target or several, each a text or a `Target`; one that is given twice counts once."""
+    """One target or several, each a text or a `Target`; one that is given twice counts once, and two that contradict
+    each other are refused."""
     if isinstance(given, str | Target):
         given = (given,)
     elif not isinstance(given, Iterable):
         raise ConfigError(
             f"must be a text such as 'accuracy >= 0.8', or a list of them, got {given!r}.", key="target", value=given
         )
-    return tuple(dict.fromkeys(Target.parse(text) for text in given))
+    targets = tuple(dict.fromkeys(Target.parse(text) for text in given))
+    for floor, ceiling in product(targets, targets):
+        both = floor.metric == ceiling.metric and not floor.upper and ceiling.upper
+        if both and not (floor.met(ceiling.bound) and ceiling.met(floor.bound)):
+            raise ConfigError(
+                f"'{floor}' and '{ceiling}' contradict each other: nothing can meet both. Leave one of them out.",
+                key="target",
+                value=[str(floor), str(ceiling)],
+            )
+    return targets
 
 
 def check_confidence(confidence: Any) -> None:
