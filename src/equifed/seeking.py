@@ -1,10 +1,10 @@
 """Target-seeking training: a method's knob is turned until a target is met, at the least loss, in few runs.
 
 Step 1 puts a few values over the range of the knob, all in one computation. More of the knob means fairer and, in
-tendency, less accurate, so the best setting lies between the best one that meets the target and its less fair
-neighbour, or, where none meets it, around what comes nearest: there go the values of each further step. Noise may bend
-the tendency, so no setting is forgotten, and the answer is chosen from all of them. Settings are judged on validation
-rows; test rows only confirm the one that is chosen.
+tendency, less accurate, so the best setting lies between the least fair one that meets the target and its neighbour that misses
+it, or, where none meets it, around what comes nearest: there go the values of each further step. Noise may bend the
+tendency: where a fairer setting comes out best, it gets up to half of them, no setting is forgotten, and the answer is
+chosen from all. Settings are judged on validation rows; test rows only confirm the one that is chosen.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Tried:
     """How far it is from that; infinite where it cannot be said."""
     costs: tuple[float, ...]
     """The main quality of each seed, turned so that less is better."""
+    rows: float = math.inf
+    """The validation rows that the quality is a share of; infinite where it is no share of rows."""
 
     @property
     def cost(self) -> float:
@@ -59,11 +61,14 @@ class Tried:
 
 
 def _noise(one: Tried, other: Tried) -> float:
-    """The standard error of the difference between their mean costs, seed by seed; 0 where one seed cannot say."""
-    if len(one.costs) < 2 or not math.isfinite(one.cost + other.cost):
+    """The standard error of the difference between their mean costs: by seeds, and at least by rows. Settings whose
+    accuracies differ by d are right about different rows in a share of d at least, which gives d an error of at least
+    sqrt(d / rows), as in McNemar's test: a difference of one row is nothing."""
+    if not math.isfinite(one.cost + other.cost):
         return 0.0
     gaps = np.subtract(one.costs, other.costs)
-    return float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    by_seeds = float(gaps.std(ddof=1)) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+    return max(by_seeds, math.sqrt(abs(float(gaps.mean())) / min(one.rows, other.rows)))
 
 
 class Search:
@@ -155,7 +160,13 @@ class Search:
                 return []
             if after is None:
                 return self._beyond("fairer", "nothing meets the target, not even the fairest end of the range")
-            return self._around(before, best, after)
+            return self._around(before, best, after, self.settings.at_once)
+        edge = next(i for i, each in enumerate(order) if each.met)
+        if 0 < edge < at and order[edge - 1].cost < best.cost - _noise(best, order[edge - 1]):
+            # a fairer setting came out best, which is against the tendency and may be chance
+            count = self.settings.at_once
+            here = self._inside(order[edge - 1], order[edge], count - count // 2)
+            return [*here, *self._around(before, best, after, count // 2)]
         if before is None:
             if best.value == self.knob.neutral:
                 self.ended = "the target is met without any fairness weight"
@@ -174,11 +185,10 @@ class Search:
         if all(each.cost - best.cost <= _noise(each, best) for each in neighbours):
             self.ended = "what the settings around the best could gain is within the noise"
             return []
-        return self._around(before, best, after)
+        return self._around(before, best, after, self.settings.at_once)
 
-    def _around(self, before: Tried | None, best: Tried, after: Tried | None) -> list[float]:
+    def _around(self, before: Tried | None, best: Tried, after: Tried | None, count: int) -> list[float]:
         """Values on both sides of the best, more on the less fair one."""
-        count = self.settings.at_once
         if before is None or after is None:
             return self._inside(before or best, after or best, count)
         return [*self._inside(before, best, count - count // 2), *self._inside(best, after, count // 2)]
@@ -220,12 +230,12 @@ def aimed(method: Method, targets: Sequence[Target]) -> tuple[Method, Knob]:
     if knob is None:
         raise ConfigError(
             f"{method.name} has no hyper-parameter that trades accuracy for fairness, so that nothing can be sought. "
-            f"These have one: {', '.join(_turned())}. Or name the values to choose from, as a sweep."
+            f"These have one: {', '.join(_turned(method))}. Or name the values to choose from, as a sweep."
         )
     moved = [target.metric for target in targets if target.metric in knob.aims]
     if not moved:
         named = " and ".join(dict.fromkeys(target.metric for target in targets))
-        able = [name for name in _turned() if any(target.metric in _knob(name).aims for target in targets)]
+        able = [name for name in _turned(method) if any(target.metric in _knob(name).aims for target in targets)]
         others = f" Methods that do: {', '.join(able)}." if able else ""
         raise ConfigError(
             f"{knob.name} of {method.name} does not aim at {named}, but at {', '.join(knob.aims)}.{others} "
@@ -237,9 +247,11 @@ def aimed(method: Method, targets: Sequence[Target]) -> tuple[Method, Knob]:
     return method.with_hyper(**settings), knob
 
 
-def _turned() -> list[str]:
-    """The registered methods that have a knob."""
-    return [name for name in REGISTRY.usable() if make(name).knob]
+def _turned(method: Method) -> list[str]:
+    """The methods that have a knob: this one with its decisions adjusted, where that can be, and the registered."""
+    names = list(REGISTRY.usable())
+    adjusted = [f"{method.name}+fair"] if method.name in names and "binary" in method.label_kinds else []
+    return [*adjusted, *(name for name in names if make(name).knob)]
 
 
 def _knob(name: str) -> Knob:
@@ -320,9 +332,16 @@ class Seeking:
         self.results.append(result)
         judged = judge(result, self.targets, self.confidence)
         self._judged += [(len(self.results), each) for each in judged]
-        self.search.add(map(self._tried, judged))
+        self.search.add(self._tried(each, self._rows(result)) for each in judged)
 
-    def _tried(self, judged: Judged) -> Tried:
+    def _rows(self, result: Result) -> float:
+        """The validation rows that the mean quality over seeds rests on: seeds with rows of their own add theirs."""
+        if not describe(self._quality).rests_on:
+            return math.inf
+        shared, seeds = result.info["shared_rows"]["validation"], len(result.settings.seed_list)
+        return float(result.info["rows"]["validation"] / (shared + (1 - shared) / seeds))
+
+    def _tried(self, judged: Judged, rows: float) -> Tried:
         """By the targets of fairness alone: of the settings that meet them, the one of the best quality is most likely
         to meet the others too."""
         decisive = [
@@ -333,7 +352,7 @@ class Seeking:
         fair = all(target.met(value) for target, value in decisive) and not judged.degenerate
         excess = math.inf if judged.degenerate else max(target.excess(value) for target, value in decisive)
         costs = tuple(map(float, describe(self._quality).cost(judged.quality)))
-        return Tried(judged.candidate.setting[self.knob.name], fair, excess, costs)
+        return Tried(judged.candidate.setting[self.knob.name], fair, excess, costs, rows)
 
     @property
     def _quality(self) -> str:
