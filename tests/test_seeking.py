@@ -208,7 +208,7 @@ def test_what_a_method_aims_at() -> None:
         (
             methods.KFFL(),
             ["equalized_odds_difference <= 0.1"],
-            "Methods that do: kffl+fair, fair-fate, fairfed, sffl, fcfl",
+            "Methods that do: kffl+fair, fair-fate, fairfed, sffl",
         ),
         (methods.KFFL(), [], "is needed"),
     ],

@@ -1,10 +1,10 @@
 """Target-seeking training: a method's knob is turned until a target is met, at the least loss, in few runs.
 
 Step 1 puts a few values over the range of the knob, all in one computation. More of the knob means fairer and, in
-tendency, less accurate, so the best setting lies between the least fair one that meets the target and its neighbour that misses
-it, or, where none meets it, around what comes nearest: there go the values of each further step. Noise may bend the
-tendency: where a fairer setting comes out best, it gets up to half of them, no setting is forgotten, and the answer is
-chosen from all. Settings are judged on validation rows; test rows only confirm the one that is chosen.
+tendency, less accurate, so the best setting lies between the least fair one that meets the target and its neighbour
+that misses it, or, where none meets it, around what comes nearest: there go the values of each further step. Noise may
+bend the tendency: a fairer setting that comes out best gets up to half of them, no setting is forgotten, and the answer
+is chosen from all. Settings are judged on validation rows; test rows only confirm the one that is chosen.
 """
 
 from __future__ import annotations

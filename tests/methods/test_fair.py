@@ -312,7 +312,11 @@ def test_both_gaps_are_kept_at_the_accuracy_of_one_programme_for_all_clients(not
     total = np.sum(judged, axis=0)
     assert rates_of(notion, total.sum(-1)).gap(total) <= 0.01 + 1e-8
     assert observed["multiplier"] > 0
-    assert observed["feasible"] == 1
+    actual = sum(confusion_of(accept, each) for (accept,), each in zip(rules, counts, strict=True))
+    reached = rates_of(notion, actual.sum(-1)).gap(actual)
+    assert observed["training_gap"] == pytest.approx(reached, abs=1e-8)
+    assert observed["feasible"] == (reached <= 0.01 + 1e-8)  # by actual labels, whatever the scores expect
+    assert observed["feasible"] == 1 or calibration == "none"
     assert observed["slack"] < 1e-8  # the Lagrangian bound is reached
     best = two_level_programme([held.mass for held in clients], notion, 0.01, 0.1)
     assert accuracy(total) == pytest.approx(best, abs=1e-7)
@@ -396,7 +400,8 @@ def test_three_classes_within_both_gaps(notion: str, calibration: str) -> None:
         assert rates_of(notion, own.sum(-1)).gap(own) <= 0.05 + 1e-6
         total += own
     assert rates_of(notion, total.sum(-1)).gap(total) <= 0.02 + 1e-6
-    assert observed["feasible"] == 1
+    assert observed["feasible"] == (observed["training_gap"] <= 0.02 + 1e-6)
+    assert observed["feasible"] == 1 or calibration == "none"
 
 
 # -- edges -------------------------------------------------------------------------------------------------------------
@@ -433,9 +438,24 @@ def test_a_group_with_one_score_is_decided_by_a_coin(notion: str, calibration: s
     found = solved(counts, notion=notion, gap=0.0, calibration=calibration)
     # equalized odds: a coin for everyone, whose best side may be one of the two
     assert 0 < found["accept"][1, 4] < 1 or notion == "equalized_odds"
-    assert found["feasible"] == 1
-    if calibration == "isotonic":
+    assert found["feasible"] == (found["training_gap"] < 1e-7)
+    if calibration == "isotonic" or notion == "demographic_parity":
         assert found["training_gap"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_gap_that_only_expected_labels_keep_is_not_called_kept() -> None:
+    counts = np.zeros((2, 2, 4))
+    counts[0, 1], counts[0, 0] = [0, 10, 20, 30], [30, 20, 10, 0]
+    counts[1, 1], counts[1, 0] = [0, 40, 10, 0], [0, 40, 10, 0]  # scores say little of this group
+    expected = solved(counts, notion="equal_opportunity", gap=0.005, calibration="none")
+    actual = np.stack([counts.sum(-1) - (one := np.einsum("gb,gyb->gy", expected["accept"], counts)), one], -1)
+    rates = actual[:, 1, 1] / actual[:, 1].sum(-1)
+    assert abs(rates[0] - rates[1]) > 0.05
+    assert expected["training_gap"] == pytest.approx(abs(rates[0] - rates[1]))
+    assert expected["feasible"] == 0
+    assert solved(counts, notion="equal_opportunity", gap=0.005)["feasible"] == 1
+    # demographic parity needs no labels
+    assert solved(counts, notion="demographic_parity", gap=0.005, calibration="none")["feasible"] == 1
 
 
 @every_notion

@@ -46,8 +46,8 @@ from equifed.protocol import ROWS, Data, Knob, Phase, Record, Task, notions, unc
 from equifed.tree import Tree
 
 OBSERVED, UNFITTED = ("multiplier", "training_gap", "slack", "feasible"), -1.0
-"""The largest multiplier of the rates, the gap on the training rows, how far the accuracy may lie below the best, and
-whether the bound is kept; before the fit."""
+"""The largest multiplier of the rates, the gap on the training rows by their actual labels, how far the accuracy may
+lie below the best, and whether that gap is within the bound; before the fit."""
 KNOB = Knob("gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0)
 ACROSS = 1e-6
 """How far a score that has to change sides ends beyond the others."""
@@ -195,8 +195,9 @@ class Fair(PostProcessing):
         self, confusion: np.ndarray, prices: np.ndarray, slack: float, gap: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """The values of `OBSERVED`, of confusion counts as they are judged and as they are [2, G, C, C]."""
-        judged, actual = (rates_of(self.notion, each.sum(-1)).gap(each) for each in confusion)
-        values = (np.abs(prices).max(), actual, slack, judged <= gap + 10 * MET)
+        actual = confusion[1]
+        reached = rates_of(self.notion, actual.sum(-1)).gap(actual)
+        values = (np.abs(prices).max(), reached, slack, reached <= gap + 10 * MET)
         return tuple(np.array(value, dtype=np.float64) for value in values)
 
     # -- the search ----------------------------------------------------------------------------------------------------
