@@ -14,6 +14,7 @@ import equifed as ef
 from equifed.federation import RowSets
 from equifed.metrics import counts
 from equifed.metrics.calibration import BINS, histograms
+from equifed.report.comparison import variants_of
 from equifed.store.results import load_result, save_result
 
 GROUPS = ["a", "b", "c"]
@@ -147,3 +148,36 @@ def test_a_regression_has_neither(tmp_path: Path) -> None:
         assert each.calibration.empty
         assert each.local_gaps.empty
         assert "value" in each.local_gaps
+
+
+def test_rows_of_unknown_group_count_in_what_is_said_of_all_rows(tmp_path: Path) -> None:
+    """Their labels are noise here, so that an accuracy without them would be far too high."""
+    rng = np.random.default_rng(0)
+
+    def part(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        x = rng.normal(size=(n, 2)).astype(np.float32)
+        s = rng.integers(-1, 2, n)
+        return x, np.where(s < 0, rng.integers(0, 2, n), x[:, 0] > 0).astype(int), s
+
+    test = part(600)
+    fed = ef.Federation.from_arrays([part(100) for _ in range(3)], test=test)
+    result = ef.simulate(ef.methods.FedAvg(), fed, seeds=[0, 1, 2], **SETTINGS)
+    save_result(tmp_path / "r", result)
+    for each in (result, load_result(tmp_path / "r")):
+        table, known = each.count_tables(unknown=True)[1], each.count_tables()[1]
+        assert table.shape == (3, 2, 2)
+        np.testing.assert_array_equal(table[:2], known)
+        x, y, s = test
+        np.testing.assert_array_equal(table[:2], counted(result, tuple(a[s >= 0] for a in test), 1))
+        np.testing.assert_array_equal(table[2], counted(result, (x[s < 0], y[s < 0], s[s < 0] + 1), 1)[0])
+        accuracy = each.final()["accuracy"].mean()
+        of_groups = np.trace(known, axis1=1, axis2=2).sum() / known.sum()
+        bound = (accuracy + of_groups) / 2
+        found = each.answer(f"accuracy >= {bound}")
+        assert of_groups > accuracy + 0.1
+        assert found.status == "not met"
+        estimate = found.findings[0].test
+        assert estimate is not None
+        assert estimate.mean == pytest.approx(accuracy)
+        assert estimate.lower_end < accuracy < estimate.high < of_groups
+        assert variants_of([each])[0].interval("accuracy") == pytest.approx((estimate.low, estimate.high))

@@ -1,7 +1,8 @@
 """What counts can show: intervals of every metric that follows from counts, and the noise floor of its gaps.
 
-Counts [S, G, C, C] by seed, group, label and prediction are all that is needed, so that a server can do this with what
-its clients have summed. Nothing is assumed about the metric: it is computed on tables that might have been.
+Counts [S, G, C, C] by seed, group, label and prediction (`tables_for` says which) are all that is needed, so that a
+server can do this with what its clients have summed. Nothing is assumed about the metric: it is computed on tables that
+might have been.
 
 * Rows are a sample. The tables that these counts leave possible are drawn from the Dirichlet posterior of each group,
   with one row's weight (Jeffreys' half and half) for each label, so that an empty cell is not a certain one.
@@ -67,6 +68,13 @@ def from_counts(metric: str | Metric) -> bool:
     """Whether the metric is a share, a gap or a ratio that follows from counts alone. Losses, distances between
     distributions and calibration do not, nor does what is said of single clients."""
     return _follows(_facts(metric))
+
+
+def tables_for(metric: str | Metric) -> dict[str, bool]:
+    """Which counts the metric takes, as arguments of `Result.count_tables`: with labels, unless it follows from
+    predictions alone, and with rows of unknown group, unless it is about groups."""
+    needs = _facts(metric).needs
+    return {"labels": "labels" in needs, "unknown": "groups" not in needs}
 
 
 @cache

@@ -14,7 +14,7 @@ import pandas as pd
 from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.metrics.evidence import Evidence, from_counts
+from equifed.metrics.evidence import Evidence, from_counts, tables_for
 from equifed.metrics.fronts import dominated
 from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, moments, paired
 from equifed.report.groups import SMALL_GROUP, Gap, Pair, fewest_rows, gaps_by_attribute, marginals, worst_pair
@@ -62,9 +62,9 @@ class Variant:
     """What the method logs about itself: seed, round, metric (its name after `LOG`), value."""
     attributes: tuple[str, ...]
     """The sensitive columns, where they are known."""
-    counts: Mapping[bool, np.ndarray | None]
-    """Rows [S, G, C, C] by seed, group, label and prediction, last round; False: with all rows at label 0, for what
-    needs no labels. None for a regression."""
+    counts: Mapping[tuple[bool, ...], np.ndarray | None]
+    """Rows [S, G, C, C] by seed, group, label and prediction, last round, of each kind that `evidence.tables_for` tells
+    apart. None for a regression."""
     shared_rows: float
     """The share of its test rows that a seed has in common with another one."""
     models: int
@@ -102,15 +102,15 @@ class Variant:
         return moments(self.values(metric))
 
     @cached_property
-    def _evidence(self) -> dict[bool, Evidence]:
-        """What its counts show, with and without labels."""
-        known = {labels: counts for labels, counts in self.counts.items() if counts is not None}
-        return {labels: Evidence(counts, shared_rows=self.shared_rows) for labels, counts in known.items()}
+    def _evidence(self) -> dict[tuple[bool, ...], Evidence]:
+        """What its counts of each kind show."""
+        known = {kind: counts for kind, counts in self.counts.items() if counts is not None}
+        return {kind: Evidence(counts, shared_rows=self.shared_rows) for kind, counts in known.items()}
 
     def shows(self, metric: str) -> Evidence | None:
         """What its counts show about the metric; None where they do not give its value: it does not follow from counts,
-        is undefined in a seed, or covers rows of unknown group too, which counts by group do not have."""
-        evidence = self._evidence.get("labels" in describe(metric).needs) if from_counts(metric) else None
+        or is undefined in a seed."""
+        evidence = self._evidence.get(_kind(metric)) if from_counts(metric) else None
         value = evidence.estimate(metric).mean if evidence else math.nan
         return evidence if math.isclose(value, self.over_seeds(metric).mean, abs_tol=1e-9) else None
 
@@ -154,7 +154,7 @@ class Variant:
         disparity itself."""
         if self.groups["name"].nunique() < 3:
             return []
-        counts = self.counts["labels" in describe(disparity).needs]
+        counts = self.counts[_kind(disparity)]
         return gaps_by_attribute(self.groups, disparity, self.attributes, counts, self.shared_rows, self.models)
 
     @property
@@ -368,7 +368,11 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
     ended = ended.assign(kind=scope[0], name=scope[2])
     silos = Silos.of(result)
     keys = ["method", *result.swept]
-    tables = {labels: result.count_tables(split, labels=labels) for labels in (True, False)}
+    tables = {
+        (labels, unknown): result.count_tables(split, labels=labels, unknown=unknown)
+        for labels in (True, False)
+        for unknown in (True, False)
+    }
     for key, rows in overall.groupby(keys, observed=True, sort=False, dropna=False):
         values = dict(zip(keys, key, strict=True))
         mine = ended[_alike(ended, values)]
@@ -398,7 +402,7 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
             local_gaps=local_gaps,
             observed=observed,
             attributes=() if result.schema is None else tuple(rule.column for rule in result.schema.sensitive),
-            counts={labels: _counts(by_run, tuple(values.values())) for labels, by_run in tables.items()},
+            counts={kind: _counts(by_run, tuple(values.values())) for kind, by_run in tables.items()},
             shared_rows=float(info.get("shared_rows", {}).get(split, 1.0)),
             models=_models(groups, info),
             data=data_of(info),
@@ -410,6 +414,10 @@ LOG = "log:"
 """Begins the name of what a method logs about itself, which has nothing to do with a metric of the same name."""
 _ROUND = ("method", "seed", "round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")
 """Columns of every log; the others are what the method observes."""
+
+
+def _kind(metric: str) -> tuple[bool, ...]:
+    return (*tables_for(metric).values(),)
 
 
 def _counts(tables: Mapping[Any, np.ndarray], swept: tuple[Any, ...]) -> np.ndarray | None:

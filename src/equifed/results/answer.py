@@ -120,7 +120,7 @@ class _Answering:
         )
         self.quality = catalogue.main_pair(measured)[0]
         self._final: dict[tuple[int, str], Any] = {}
-        self._tables: dict[tuple[int, str, bool], dict[Any, np.ndarray]] = {}
+        self._tables: dict[tuple[Any, ...], dict[Any, np.ndarray]] = {}
 
     # -- numbers of one candidate --------------------------------------------------------------------------------------
 
@@ -148,13 +148,14 @@ class _Answering:
         return frame.get(metric, pd.Series(np.nan, index=frame.index))
 
     def counts(self, candidate: Candidate, split: Split, metric: str) -> np.ndarray | None:
-        """[seeds, groups, labels, predictions]; None for what does not follow from counts."""
+        """[seeds, groups, labels, predictions], with rows of unknown group where the metric is about all rows; None for
+        what does not follow from counts."""
         if not evidence.from_counts(metric):
             return None
-        result, labels = self.results[candidate.result], "labels" in describe(metric).needs
-        key = candidate.result, split, labels
+        result, which = self.results[candidate.result], evidence.tables_for(metric)
+        key = candidate.result, split, *which.values()
         if key not in self._tables:
-            self._tables[key] = result.count_tables(split, labels=labels)
+            self._tables[key] = result.count_tables(split, **which)
         setting, tables = (*candidate.setting.values(),), self._tables[key]
         own = [table for run, table in tables.items() if not result.swept or run[:-1] == setting]
         return np.stack(own) if own else None

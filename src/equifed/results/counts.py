@@ -35,15 +35,17 @@ def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]])
     import pandas as pd
 
     fed, labels = job.federation, job.labels
-    cells = pd.MultiIndex.from_product([fed.groups, [*fed.classes, None], fed.classes], names=COLUMNS[1:4])
+    cells = pd.MultiIndex.from_product([[*fed.groups, None], [*fed.classes, None], fed.classes], names=COLUMNS[1:4])
     blocks = [pd.DataFrame(columns=[*labels[0], *COLUMNS])]
     for run, scored in _last(scores):
         for split in (split for split in SPLITS if split in scored and fed.classes):
             counts, predicted = scored[split].counts[0], scored[split].predicted[0]  # [G, C, C] and [G, C]
             unlabelled = predicted - np.nan_to_num(counts).sum(-2)  # of silos that withhold the labels
-            rows = np.concatenate([counts, unlabelled[:, None]], axis=1).ravel() / _times(job, run, split, predicted)
+            table = np.concatenate([counts, unlabelled[:, None]], axis=1)
+            unknown = np.pad(scored[split].unknown[0], ((0, 1), (0, 0)))
+            rows = np.concatenate([table, unknown[None]]).ravel() / _times(job, run, split, predicted)
             block = cells.to_frame(index=False).assign(rows=rows, split=split, **labels[run])
-            blocks.append(block[block["label"].notna() | (rows != 0)])
+            blocks.append(block[(block["group"].notna() & block["label"].notna()) | (rows != 0)])
     frame = pd.concat(blocks[1:] or blocks, ignore_index=True)
     return frame[[*labels[0], *COLUMNS]].astype({"rows": float})
 
@@ -129,11 +131,15 @@ def _contents(fed: Federation, split: str) -> list[bytes]:
     return [row.tobytes() for row in np.hstack([part.astype(np.float64) for part in parts])]
 
 
-def count_tables(frame: pd.DataFrame, info: dict[str, Any], split: str, labels: bool) -> dict[Any, np.ndarray]:
+def count_tables(
+    frame: pd.DataFrame, info: dict[str, Any], split: str, labels: bool, unknown: bool
+) -> dict[Any, np.ndarray]:
     """See `Result.count_tables`."""
     import pandas as pd
 
-    groups, classes, swept = info["groups"], info["classes"], info.get("swept", [])
+    groups, classes, swept = list(info["groups"]), info["classes"], info.get("swept", [])
+    if unknown and frame["group"].isna().any():
+        groups.append(None)
     cells = pd.MultiIndex.from_product([groups, [*classes, None], classes])
     tables = {}
     for key, block in frame[frame["split"] == split].groupby([*swept, "seed"], sort=False, dropna=False):

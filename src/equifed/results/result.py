@@ -37,8 +37,9 @@ class Result:
     counts: pd.DataFrame
     """Rows of the last evaluation by group, label and prediction, on the test and validation rows of all: method,
     (swept hyper-parameters), seed, split, group, label, predicted, rows. Rows are nan where silos withhold all of a
-    group's; the label is missing where they withhold only that. Where clients have models of their own, and each row
-    was given to all of them, rows are counted once: a count is the mean over the models."""
+    group's; the label is missing where they withhold only that, the group where it is unknown. Where
+    clients have models of their own, and each row was given to all of them, rows are counted once: a count is the mean
+    over the models."""
     calibration: pd.DataFrame
     """Of the same rows, by group and by the bin (0 to `metrics.calibration.BINS` - 1) that the score falls into: rows,
     positives (those where the score came true: label 1, or with more than two classes a right prediction), score_sum.
@@ -148,13 +149,15 @@ class Result:
         keys = ["method", *self.swept]
         return wide.drop(columns="seed").set_index(keys) if wide.empty else moments_wide(wide, keys)
 
-    def count_tables(self, split: str = "test", *, labels: bool = True) -> dict[Any, np.ndarray]:
+    def count_tables(self, split: str = "test", *, labels: bool = True, unknown: bool = False) -> dict[Any, np.ndarray]:
         """`counts` as arrays [group, label, prediction], by the keys of `parameters`; what `metrics.evidence` takes.
 
         labels=False: with all rows at label 0, for metrics that need no labels (demographic parity): also the rows
-        whose labels silos withhold. Empty for a regression, and for a split that was not measured.
+        whose labels silos withhold. unknown=True: the rows of unknown group, if there are any, as one more group after
+        the last, for metrics that are about all rows (accuracy). `metrics.evidence.tables_for` says which of these a
+        metric takes. Empty for a regression, and for a split that was not measured.
         """
-        return count_tables(self.counts, self.info, split, labels)
+        return count_tables(self.counts, self.info, split, labels, unknown)
 
     def pareto(
         self, quality: str = "accuracy", disparity: str = "demographic_parity_difference", split: str = "test"
