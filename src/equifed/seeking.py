@@ -376,7 +376,7 @@ class Seeking:
                 ends = {target.metric: estimate.mean, f"{target.metric}_end": target.conservative(estimate)}
                 rows[-1] |= {target.metric: estimate.mean} if self.confidence == "mean" else ends
             rows[-1] |= {"met": each.met, "degenerate": each.degenerate, "chosen": chosen}
-            if chosen:
+            if chosen and found.rows["test"]:
                 reached = {finding.target.metric: finding.test for finding in found.findings if finding.test}
                 means = {self._quality: found.reached} | {name: each.mean for name, each in reached.items()}
                 rows[-1] |= {f"test_{name}": value for name, value in means.items()}

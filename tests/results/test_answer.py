@@ -160,7 +160,7 @@ def test_what_comes_nearest() -> None:
     found = result(SWEEP).answer(f"{GAP} <= 0.01", "mean")
     assert found.status == "not met"
     assert weight(found) == 3
-    assert "Nearest comes kffl (fairness_weight=3): demographic parity difference 0.02" in str(found)
+    assert "The nearest is kffl (fairness_weight=3): demographic parity difference 0.02" in str(found)
     assert "none of which meets the target there" in str(found)
     # a little more fairness and a little less accuracy than asked: what misses its target by less
     both = result(SWEEP).answer([f"{GAP} <= 0.03", "accuracy >= 0.83"], "mean")
@@ -299,7 +299,8 @@ def test_nothing_is_shown_where_a_seed_is_undefined() -> None:
     alone = result({None: {"test": (0.02, 0.81)}})
     alone.metrics.loc[(alone.metrics["metric"] == GAP) & (alone.metrics["seed"] == 0), "value"] = np.nan
     unknown = alone.answer(f"{GAP} <= 0.05")
-    assert unknown.status == "not met"
+    assert unknown.status == "not known"
+    assert str(unknown).startswith("Not known whether it is met: ")
     assert "demographic parity difference is not known" in str(unknown)
 
 
@@ -351,7 +352,8 @@ def test_the_answer_in_words_and_as_json() -> None:
         f"Take kffl (fairness_weight=3): demographic parity difference {end.mean:.3f} (at most {end.upper_end:.3f} "
         f"with 95\u00a0% confidence) and accuracy {found.reached:.3f} on 10,000 test rows (mean of 4 seeds); "
         f"{100 * found.cost:.1f} points less accuracy [{100 * found.cost_interval[0]:.1f}, "  # type: ignore[index]
-        f"{100 * found.cost_interval[1]:.1f}] than kffl (fairness_weight=0), the best without the target.",  # type: ignore[index]
+        f"{100 * found.cost_interval[1]:.1f}] than kffl (fairness_weight=0), which the validation rows choose without "
+        "the target.",  # type: ignore[index]
         "Chosen on 10,000 validation rows from 4 settings; the test rows only confirm.",
     ]
     read = json.loads(json.dumps(found.to_dict(), default=plain))
@@ -359,3 +361,106 @@ def test_the_answer_in_words_and_as_json() -> None:
     assert read["chosen"]["setting"] == {"fairness_weight": 3.0}
     assert read["findings"][0]["test"]["upper_end"] == end.upper_end
     assert read["sentences"] == found.sentences
+
+
+# -- words for what is easily said wrongly -----------------------------------------------------------------------------
+
+
+def several(**methods: Any) -> ef.Answer:
+    """method = ((gap, accuracy) on validation rows, the same on test rows)"""
+    splits = {name: {"validation": val, "test": test} for name, (val, test) in methods.items()}
+    return ef.answer([result({None: both}, name) for name, both in splits.items()], f"{GAP} <= 0.05")
+
+
+def flagged(given: ef.Result, split: str) -> ef.Result:
+    """Degenerate on these rows."""
+    these = (given.metrics["metric"] == "degenerate") & (given.metrics["split"] == split)
+    return replace(given, metrics=given.metrics.assign(value=given.metrics["value"].mask(these, 1.0)))
+
+
+def test_a_cost_that_only_test_rows_show_is_said() -> None:
+    found = several(fedavg=((0.2, 0.83), (0.2, 0.835)), fedprox=((0.02, 0.84), (0.02, 0.819)))
+    assert found.chosen == found.best
+    assert found.ahead is not None
+    assert found.ahead.label == "fedavg"
+    np.testing.assert_allclose(found.ahead_by, 0.016, atol=2e-4)
+    assert "the validation rows choose it too; on test rows fedavg has 1.6 points more accuracy." in str(found)
+    # what is better than the best of validation rows may still cost something
+    found = several(
+        fedavg=((0.2, 0.85), (0.2, 0.75)), fedprox=((0.02, 0.84), (0.02, 0.8)), scaffold=((0.2, 0.83), (0.2, 0.83))
+    )
+    assert "5.0 points more accuracy" in str(found)
+    assert "than fedavg, which the validation rows choose without the target; on test rows scaffold has 3" in str(found)
+    best = several(fedavg=((0.2, 0.83), (0.2, 0.8)), fedprox=((0.02, 0.84), (0.02, 0.819)))
+    assert best.ahead is None
+    assert "(mean of 4 seeds); without the target the validation rows choose it too. Chosen" in str(best)
+
+
+def test_degenerate_on_test_rows_is_the_reason() -> None:
+    alone = flagged(result({None: {"test": (0.02, 0.81)}}), "test").answer(f"{GAP} <= 0.05")
+    swept = flagged(result(SWEEP), "test").answer(f"{GAP} <= 0.05")
+    for found in (alone, swept):
+        assert found.status == "degenerate"
+        assert not found.met
+        assert found.sentences[0].startswith("Not met, because the model is degenerate")
+    assert "The choice is kffl (fairness_weight=3)" in str(swept)  # which is nearest to nothing: it met the target
+
+
+def test_what_only_test_rows_show_is_not_met() -> None:
+    for confidence, level in ((0.95, "with 95\u00a0% confidence"), ("mean", "in the mean")):
+        swept = result({1.0: {"validation": (0.07, 0.8), "test": (0.02, 0.8)}, 2.0: SWEEP[0.0]})
+        found = swept.answer(f"{GAP} <= 0.05", confidence)  # type: ignore[arg-type]
+        assert found.status == "met on test rows alone"
+        assert not found.met
+        assert found.sentences[0].startswith(f"Met {level} on test rows, but not on the validation rows, which choose:")
+
+
+def test_a_bound_inside_the_interval_is_neither_met_nor_missed() -> None:
+    alone = result({None: {"test": (0.0504, 0.8)}}, spread=0.0)
+    found = alone.answer(f"{GAP} <= 0.0502")
+    assert found.status == "not shown"
+    assert found.sentences[0].startswith("Not met in the mean, but not ruled out with 95\u00a0% confidence either: ")
+    assert "demographic parity difference 0.0504 (" in str(found)  # 0.050 would seem to meet it
+    assert alone.answer(f"{GAP} <= 0.0502", "mean").status == "not met"
+    assert alone.answer(f"{GAP} <= 0.0504", "mean").met
+
+
+def test_what_is_left_out_is_named() -> None:
+    target = f"{GAP} <= 0.05"
+    good = result({None: {"validation": (0.02, 0.84), "test": (0.02, 0.84)}}, "fedavg")
+    bare = result({None: {"test": (0.02, 0.9)}}, "fedprox")
+    flat = flagged(result({None: {"validation": (0.02, 0.84), "test": (0.02, 0.84)}}, "scaffold"), "validation")
+    found = ef.answer([bare, good, flat], target)
+    assert found.met
+    assert "Chosen on 10,000 validation rows as the only one of 3 settings that can be;" in str(found)
+    assert "Left out, because nothing was measured on validation rows: fedprox." in str(found)
+    assert "% of its rows: scaffold." in str(found)
+    assert "nothing to choose from" not in str(found)
+    assert found.to_dict()["left_out"].keys() == {"fedprox", "scaffold"}
+    none = ef.answer([bare, flat], target)
+    assert none.status == "not chosen"
+    assert "because nothing was measured on validation rows or some group gets the same prediction" in str(none)
+
+
+def test_without_test_rows_nothing_is_confirmed() -> None:
+    target = f"{GAP} <= 0.05"
+    results = [result({None: {"validation": (0.02, accuracy)}}, name) for name, accuracy in (("a", 0.8), ("b", 0.84))]
+    for found in (ef.answer(results, target), ef.answer(results[1], target)):
+        assert found.status == "not confirmed"
+        assert not found.met
+        assert "on validation rows, but there are no test rows to confirm it" in found.sentences[0]
+        assert "and accuracy 0.84" in str(found)
+        assert "on 10,000 validation rows (mean of 4 seeds)" in str(found)
+    assert "the validation rows answer" in str(ef.answer(results[1], target))
+
+
+def test_no_number_of_rows_shows_a_gap_of_zero() -> None:
+    found = result({None: {"test": (0.0, 0.8)}}, spread=0.0).answer(f"{GAP} <= 0")
+    assert found.status == "cannot be shown"
+    assert str(found).endswith("no number of rows would do.")
+
+
+def test_a_metric_with_two_targets_is_said_once() -> None:
+    found = result(SWEEP).answer([f"{GAP} <= 0.05", f"{GAP} <= 0.3"])
+    assert "demographic parity difference at most 0.05 and at most 0.3." in found.sentences[0]
+    assert found.sentences[1].count("demographic parity difference") == 1

@@ -201,19 +201,35 @@ class _Answering:
     def answer(self) -> Answer:
         usable = [candidate for candidate in self.candidates if not is_pooled(candidate.method)]
         alone = len(usable) == 1
-        split: Split = "test" if alone else "validation"
         reason = self._obstacle(usable, alone)
         if reason:
             return Answer("not chosen", self.targets, self.confidence, reason=reason, candidates=len(usable))
-        judged = [self.judged(candidate, split) for candidate in usable if self.final(candidate, split) is not None]
-        able = [each for each in judged if (alone or not each.degenerate) and np.isfinite(each.quality).all()]
+        split: Split = "test" if alone and self.final(usable[0], "test") is not None else "validation"
+        able, left_out = [], {}
+        for candidate in usable:
+            judged = self.judged(candidate, split) if self.final(candidate, split) is not None else None
+            reason = "" if alone else self._unable(judged)
+            if judged is None or reason:
+                left_out[candidate.label] = reason
+            else:
+                able.append(judged)
         if not able:
-            reason = "in every one of them some group gets one constant prediction, or the quality is undefined."
-            return Answer("not chosen", self.targets, self.confidence, reason=reason, candidates=len(usable))
+            reason = f"no setting can be taken, because {' or '.join(dict.fromkeys(left_out.values()))}."
+            return Answer("not chosen", self.targets, self.confidence, reason=reason, left_out=left_out)
         best = min(able, key=self._cost)
         met = [each for each in able if each.met]
         chosen = min(met, key=self._cost) if met else min(able, key=lambda each: (each.excess, self._cost(each)))
-        return self._confirmed(chosen, best, len(able), alone)
+        return self._confirmed(chosen, best, able, left_out)
+
+    def _unable(self, judged: Judged | None) -> str:
+        """Why it cannot be chosen from several; "" where it can."""
+        if judged is None:
+            return "nothing was measured on validation rows"
+        if judged.degenerate:
+            return "some group gets the same prediction for more than 99\u00a0% of its rows"
+        if not np.isfinite(judged.quality).all():
+            return f"the {describe(self.quality).title} is not known in every seed"
+        return ""
 
     def _cost(self, judged: Judged) -> float:
         """The mean quality, turned so that less is better."""
@@ -245,27 +261,30 @@ class _Answering:
             )
         return ""
 
-    def _confirmed(self, chosen: Judged, best: Judged, candidates: int, alone: bool) -> Answer:
+    def _confirmed(self, chosen: Judged, best: Judged, able: Sequence[Judged], left_out: dict[str, str]) -> Answer:
         """What the test rows say about the choice."""
         candidate, info = chosen.candidate, self.results[chosen.candidate.result].info
         tested = self.judged(candidate, "test") if self.final(candidate, "test") is not None else None
+        split: Split = "validation" if tested is None else "test"
+        alone = len(able) + len(left_out) == 1
         met = chosen.met and tested is not None and tested.met and not tested.degenerate
         findings = tuple(
             Finding(
                 target,
-                None if alone else chosen.estimates[i],
+                None if alone and tested is not None else chosen.estimates[i],
                 None if tested is None else tested.estimates[i],
                 None if met else self._floor(candidate, target, alone),
                 evidence.from_counts(target.metric),
             )
             for i, target in enumerate(self.targets)
         )
-        reached, without = (self.values(each.candidate, "test", self.quality) for each in (chosen, best))
-        lost = describe(self.quality).cost(reached) - describe(self.quality).cost(without)
+        cost = describe(self.quality).cost
+        reached, without = (self.values(each.candidate, split, self.quality) for each in (chosen, best))
         same = data_of(info) == data_of(self.results[best.candidate.result].info)
-        test = paired(lost) if same and best is not chosen else None
+        test = paired(cost(reached) - cost(without)) if same and best is not chosen else None
+        ahead, ahead_by = self._ahead(chosen, able)
         return Answer(
-            "met" if met else self._missed(tested, findings),
+            "met" if met else self._missed(chosen, tested, findings),
             self.targets,
             self.confidence,
             chosen=candidate,
@@ -274,27 +293,50 @@ class _Answering:
             quality=self.quality,
             reached=moments(reached).mean,
             best=best.candidate,
-            cost=describe(self.quality).cost(moments(reached).mean)
-            - describe(self.quality).cost(moments(without).mean),
+            cost=cost(moments(reached).mean) - cost(moments(without).mean),
             cost_interval=None if test is None else (float(test.low), float(test.high)),
-            seeds=len(self.final(candidate, "test" if tested is not None else "validation")),
+            ahead=ahead,
+            ahead_by=ahead_by,
+            seeds=len(self.final(candidate, split)),
             rows={split: self._rows(candidate, split) for split in ("validation", "test")},
-            candidates=candidates,
+            candidates=len(able),
+            left_out=left_out,
         )
 
-    def _missed(self, tested: Judged | None, findings: Sequence[Finding]) -> Status:
-        """What can be said where the target is not met with the confidence asked for."""
-        if tested is None:
-            return "cannot be shown"
-        if any(finding.floor and finding.floor.below for finding in findings) and self._may_meet(tested):
-            return "cannot be shown"
-        in_mean = all(target.met(each.mean) for target, each in zip(self.targets, tested.estimates, strict=True))
-        return "met in the mean" if in_mean and not tested.degenerate else "not met"
+    def _ahead(self, chosen: Judged, able: Sequence[Judged]) -> tuple[Candidate | None, float]:
+        """What has the best quality on test rows, and by how much it is better than what was chosen."""
+        cost = describe(self.quality).cost
+        costs = {
+            i: float(cost(moments(self.values(each.candidate, "test", self.quality)).mean))
+            for i, each in enumerate(able)
+            if each is chosen or not (self.values(each.candidate, "test", "degenerate") > 0).any()
+        }
+        own = costs[next(i for i, each in enumerate(able) if each is chosen)]
+        first = min(costs, key=lambda i: costs[i] if math.isfinite(costs[i]) else math.inf)
+        return (able[first].candidate, own - costs[first]) if costs[first] < own else (None, 0.0)
 
-    def _may_meet(self, tested: Judged) -> bool:
-        """Whether no target is missed beyond doubt."""
-        pairs = zip(self.targets, tested.estimates, strict=True)
-        return all(target.met(each.lower_end if target.upper else each.upper_end) for target, each in pairs)
+    def _missed(self, chosen: Judged, tested: Judged | None, findings: Sequence[Finding]) -> Status:
+        """What can be said where the target is not met with the confidence asked for."""
+        shown = tested or chosen
+        pairs = list(zip(self.targets, shown.estimates, strict=True))
+        if any(self._misses(target, each) for target, each in pairs):
+            return "not met"
+        if any(math.isnan(each.mean) for _, each in pairs):
+            return "not known"
+        in_mean = all(target.met(each.mean) for target, each in pairs)
+        if in_mean and shown.degenerate:
+            return "degenerate"
+        if shown.met:
+            return "not confirmed" if tested is None else "met on test rows alone"
+        if any(finding.floor and finding.floor.below for finding in findings):
+            return "cannot be shown"
+        return "met in the mean" if in_mean else "not shown"
+
+    def _misses(self, target: Target, estimate: Estimate) -> bool:
+        """Whether a target is missed beyond doubt."""
+        end = estimate.lower_end if target.upper else estimate.upper_end
+        value = estimate.mean if self.confidence == "mean" else end
+        return not math.isnan(value) and not target.met(value)
 
     def _floor(self, candidate: Candidate, target: Target, alone: bool) -> Floor | None:
         """Of the split on which it is the hardest to show."""

@@ -15,7 +15,18 @@ from equifed.target import Target
 
 Split = Literal["validation", "test"]
 Confidence = float | Literal["mean"]
-Status = Literal["met", "met in the mean", "not met", "cannot be shown", "not chosen"]
+Status = Literal[
+    "met",
+    "met in the mean",
+    "met on test rows alone",  # validation rows, which choose, do not show it
+    "not confirmed",  # for want of test rows
+    "not shown",
+    "not met",
+    "degenerate",
+    "not known",
+    "cannot be shown",
+    "not chosen",
+]
 WORDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}
 
 
@@ -41,7 +52,7 @@ class Finding:
 
     target: Target
     validation: Estimate | None
-    """None where nothing had to be chosen."""
+    """None where nothing had to be chosen and there are test rows."""
     test: Estimate | None
     """None where there are no test rows."""
     floor: Floor | None
@@ -72,18 +83,24 @@ class Answer:
     quality: str = ""
     """The main quality: accuracy, or RMSE."""
     reached: float = math.nan
-    """Its mean over seeds, on test rows."""
+    """Its mean over seeds, on test rows; on validation rows where there are none."""
     best: Candidate | None = None
     """What would be taken without the targets, chosen on validation rows too."""
     cost: float = math.nan
-    """How much worse the quality of `chosen` is than that of `best`, on test rows; negative where it is better."""
+    """How much worse the quality of `chosen` is than that of `best`, on the same rows; negative where it is better."""
     cost_interval: tuple[float, float] | None = None
     """95 %, paired over seeds; None for too few of them."""
+    ahead: Candidate | None = None
+    """What has the best quality on test rows, where that is better than that of `chosen`. It is said, never taken."""
+    ahead_by: float = 0.0
+    """How much better it is there."""
     seeds: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     """Validation and test rows, of one seed."""
     candidates: int = 0
     """Among how many was chosen."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """What could not be chosen, by label, and why."""
     reason: str = ""
     """Why nothing could be chosen."""
 
@@ -94,30 +111,39 @@ class Answer:
     @property
     def sentences(self) -> list[str]:
         """The answer in words."""
-        wanted = listed([f"{describe(t.metric).title} {WORDS[t.sign]} {t.bound:g}" for t in self.targets])
-        mean = self.confidence == "mean"
-        level = "in the mean" if mean else f"with {self._sure}"
-        but = "on test rows, but not on the validation rows that choose" if mean else f"in the mean, but not {level}"
-        begin = {
-            "met": f"Met {level}: {wanted}.",
-            "met in the mean": f"Met {but}: {wanted}.",
-            "not met": f"Not met: {wanted}.",
-            "cannot be shown": f"Cannot be shown {level}: {wanted}.",
-            "not chosen": f"No answer to the target {wanted}: {self.reason}",
-        }[self.status]
+        wanted = listed([self._wanted(metric) for metric in self._metrics])
         if self.chosen is None:
-            return [begin]
-        return [begin, self._choice(), self._basis(), *self._floors(), *self._limits()]
+            return [f"No answer to the target {wanted}: {self.reason}"]
+        level = self._level
+        begin = {
+            "met": f"Met {level}",
+            "met in the mean": f"Met in the mean, but not {level}",
+            "met on test rows alone": f"Met {level} on test rows, but not on the validation rows, which choose",
+            "not confirmed": f"Met {level} on validation rows, but there are no test rows to confirm it",
+            "not shown": f"Not met in the mean, but not ruled out {level} either",
+            "not met": "Not met",
+            "degenerate": "Not met, because the model is degenerate (some group gets the same prediction for more than "
+            "99\u00a0% of its rows)",
+            "not known": "Not known whether it is met",
+            "cannot be shown": f"Cannot be shown {level}",
+        }[self.status]
+        return [
+            f"{begin}: {wanted}.",
+            self._choice(),
+            self._basis(),
+            *self._omissions(),
+            *self._floors(),
+            *self._limits(),
+        ]
 
     @property
     def rule(self) -> str:
         """By which rule it was chosen; "" where there was nothing to choose."""
-        if self.candidates <= 1 or self.chosen is None:
+        if self._alone or self.chosen is None:
             return ""
-        how = "in the mean" if self.confidence == "mean" else f"with {self._sure}"
         return (
-            f"Rule: the best {describe(self.quality).title} of those that meet the target {how} on validation rows, or "
-            "else what comes nearest; test rows only confirm."
+            f"Rule: the best {describe(self.quality).title} of those that meet the target {self._level} on validation "
+            "rows, or else what comes nearest; test rows only confirm."
         )
 
     def __str__(self) -> str:
@@ -137,9 +163,12 @@ class Answer:
             "best_without_target": None if self.best is None else asdict(self.best),
             "cost": self.cost,
             "cost_interval": self.cost_interval,
+            "ahead_on_test_rows": None if self.ahead is None else asdict(self.ahead),
+            "ahead_by": self.ahead_by,
             "seeds": self.seeds,
             "rows": self.rows,
             "candidates": self.candidates,
+            "left_out": self.left_out,
             "sentences": self.sentences,
             "rule": self.rule,
         }
@@ -148,70 +177,127 @@ class Answer:
     def _sure(self) -> str:
         return f"{100 * level_of(self.confidence):g}\u00a0% confidence"
 
+    @property
+    def _level(self) -> str:
+        return "in the mean" if self.confidence == "mean" else f"with {self._sure}"
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there was nothing to choose from."""
+        return self.candidates + len(self.left_out) == 1
+
+    @property
+    def _metrics(self) -> list[str]:
+        """Each once, also where it has two targets."""
+        return list(dict.fromkeys(target.metric for target in self.targets))
+
+    def _wanted(self, metric: str) -> str:
+        bounds = [f"{WORDS[target.sign]} {target.bound:g}" for target in self.targets if target.metric == metric]
+        return f"{describe(metric).title} {listed(bounds)}"
+
     def _choice(self) -> str:
         """What to take, or what comes nearest; what it reaches, and at what cost."""
         assert self.chosen is not None
-        verb = "Take" if self.met else "Measured was" if self.candidates == 1 else "Nearest comes"
-        parts = [self._reached(finding) for finding in self.findings]
-        if self.quality not in {target.metric for target in self.targets}:
+        if self.met:
+            lead = "Take"
+        elif self._alone:
+            lead = "The only setting is"
+        else:
+            lead = "The choice is" if self.chosen_meets else "The nearest is"
+        parts = [self._reached(metric) for metric in self._metrics]
+        if self.quality not in self._metrics:
             parts.append(f"{describe(self.quality).title} {_number(self.reached)}")
-        rows = f"on {self.rows['test']:,} test rows" if self.rows["test"] else "on validation rows"
+        split = "test" if self.rows["test"] else "validation"
         seeds = "one seed" if self.seeds == 1 else f"mean of {self.seeds} seeds"
-        return f"{verb} {self.chosen.label}: {listed(parts)} {rows} ({seeds}){self._costs()}."
+        where = f"on {self.rows[split]:,} {split} rows ({seeds})"
+        return f"{lead} {self.chosen.label}: {listed(parts)} {where}{self._costs()}."
 
-    def _reached(self, finding: Finding) -> str:
-        title, estimate = describe(finding.target.metric).title, finding.test or finding.validation
+    def _reached(self, metric: str) -> str:
+        findings = [finding for finding in self.findings if finding.target.metric == metric]
+        title, estimate = describe(metric).title, findings[0].test or findings[0].validation
         if estimate is None or math.isnan(estimate.mean):
             return f"{title} is not known"
-        text, end = f"{title} {_number(estimate.mean)}", finding.target.conservative(estimate)
+        targets = [finding.target for finding in findings]
+        text = f"{title} {_number(estimate.mean, targets)}"
         if self.confidence == "mean":
             return text
-        if math.isnan(end):
+        ends = {"at most" if each.upper else "at least": each.conservative(estimate) for each in targets}
+        if any(map(math.isnan, ends.values())):
             return f"{text} (too few seeds for an interval)"
-        return f"{text} ({'at most' if finding.target.upper else 'at least'} {_number(end)} with {self._sure})"
+        return f"{text} ({listed([f'{word} {_number(end, targets)}' for word, end in ends.items()])} with {self._sure})"
 
     def _costs(self) -> str:
-        if self.candidates == 1 or self.best is None or math.isnan(self.cost):
+        """Against what validation rows choose without the target, and what test rows show against it."""
+        if self._alone or self.best is None or math.isnan(self.cost):
             return ""
+        title = describe(self.quality).title
+        without = f"{self.best.label}, which the validation rows choose without the target"
+        amount, more = self._difference(self.cost)
         if self.best == self.chosen:
-            return "; it is also the best without the target"
-        metric = describe(self.quality)
-        points = math.isfinite(metric.range[1])
-        more = "more" if (self.cost > 0) == (metric.direction == "lower") else "less"
-        amount = _amount(abs(self.cost), points)
-        if not float(amount):
-            return f"; the same {metric.title} as {self.best.label}, the best without the target"
-        text = f"; {amount}{' points' if points else ''} {more} {metric.title}"
-        if self.cost_interval is not None:
-            sign = 1 if self.cost > 0 else -1
-            low, high = sorted(sign * end for end in self.cost_interval)
-            text += f" [{_amount(low, points)}, {_amount(high, points)}]"
-        return f"{text} than {self.best.label}, the best without the target"
+            text = "; without the target the validation rows choose it too"
+        elif not amount:
+            text = f"; the same {title} as {without}"
+        else:
+            text = f"; {amount} {more} {title}{self._interval()} than {without}"
+        behind, better = self._difference(-self.ahead_by)
+        if self.ahead is None or not behind or (amount and self.cost > 0):  # which says already that it costs something
+            return text
+        return f"{text}; on test rows {self.ahead.label} has {behind} {better} {title}"
+
+    @property
+    def _points(self) -> bool:
+        return math.isfinite(describe(self.quality).range[1])
+
+    def _difference(self, cost: float) -> tuple[str, str]:
+        """How much ("" for nothing that would be seen) and whether it is more or less of the quality."""
+        more = "more" if (cost > 0) == (describe(self.quality).direction == "lower") else "less"
+        amount = _amount(abs(cost), self._points)
+        return ("" if not float(amount) else f"{amount} points" if self._points else amount), more
+
+    def _interval(self) -> str:
+        if self.cost_interval is None:
+            return ""
+        sign = 1 if self.cost > 0 else -1
+        low, high = sorted(sign * end for end in self.cost_interval)
+        return f" [{_amount(low, self._points)}, {_amount(high, self._points)}]"
 
     def _basis(self) -> str:
         """Which rows chose, and whether the others confirm it."""
-        if not self.rows["test"]:
-            return "There are no test rows to confirm it."
+        if self._alone:
+            return f"There was nothing to choose from: the {'test' if self.rows['test'] else 'validation'} rows answer."
+        text = f"Chosen on {self.rows['validation']:,} validation rows"
         if self.candidates == 1:
-            return "There was nothing to choose from: the test rows answer."
-        chosen = f"Chosen on {self.rows['validation']:,} validation rows from {self.candidates} settings"
-        if not self.chosen_meets:
-            return f"{chosen}, none of which meets the target there."
-        return f"{chosen}; the test rows only confirm." if self.met else f"{chosen}; the test rows do not confirm it."
+            text += f" as the only one of {1 + len(self.left_out)} settings that can be"
+            text += "" if self.chosen_meets else "; it does not meet the target there"
+        else:
+            text += f" from {self.candidates} settings"
+            text += "" if self.chosen_meets else ", none of which meets the target there"
+        if not self.chosen_meets or not self.rows["test"]:
+            return f"{text}."
+        return f"{text}; the test rows {'only confirm' if self.met else 'do not confirm it'}."
+
+    def _omissions(self) -> list[str]:
+        """What could not be chosen, a sentence for each reason."""
+        lines = []
+        for reason in dict.fromkeys(self.left_out.values()):
+            names = [label for label, why in self.left_out.items() if why == reason]
+            lines.append(f"Left out, because {reason}: {listed(shortened(names))}.")
+        return lines
 
     def _floors(self) -> list[str]:
         lines = []
         for target, floor in ((finding.target, finding.floor) for finding in self.findings):
             if floor is not None and not self.met:
                 bound, title = f"{WORDS[target.sign]} {target.bound:g}", describe(target.metric).title
-                needed = f"about {floor.needed:,.0f} of them" if math.isfinite(floor.needed) else "more of them"
+                finite = math.isfinite(floor.needed)
+                needed = f"it would take about {floor.needed:,.0f} of them" if finite else "no number of rows would do"
                 here = f"{floor.rows:,} {floor.split} rows"
                 lines.append(
                     f"On {here} even a perfectly fair model may show {title} {_number(floor.value)}, so that {bound} "
-                    f"cannot be shown with {self._sure}; it would take {needed}."
+                    f"cannot be shown with {self._sure}; {needed}."
                     if floor.below
                     else f"{here} are few for {title} {bound}: they would rarely show it with {self._sure} even of a "
-                    f"perfectly fair model; it would take {needed}."
+                    f"perfectly fair model; {needed}."
                 )
         return lines
 
@@ -235,10 +321,21 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _number(value: float) -> str:
+def shortened(names: Sequence[str], most: int = 3) -> list[str]:
+    """The first of them, and how many more there are."""
+    return [*names] if len(names) <= most else [*names[:most], f"{len(names) - most} more"]
+
+
+def _number(value: float, targets: Sequence[Target] = ()) -> str:
+    """With as many digits as it takes to see on which side of the targets it lies."""
     if math.isnan(value):
         return "unknown"
-    return f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = 3
+    while digits < 6 and any(target.met(round(value, digits)) != target.met(value) for target in targets):
+        digits += 1
+    return f"{value:.{digits}f}"
 
 
 def _amount(value: float, points: bool) -> str:
