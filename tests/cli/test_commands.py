@@ -498,6 +498,7 @@ def test_sweep(place, invoke, tiny):
     outcome = invoke("sweep", *options)
     assert outcome.exit_code == 0, outcome.stderr
     assert "dominated" in outcome.stdout
+    assert "bootstrap over the seeds alone" in " ".join(outcome.stdout.split())
     assert "\nRule, on validation rows: the fairest" in outcome.stdout
     found = data(invoke("sweep", *options, "--json", "--margin", "0.2"))
     assert [point["mu"] for point in found["pareto"]] == [0, 0.5]

@@ -166,11 +166,11 @@ def test_a_verdict_on_one_of_two_numbers(trouble: ef.Result) -> None:
 
     assert without("accuracy").startswith(
         "fedavg-gr has a demographic parity difference of 0.012 [0.000, 0.103] after round 7 (one seed, in brackets "
-        "their 95\u00a0% intervals). Its accuracy is not known: "
+        "95\u00a0% intervals by rows). Its accuracy is not known: "
     )
     assert without("demographic_parity_difference").startswith(
-        "fedavg-gr reached accuracy 0.744 [0.702, 0.783] after round 7 (one seed, in brackets their 95\u00a0% "
-        "intervals). Its demographic parity difference is not known: "
+        "fedavg-gr reached accuracy 0.744 [0.702, 0.783] after round 7 (one seed, in brackets 95\u00a0% "
+        "intervals by rows). Its demographic parity difference is not known: "
     )
 
 

@@ -210,7 +210,11 @@ def pareto_table(result: Result) -> Table:
         ]
     if not (points["defined"] == points["runs"]).all():
         shown["defined"] = points["defined"].astype(str) + " of " + points["runs"].astype(str)
-    return frame_table(shown)
+    table = frame_table(shown)
+    bounded = any(points[name].notna().any() for name in points if str(name).endswith("_low"))
+    brackets = " [95 % interval of a bootstrap over the seeds alone, not the rows]" if bounded else ""
+    table.caption, table.caption_justify = f"Means over seeds on test rows{brackets}.", "left"
+    return table
 
 
 def groups_table(result: Result) -> Table:

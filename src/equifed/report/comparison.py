@@ -248,16 +248,13 @@ class Comparison:
     @cached_property
     def for_choosing(self) -> Comparison:
         """The same on validation rows, where settings of a sweep are to be chosen and all results have such rows that
-        no method trains on; otherwise itself. What is degenerate on test rows is not chosen on others either."""
+        no method trains on; otherwise itself."""
         measured = [set(result.metrics["split"].astype(str)) for result in self.results]
         clean = not any(needs_validation(variant.method) for variant in self.variants)
         both = all({"test", "validation"} <= splits for splits in measured)
         if not (clean and both and any(result.swept for result in self.results)):
             return self
-        variants = [
-            variant if tested.eligible else replace(variant, final=variant.final.assign(degenerate=1.0))
-            for variant, tested in zip(variants_of(self.results, "validation"), self.variants, strict=True)
-        ]
+        variants = variants_of(self.results, "validation")
         return replace(self, variants=variants, baseline=variants[self.variants.index(self.baseline)])
 
     def dominated(self, disparity: str) -> list[bool]:

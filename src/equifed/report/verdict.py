@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 
 from equifed.metrics.catalogue import describe
 from equifed.metrics.local import SIGNED
-from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, paired, seeds_needed
+from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, ROUNDING, paired, seeds_needed
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant, against, more_of
 from equifed.report.groups import SMALL_GROUP, Pair
@@ -30,7 +30,8 @@ class Verdict:
     """The report's first lines."""
 
     chosen: str | None
-    """The label of the method to take; None when no predictor is usable, or the evidence is too thin to say."""
+    """The label of the method to take; None when no predictor is usable, the evidence is too thin to say, or test rows
+    contradict what validation rows chose."""
     sentences: list[str]
     """A few plain sentences: what to take and why, between which groups it is least fair, what is missing."""
     rule: str
@@ -54,7 +55,8 @@ def verdict(
     the margin: the 95 % paired interval of what they lose in quality ends within it. The margin is absolute for a
     share, such as accuracy (0.01 is one point), and relative to the best mean for other numbers, such as an RMSE.
     Predictors that are degenerate, references on pooled rows and dominated settings are never taken. The settings of a
-    sweep are chosen on validation rows, where there are such, and told with what the test rows say.
+    sweep are chosen on validation rows, where there are such, and told with what the test rows say; where these
+    contradict the choice, nothing is taken.
     """
     return verdict_of(Comparison.of(results, disparity, None, margin, target, confidence))
 
@@ -69,11 +71,18 @@ def verdict_of(comparison: Comparison) -> Verdict:
         return Verdict(variant.label, sentences, "", caveats)
     choice = choose(comparison.for_choosing)
     if choice is None:
-        return Verdict(None, [_unusable(comparison)], _rule(comparison), caveats)
-    choice = choice.told_by(comparison.variants)
-    sentences = _advice(comparison, choice) if choice.taken else _too_thin(comparison, choice)
-    sentences[2:2] = _groups(comparison, choice.pick)
-    return Verdict(choice.pick.label if choice.taken else None, sentences, _rule(comparison), caveats)
+        return Verdict(None, [_unusable(comparison.for_choosing)], _rule(comparison), caveats)
+    contradiction = _contradiction(comparison, choice) if choice.taken else ""
+    pick, _ = _told(comparison, choice)
+    if not choice.taken:
+        sentences = _too_thin(comparison, choice)
+    elif contradiction:
+        lead = f"{wording.plain(pick.label)} was chosen on validation rows, but the test rows contradict it: "
+        sentences = [f"{lead}{contradiction}. So none is taken.", _numbers(comparison, choice)]
+    else:
+        sentences = _advice(comparison, choice)
+    sentences[2:2] = _groups(comparison, pick)
+    return Verdict(pick.label if choice.taken and not contradiction else None, sentences, _rule(comparison), caveats)
 
 
 def _answered(comparison: Comparison, answer: Answer, caveats: list[str]) -> Verdict:
@@ -110,21 +119,10 @@ class Choice:
     """The one to take, or the fairest that may be within the margin."""
     taken: bool
     """False where the evidence is too thin."""
-    fairer: Variant | None
-    """Would be taken in place of the pick if it were shown to be within the margin, as its mean is."""
+    unsettled: list[Variant]
+    """Fairer than the pick, fairest first, and shown neither to be within the margin nor beyond it."""
     on: Comparison
-    """The numbers by which it was chosen."""
-
-    def told_by(self, variants: list[Variant]) -> Choice:
-        """The same methods and settings with other numbers: those of test rows."""
-        by_label = {variant.label: variant for variant in variants}
-        fairer = None if self.fairer is None else by_label[self.fairer.label]
-        return replace(self, best=by_label[self.best.label], pick=by_label[self.pick.label], fairer=fairer)
-
-    @property
-    def on_validation(self) -> bool:
-        """Whether it was chosen on other rows than those that its numbers are from."""
-        return self.pick not in self.on.variants
+    """The numbers by which it was chosen, which are those of all the variants here."""
 
 
 def choose(comparison: Comparison) -> Choice | None:
@@ -132,7 +130,8 @@ def choose(comparison: Comparison) -> Choice | None:
 
     Noise earns nothing. Who is not the best must be shown to be within the margin, which a larger deviation makes
     harder; and the best is only taken where the mean of nobody fairer is within it: as long as somebody's is and the
-    seeds do not show it, nobody is.
+    seeds do not show it, nobody is. Somebody fairer whose mean is beyond the margin stands in nobody's way, but stays
+    unsettled until the seeds show that, too.
     """
     quality, disparity = comparison.quality, comparison.disparity
     usable = ranked(comparison.variants, quality)
@@ -145,18 +144,20 @@ def choose(comparison: Comparison) -> Choice | None:
     beaten = comparison.dominated(disparity) if disparity else [False] * len(comparison.variants)
     kept = {variant for variant, is_beaten in zip(comparison.variants, beaten, strict=True) if not is_beaten}
     # none that is as fair as the best is in reach: by the first key the best comes before it, or it is dominated
-    within = [
+    fairer = [
         variant
         for variant in sorted(usable, key=lambda variant: (gap[variant], variant.cost(quality), variant.label))
-        if variant in kept and gap[variant] < gap[best] and _lost(comparison, variant, best) <= allowed
+        if variant in kept and gap[variant] < gap[best]
     ]
-    shown = [variant for variant in within if _no_worse(comparison, variant, best, allowed)]
-    few = best.over_seeds(quality).n < MIN_SEEDS
-    leader = within[0] if within else best
-    if few or (within and not shown):
-        return Choice(best, leader, False, None, comparison)
+    tests = {variant: paired(more_of(variant, best, quality)) for variant in fairer}
+    within = [variant for variant in fairer if _lost(comparison, variant, best) <= allowed]
+    shown = [variant for variant in within if (test := tests[variant]) is not None and test.high <= allowed]
+    if best.over_seeds(quality).n < MIN_SEEDS or (within and not shown):
+        return Choice(best, within[0] if within else best, False, [], comparison)
     pick = shown[0] if shown else best
-    return Choice(best, pick, True, leader if leader is not pick else None, comparison)
+    ahead = fairer[: fairer.index(pick)] if shown else fairer
+    unsettled = [variant for variant in ahead if (test := tests[variant]) is None or test.low <= allowed]
+    return Choice(best, pick, True, unsettled, comparison)
 
 
 def _allowed(comparison: Comparison, best: Variant) -> float:
@@ -175,10 +176,38 @@ def _lost(comparison: Comparison, variant: Variant, best: Variant) -> float:
     return float(lost.mean()) if len(lost) else variant.cost(comparison.quality) - best.cost(comparison.quality)
 
 
-def _no_worse(comparison: Comparison, variant: Variant, best: Variant, allowed: float) -> bool:
-    """Whether the seeds show it to be within the margin."""
-    test = paired(more_of(variant, best, comparison.quality))
-    return test is not None and test.high <= allowed
+def _told(comparison: Comparison, choice: Choice) -> tuple[Variant, Variant]:
+    """The pick and the best with the numbers that are told: those of test rows, where others chose."""
+    by_label = {variant.label: variant for variant in comparison.variants}
+    return by_label[choice.pick.label], by_label[choice.best.label]
+
+
+def _contradiction(comparison: Comparison, choice: Choice) -> str:
+    """What the test rows say against a choice on validation rows; "" for nothing."""
+    (pick, best), metrics = _told(comparison, choice), comparison.judged
+    if choice.on is comparison:
+        return ""
+    if not pick.eligible:
+        return f"on them it is degenerate in {int(pick.degenerate.sum())} of {pick.seeds} seeds"
+    if comparison.disparity is None:
+        return ""
+    if pick is not best and not pick.cost(comparison.disparity) < best.cost(comparison.disparity):
+        ours, theirs = (wording.number(each.over_seeds(comparison.disparity).mean) for each in (pick, best))
+        return (
+            f"on them its {_title(comparison.disparity)} is no better than that of {wording.plain(best.label)}, "
+            f"{ours} against {theirs}"
+        )
+    own = [pick.cost(metric) for metric in metrics]
+    for other, when_chosen in zip(comparison.variants, choice.on.variants, strict=True):
+        costs = [other.cost(metric) for metric in metrics]
+        at_least = all(theirs <= ours for theirs, ours in zip(costs, own, strict=True))
+        if other.eligible and when_chosen.eligible and at_least and costs != own:
+            said = [
+                f"{_title(metric)} {' against '.join(wording.number(v.over_seeds(metric).mean) for v in (other, pick))}"
+                for metric in metrics
+            ]
+            return f"on them {wording.plain(other.label)} beats it, with {wording.listing(said)}"
+    return ""
 
 
 # -- its words ---------------------------------------------------------------------------------------------------------
@@ -198,12 +227,15 @@ def _value(variant: Variant, metric: str) -> str:
 def _over(variants: list[Variant], metrics: list[str]) -> str:
     """What the numbers of a sentence are."""
     counts = sorted({variant.seeds for variant in variants})
-    intervals = any(variant.interval(metric) for variant in variants for metric in metrics)
-    brackets = "in brackets their 95\u00a0% intervals"
+    bounded = [metric for metric in metrics if any(variant.interval(metric) for variant in variants)]
+    by_rows = [metric for metric in bounded if all(variant.shows(metric) for variant in variants)]
+    also = f", of {wording.listing([_title(metric) for metric in by_rows])} also by rows" if by_rows else ""
+    by = "rows" if counts == [1] else "rows and seeds" if by_rows == bounded else f"seeds{also}"
+    brackets = f", in brackets 95\u00a0% intervals by {by}" if bounded else ""
     if counts == [1]:
-        return f"one seed, {brackets}" if intervals else "one seed"
+        return f"one seed{brackets}"
     seeds = f"{' or '.join(map(str, counts))} seeds"
-    return f"means over {seeds}, {brackets}" if intervals else f"mean ± sample std over {seeds}"
+    return f"means over {seeds}{brackets}" if bounded else f"mean ± sample std over {seeds}"
 
 
 def _single(variant: Variant, metrics: list[str]) -> str:
@@ -240,79 +272,112 @@ def _unusable(comparison: Comparison) -> str:
 
 def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     """Whom to take and why; the numbers; who may be fairer still; who is fairest at what loss."""
-    disparity, pick, best = comparison.disparity, choice.pick, choice.best
-    name, highest = wording.plain(pick.label), f"the {_best_word(comparison.quality)} mean {_title(comparison.quality)}"
+    disparity, (pick, best) = comparison.disparity, _told(comparison, choice)
+    name, where = wording.plain(pick.label), _where(comparison, choice)
     numbers = _numbers(comparison, choice)
-    if disparity is None:
-        return [f"Take {name}: it has {highest}.", numbers]
-    gap, fairest = _title(disparity), _fairest(comparison, choice)
+    highest = f"the {_best_word(comparison.quality)} mean {_title(comparison.quality)}"
+    order = ranked(choice.on.variants, disparity) if disparity else []
+    if disparity is None or not order:
+        return [f"Take {name}: it has {highest}{where}.", numbers]
+    gap, own = _title(disparity), choice.pick.cost(disparity)
+    fairest = next((variant for variant in order if math.isnan(own) or variant.cost(disparity) < own), choice.pick)
     if pick is not best:
-        lost = _lost(comparison, pick, best)
-        change = f"a {'loss' if lost >= 0 else 'gain'} of {_amount(comparison, abs(lost), best)}"
-        lead = f"Take {name}: {_instead(choice, disparity)}, at {change} against the best, "
-        lead += f"{wording.plain(best.label)}.{_doubt(pick, best, disparity)}"
-    elif fairest is pick:
-        lead = f"Take {name}: it has both {highest} and the fairest mean {gap}."
+        chosen = f", chosen{where}: on test rows," if where else ":"
+        lead = f"Take {name}{chosen} {_instead(pick, best, disparity)}, at {_change(comparison, pick, best)} against "
+        lead += f"the best{where}, {wording.plain(best.label)}.{_doubt(pick, best, disparity)}"
+    elif fairest is choice.pick:
+        lead = f"Take {name}: it has both {highest} and the fairest mean {gap}{where}{_shared(choice)}."
+    elif choice.unsettled:
+        lead = f"Take {name} for now: it has {highest}{where}, and nobody fairer is shown to lose at most "
+        lead += f"{_margin(comparison)}, nor are all shown to lose more."
     else:
-        lead = f"Take {name}: it has {highest}, and nobody fairer in the mean loses at most {_margin(comparison)}."
+        lead = f"Take {name}: it has {highest}{where}, and all that are fairer, and not dominated, are shown to lose "
+        lead += f"more than {_margin(comparison)}."
     sentences = [lead, numbers]
-    if choice.fairer is not None:
+    for variant in choice.unsettled[:_NAMED]:
+        fairer = f"{wording.plain(variant.label)} has a {'still ' * (pick is not best)}fairer mean{where}"
+        sentences.append(f"{fairer}, {_value(variant, disparity)}, but {_missing_seeds(comparison, choice, variant)}")
+    if rest := choice.unsettled[_NAMED:]:
+        sentences.append(f"The same is open of {wording.listing([variant.label for variant in rest])}.")
+    if fairest not in (choice.pick, *choice.unsettled):
         sentences.append(
-            f"{wording.plain(choice.fairer.label)} has a still fairer mean, {_value(choice.fairer, disparity)}, but "
-            f"{_missing_seeds(choice, choice.fairer)}"
-        )
-    if fairest not in (pick, choice.fairer):
-        sentences.append(
-            f"The fairest mean {gap} of all is that of {wording.plain(fairest.label)}, {_value(fairest, disparity)}, "
-            f"at a loss of {_amount(comparison, _lost(comparison, fairest, best), best)}."
+            f"The fairest mean {gap} of all{where} is that of {wording.plain(fairest.label)}, "
+            f"{_value(fairest, disparity)}, at {_change(choice.on, fairest, choice.best)}."
         )
     return sentences
 
 
-def _fairest(comparison: Comparison, choice: Choice) -> Variant:
-    """Of all that may be taken, by the numbers of the choice."""
-    order = ranked(choice.on.variants, comparison.disparity) if comparison.disparity else []
-    label = order[0].label if order else choice.pick.label
-    return next(variant for variant in comparison.variants if variant.label == label)
+_NAMED = 3
+"""Of those that are unsettled, how many are told with their numbers."""
+
+
+def _where(comparison: Comparison, choice: Choice) -> str:
+    """The rows of the choice, where they are not those of the numbers."""
+    return "" if choice.on is comparison else " on validation rows"
+
+
+def _shared(choice: Choice) -> str:
+    """Who has the very numbers of the pick."""
+    alike = [
+        variant.label
+        for variant in choice.on.variants
+        if variant is not choice.pick
+        and variant.eligible
+        and all(math.isclose(variant.cost(m), choice.pick.cost(m), abs_tol=ROUNDING) for m in choice.on.judged)
+    ]
+    return f", both shared with {wording.listing(alike)}" if alike else ""
 
 
 def _too_thin(comparison: Comparison, choice: Choice) -> list[str]:
     """Who leads, and what is missing to take it; the numbers."""
     pick, best = choice.pick, choice.best
-    leads = f"The evidence is too thin to take one: {wording.plain(pick.label)} leads"
+    leads = f"The evidence is too thin to take one: {wording.plain(pick.label)} leads{_where(comparison, choice)}"
     if pick is not best and comparison.disparity is not None:
-        leads += f" with {_instead(choice, comparison.disparity)}, but {_missing_seeds(choice, pick)}"
+        leads += f" with {_instead(pick, best, comparison.disparity)}, but {_missing_seeds(comparison, choice, pick)}"
     else:
         seeds = best.over_seeds(comparison.quality).n
         leads += f", but {'one seed' if seeds == 1 else f'{seeds} seeds'} cannot show a difference. {_AT_LEAST}"
     return [leads, _numbers(comparison, choice)]
 
 
-def _instead(choice: Choice, disparity: str) -> str:
+def _instead(pick: Variant, best: Variant, disparity: str) -> str:
     """What is gained, in the means."""
-    ours, theirs = (wording.number(each.over_seeds(disparity).mean) for each in (choice.pick, choice.best))
+    ours, theirs = (wording.number(each.over_seeds(disparity).mean) for each in (pick, best))
     return f"{wording.a(_title(disparity))} of {ours} in place of {theirs}"
+
+
+def _change(comparison: Comparison, variant: Variant, best: Variant) -> str:
+    """`a loss of 1.4 points of accuracy [−0.8, 3.5]`, with the paired interval where there is one."""
+    lost, test = _lost(comparison, variant, best), paired(more_of(variant, best, comparison.quality))
+    sign = 1 if lost >= 0 else -1
+    said = f"a {'loss' if lost >= 0 else 'gain'} of {_amount(comparison, abs(lost), best)}"
+    if test is None:
+        return said
+    low, high = sorted((sign * test.low, sign * test.high))
+    return f"{said} [{_percent(comparison, low, best)}, {_percent(comparison, high, best)}]"
 
 
 def _numbers(comparison: Comparison, choice: Choice) -> str:
     """The pick's quality and disparity, beside those of the best where it is another."""
-    shown = [choice.pick] if choice.pick is choice.best else [choice.pick, choice.best]
+    pick, best = _told(comparison, choice)
+    shown = [pick] if pick is best else [pick, best]
     values = [
         f"{_title(metric)} {' against '.join(_value(variant, metric) for variant in shown)}"
         for metric in comparison.judged
     ]
     said = f"{wording.listing(values, longest=200)} ({_over(shown, comparison.judged)})."
-    if choice.on_validation:
+    if choice.on is not comparison:
         return f"On test rows, {said}{_confirmation(comparison, choice)}"
     return said[:1].upper() + said[1:]
 
 
 def _confirmation(comparison: Comparison, choice: Choice) -> str:
     """What the test rows do not confirm of a choice on validation rows."""
-    test = paired(more_of(choice.pick, choice.best, comparison.quality))
-    if not choice.taken or choice.pick is choice.best or test is None or test.high <= _allowed(comparison, choice.best):
+    pick, best = _told(comparison, choice)
+    test = paired(more_of(pick, best, comparison.quality))
+    if not choice.taken or pick is best or test is None or test.high <= _allowed(comparison, best):
         return ""
-    return f" They do not confirm the margin: it may lose up to {_amount(comparison, test.high, choice.best)} on them."
+    return f" They do not confirm the margin: it may lose up to {_amount(comparison, test.high, best)} on them."
 
 
 def _title(metric: str) -> str:
@@ -322,23 +387,29 @@ def _title(metric: str) -> str:
 _AT_LEAST = "Run at least 3, better 10."
 
 
-def _missing_seeds(choice: Choice, variant: Variant) -> str:
-    """Why it is not shown to be within the margin, and how many seeds would show it."""
-    comparison = choice.on
-    variant, best = (next(v for v in comparison.variants if v.label == each.label) for each in (variant, choice.best))
-    lost = more_of(variant, best, comparison.quality)
+def _missing_seeds(comparison: Comparison, choice: Choice, variant: Variant) -> str:
+    """Why it is shown neither to be within the margin nor beyond it, and how many seeds would show which."""
+    on, best = choice.on, choice.best
+    lost, allowed = more_of(variant, best, on.quality), _allowed(on, best)
     if variant.data != best.data:
         return "it ran on other data or another partition, so that the two cannot be compared seed by seed."
-    test, needed = paired(lost), seeds_needed(lost, _allowed(comparison, best))
+    beyond = bool(len(lost)) and lost.mean() > allowed
+    test, needed = paired(lost), seeds_needed(-lost, -allowed) if beyond else seeds_needed(lost, allowed)
     if math.isnan(needed):
         known = "they share no seed" if not len(lost) else "one shared seed shows nothing"
         return f"{known}, and how many it takes cannot be estimated. {_AT_LEAST}"
-    reach = "" if test is None else f" may lose up to {_amount(comparison, test.high, best)}:"
-    where = ", on validation rows," if choice.on_validation else ""
-    why = f"over {len(lost)} seeds{where} it{reach}" if reach else f"{len(lost)} seeds are too few for an interval:"
+    where = f",{_where(comparison, choice)}" * (choice.on is not comparison)
+    if test is None:
+        why = f"{len(lost)} seeds are too few for an interval:"
+    elif beyond:
+        why = f"at {_change(on, variant, best)} over {len(lost)} seeds{where}, which excludes neither that it stays "
+        why += "within the margin nor the contrary:"
+    else:
+        why = f"over {len(lost)} seeds{where}{',' * bool(where)} it may lose up to {_amount(on, test.high, best)}:"
+    what = "to settle it" if beyond else "to show that it stays within the margin"
     if math.isinf(needed):
-        return f"{why} it would take more than {MAX_SEEDS:,} seeds to show that it stays within the margin."
-    return f"{why} about {needed:.0f} seeds would be needed to show that it stays within the margin."
+        return f"{why} it would take more than {MAX_SEEDS:,} seeds {what}."
+    return f"{why} about {needed:.0f} seeds would be needed {what}."
 
 
 def _doubt(pick: Variant, best: Variant, disparity: str) -> str:
@@ -367,10 +438,14 @@ def _margin(comparison: Comparison) -> str:
 
 def _amount(comparison: Comparison, lost: float, best: Variant) -> str:
     """A loss of quality in the units of the margin."""
-    if _is_share(comparison.quality):
-        return f"{100 * lost:.1f} points of {describe(comparison.quality).title}"
-    mean = abs(best.over_seeds(comparison.quality).mean)
-    return f"{100 * lost / mean if mean else math.inf:.1f}\u00a0% of {describe(comparison.quality).title}"
+    unit = " points" if _is_share(comparison.quality) else "\u00a0%"
+    return f"{_percent(comparison, lost, best)}{unit} of {_title(comparison.quality)}"
+
+
+def _percent(comparison: Comparison, lost: float, best: Variant) -> str:
+    """The same as a number alone."""
+    whole = 1.0 if _is_share(comparison.quality) else abs(best.over_seeds(comparison.quality).mean)
+    return wording.percent(lost / whole if whole else math.inf)
 
 
 def _rule(comparison: Comparison) -> str:
@@ -414,7 +489,7 @@ def _widest(comparison: Comparison, variant: Variant, info: Mapping[str, Any]) -
         said = _LESS_OFTEN[pair.rate].format(low=low, negative=negative, positive=positive, often=often)
         rates = f"{100 * pair.low_rate:.1f}\u00a0% against {100 * pair.high_rate:.1f}\u00a0%"
     who = "" if len(comparison.variants) == 1 else f"With {wording.plain(variant.label)}, "
-    said = f"{who}{said} ({rates}{_turned(variant, pair)})."
+    said = f"{who}{said} ({rates}{_turned(variant, pair)}).{_by_seed(variant, comparison.disparity, pair)}"
     return said[:1].upper() + said[1:]
 
 
@@ -436,23 +511,42 @@ def _turned(variant: Variant, pair: Pair) -> str:
     return f"; in {seeds} of {len(rates)} seeds the other way round" if seeds else ""
 
 
+def _by_seed(variant: Variant, disparity: str, pair: Pair) -> str:
+    """Why the mean disparity is larger than the difference of the mean rates, where more than rounding is between."""
+    mean = variant.over_seeds(disparity).mean
+    if pair.rate not in describe(disparity).compares or describe(disparity).better != "zero":
+        return ""
+    if not mean - pair.difference > 0.0005 * max(1.0, mean):
+        return ""
+    return (
+        f" The {_title(disparity)} is larger, {wording.number(mean)}, because it is the mean of the widest gap of each "
+        "seed, which is not always between these groups in this direction."
+    )
+
+
 # -- caveats -----------------------------------------------------------------------------------------------------------
 
 
 def _degenerate(comparison: Comparison) -> Iterator[str]:
-    flat = []
-    for variant in comparison.variants:
-        if seeds := int(variant.degenerate.sum()):
-            flagged = variant.groups[(variant.groups["metric"] == "degenerate") & (variant.groups["value"] > 0)]
-            groups = list(dict.fromkeys(flagged["name"]))
-            where = f"group {wording.listing(groups)}, " if groups else ""
-            flat.append(f"{wording.plain(variant.label)} ({where}{seeds} of {variant.seeds} seeds)")
-    if flat:
-        left_out = "" if len(comparison.variants) == 1 else " Left out of the verdict."
-        yield (
-            f"Degenerate: {wording.listing(flat, most=8, longest=200)}. There more than 99\u00a0% of a group's rows "
-            f"get the same prediction; such a predictor can look fair and be useless.{left_out}"
-        )
+    """On the rows that choose, and on test rows where these only confirm."""
+    on = comparison if comparison.answer is not None else comparison.for_choosing
+    for rows in dict.fromkeys([on, comparison]):
+        flat = []
+        for variant in rows.variants:
+            if seeds := int(variant.degenerate.sum()):
+                flagged = variant.groups[(variant.groups["metric"] == "degenerate") & (variant.groups["value"] > 0)]
+                groups = list(dict.fromkeys(flagged["name"]))
+                where = f"group {wording.listing(groups)}, " if groups else ""
+                flat.append(f"{wording.plain(variant.label)} ({where}{seeds} of {variant.seeds} seeds)")
+        if flat:
+            left_out = " Left out of the verdict." if rows is on else " It is not taken, whatever validation rows say."
+            if len(comparison.variants) == 1:
+                left_out = ""
+            where = "" if on is comparison else f" on {rows.variants[0].split} rows"
+            yield (
+                f"Degenerate{where}: {wording.listing(flat, most=8, longest=200)}. There more than 99\u00a0% of a "
+                f"group's rows get the same prediction; such a predictor can look fair and be useless.{left_out}"
+            )
 
 
 def _references(comparison: Comparison) -> Iterator[str]:
@@ -474,18 +568,20 @@ def _certainty(comparison: Comparison) -> Iterator[str]:
         yield f"Only {fewest} seeds: too few for an interval, so differences are differences of means only."
     if len(variants) == 1:
         return
+    where = " on test rows" if comparison.answer is None and comparison.for_choosing is not comparison else ""
     for metric in comparison.judged:
         order = ranked(variants, metric)
         if close := unclear(order, metric):
             yield (
-                f"{describe(metric).heading}: {wording.plain(order[0].label)} has the best mean, but cannot be told "
-                f"apart from {wording.listing([variant.label for variant in close])} "
+                f"{describe(metric).heading}: {wording.plain(order[0].label)} has the best mean{where}, but cannot be "
+                f"told apart from {wording.listing([variant.label for variant in close])} "
                 "(paired t-test over seeds, Holm-corrected, 5\u00a0%)."
             )
     if fewest >= MIN_SEEDS:
         yield (
-            "Tests cover how runs differ from seed to seed on these data, intervals also the noise of so many test "
-            "rows; other data may say otherwise."
+            "Tests, and the intervals of a loss or a change, are paired over seeds: they cover how runs differ from "
+            "seed to seed on these data. The intervals of a metric that follows from counts also cover the noise of so "
+            "many test rows. Other data may say otherwise."
         )
 
 
@@ -597,7 +693,7 @@ def _incidents(comparison: Comparison) -> Iterator[str]:
 
 def _chosen_on_test(comparison: Comparison) -> Iterator[str]:
     chosen = comparison.answer is None and any(result.swept for result in comparison.results)
-    if chosen and comparison.for_choosing is comparison:
+    if chosen and len(comparison.variants) > 1 and comparison.for_choosing is comparison:
         yield (
             "The setting is chosen by the rows that its numbers are from, so they look a little better than they are: "
             "there are no validation rows that no method trains on."

@@ -71,6 +71,12 @@ def signed(value: float) -> str:
     return f"+{text}" if value > 0 else text.replace("-", "−")
 
 
+def percent(share: float) -> str:
+    """A share in points or percent, one decimal; never -0.0."""
+    text = f"{100 * share:.1f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
 def p_value(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
