@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import linprog
 
 import equifed as ef
-from equifed import tree
+from equifed import metrics, tree
 from equifed.federation import Federation
 from equifed.methods._parity import (
     NOTIONS,
@@ -674,6 +674,18 @@ def settings_of(fed: Federation) -> dict[str, Any]:
     return SETTINGS if len(fed.classes) == 2 else {**SETTINGS, "model": ef.models.MLP(hidden=())}
 
 
+@pytest.mark.parametrize("notion", NOTIONS)
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_what_is_bounded_is_what_is_measured(notion: str, classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    for rows in (4, 40):
+        counts = rng.multinomial(rows, np.full(classes**2, 1 / classes**2), size=3).reshape(3, classes, classes)
+        gap = rates_of(notion, counts.sum(-1).astype(float)).gap(counts.astype(float))
+        measured = metrics.disparities(counts)[f"{notion}_difference"]
+        if classes > 2 or not np.isnan(measured):  # of two classes all labels must be there
+            assert np.nan_to_num(measured) == pytest.approx(gap)
+
+
 @every_notion_in_full
 @pytest.mark.parametrize("level", ["global", "local", "both"])
 def test_three_classes_in_a_run(in_three: Federation, notion: str, level: str) -> None:
@@ -687,7 +699,10 @@ def test_three_classes_in_a_run(in_three: Federation, notion: str, level: str) -
     chance = chances(result, x, s) if level == "global" else own_chances(in_three, result)
     if level != "local":
         assert gap_of(notion, chance, y, s) <= 0.04 + 0.008
-        assert result.log.iloc[-1]["training_gap"] <= 0.04 + 1e-8
+        logged = result.log.iloc[-1]["training_gap"]
+        assert logged <= 0.04 + 1e-8
+        counts = np.stack([[chance[(s == g) & (y == label)].sum(0) for label in range(3)] for g in range(2)])
+        assert metrics.disparities(counts)[f"{notion}_difference"] == pytest.approx(logged, abs=0.008)
         assert result.log.iloc[-1]["feasible"] == 1
         assert np.isnan(result.log.iloc[-1]["slack"])  # nobody knows the best decisions by actual labels
     if level != "global":

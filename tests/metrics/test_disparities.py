@@ -15,7 +15,7 @@ from scipy.stats import ks_2samp
 from sklearn.metrics import root_mean_squared_error
 
 from equifed import metrics
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, DataError
 
 Y = [1, 1, 0, 0, 1, 1, 0]
 P = [1, 0, 1, 0, 1, 1, 0]
@@ -215,3 +215,52 @@ def test_functions_can_be_pickled():
     for function in functions:
         assert pickle.loads(pickle.dumps(function)) is function
         assert function.__doc__
+
+
+def by_loops(y, p, s, classes) -> dict[str, float]:
+    """The disparities of several classes: every rate of every pair of groups that have it."""
+    kinds = {
+        "demographic_parity": [(None, j) for j in classes],
+        "equal_opportunity": [(j, j) for j in classes],
+        "equalized_odds": [(label, j) for label in classes for j in classes],
+    }
+    found = {}
+    for name, terms in kinds.items():
+        gaps, ratios = [], []
+        for label, j in terms:
+            rows = [(s == g) & ((y == label) | (label is None)) for g in np.unique(s)]
+            for a, b in combinations([np.mean(p[kept] == j) for kept in rows if kept.any()], 2):
+                gaps.append(abs(a - b))
+                ratios += [min(a, b) / max(a, b)] if max(a, b) else []
+        found[f"{name}_difference"] = max(gaps, default=math.nan)
+        found[f"{name}_ratio"] = min(ratios, default=math.nan)
+    del found["equalized_odds_ratio"]
+    return found
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(2, 90), (3, 90), (4, 12), (1, 20)])
+def test_of_several_classes_are_the_widest_over_classes_and_pairs_of_groups(groups, rows):
+    rng = np.random.default_rng(groups)
+    names = np.array(["high", "low", "mid"])
+    y, p, s = names[rng.integers(0, 3, rows)], names[rng.integers(0, 3, rows)], rng.integers(0, groups, rows)
+    expected = by_loops(y, p, s, names)
+    codes = {name: i for i, name in enumerate(names)}
+    table = metrics.counts([codes[v] for v in y], [codes[v] for v in p], sensitive_features=s)
+    together = metrics.disparities(np.stack([table, table[::-1]]))
+    for name, value in expected.items():
+        assert getattr(metrics, name)(y, p, sensitive_features=s) == pytest.approx(value, nan_ok=True), name
+        np.testing.assert_allclose(together[name], value, err_msg=name)
+    if groups > 1:
+        one_by_one = [fl.demographic_parity_difference(y == name, p == name, sensitive_features=s) for name in names]
+        assert expected["demographic_parity_difference"] == pytest.approx(max(one_by_one))
+
+
+def test_of_several_classes_has_a_sign_against_a_reference():
+    y, s = [0, 1, 2] * 8, ["a"] * 12 + ["b"] * 12
+    p = [0, 1, 2] * 4 + [0, 1, 1] * 4
+    gap = metrics.demographic_parity_difference
+    assert gap(y, p, sensitive_features=s) == pytest.approx(1 / 3)
+    signed = metrics.equal_opportunity_difference(y, p, sensitive_features=s, signed=True, reference_group="a")
+    assert signed == -1  # the label 2 is never predicted right in b
+    with pytest.raises(DataError, match="needs two classes"):
+        metrics.equalized_odds_ratio(y, p, sensitive_features=s)

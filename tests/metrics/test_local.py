@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import equifed as ef
-from equifed.metrics.local import gap_interval, local_gaps
+from equifed.metrics import local
+from equifed.metrics.local import gap_interval
 
 
 def test_the_interval_is_newcombes():
@@ -23,6 +24,11 @@ def test_the_interval_is_newcombes():
         found = gap_interval(np.array([a / m, b / n]), np.array([m, n]))
         assert found == pytest.approx(bounds, abs=5e-5), (a, m, b, n)
     assert np.isnan(gap_interval(np.array([[0.5, np.nan]]), np.array([[4, 0]]))).all()
+
+
+def local_gaps(hits: np.ndarray, rows: np.ndarray) -> local.LocalGaps:
+    """Of two classes, from the hits [..., K, G] of the positive one."""
+    return local.local_gaps(np.stack([rows - hits, hits], -1), np.stack([rows, rows], -1))
 
 
 def test_gaps_are_those_of_the_pair_that_is_farthest_apart_over_all():

@@ -60,6 +60,7 @@ def local_frame(rows: dict[str, list[tuple[int, int, int, int]]], overall: float
             rates = {"higher_rate": a / m if m else np.nan, "lower_rate": b / n if n else np.nan}
             gap = rates["higher_rate"] - rates["lower_rate"]
             line = {"client": client, "metric": "demographic_parity_difference", "value": gap, "overall": overall}
+            line["class"] = ""
             lines.append(
                 {**line, **rates, "seed": seed, "higher": "m", "lower": "f", "higher_rows": m, "lower_rows": n}
             )

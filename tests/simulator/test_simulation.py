@@ -216,7 +216,8 @@ def test_multi_class() -> None:
     result = ef.simulate(FedAvg(), fed, eval_every=30, **settings)  # type: ignore[arg-type]
     assert result.final()["accuracy"].item() > 0.85
     assert "accuracy_difference" in result.final()
-    assert "demographic_parity_difference" not in result.final()
+    assert "demographic_parity_difference" in result.final()
+    assert "discrimination_index" not in result.final()
     reference = ef.simulate(FedAvg(), fed, eval_every=30, engine="reference", **settings)  # type: ignore[arg-type]
     np.testing.assert_allclose(result.parameters[0]["0.weight"], reference.parameters[0]["0.weight"], atol=1e-5)
 

@@ -103,6 +103,15 @@ def binary(y_true: Any, y_pred: Any, pos_label: Any = None) -> tuple[np.ndarray,
     return (true == pos_label).astype(np.int64), (pred == pos_label).astype(np.int64)
 
 
+def class_codes(y_true: Any, y_pred: Any, pos_label: Any = None) -> tuple[np.ndarray, np.ndarray, int]:
+    """Both columns as codes in sorted order of the labels, and how many classes there are; two as in `binary`."""
+    true, pred = label_pair(y_true, y_pred)
+    values, codes = np.unique(np.concatenate([true, pred]), return_inverse=True)
+    if pos_label is None and len(values) > 2:
+        return codes[: len(true)], codes[len(true) :], len(values)
+    return *binary(true, pred, pos_label), 2
+
+
 def groups(sensitive_features: Any) -> tuple[np.ndarray, list[Any]]:
     """Group code of each row and the groups' names in sorted order.
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from equifed.errors import ConfigError
 from equifed.metrics.calibration import calibration_error, calibration_gap, error_difference
 from equifed.metrics.clients import client_equality, client_range, group_equity
-from equifed.metrics.disparities import difference, disparities
+from equifed.metrics.disparities import BY_CLASS, difference, disparities, parity
 from equifed.metrics.local import SIGNED, LocalGaps, local_gaps
 from equifed.metrics.rates import degenerate, divide, rates
 from equifed.metrics.scored import Scored
@@ -126,8 +126,7 @@ class Evaluation:
     @cached_property
     def disparities(self) -> dict[str, np.ndarray]:
         """Gaps and ratios between groups, each [...]; demographic parity also where labels are withheld."""
-        by_prediction = {name: gap for name, gap in disparities(self.chosen).items() if name in PARITY}
-        return disparities(self.counts) | by_prediction
+        return disparities(self.counts) | parity(self.predicted)
 
     @cached_property
     def constant(self) -> np.ndarray:
@@ -146,10 +145,12 @@ class Evaluation:
 
     @cached_property
     def local_gaps(self) -> dict[str, LocalGaps]:
-        """The clients' own gaps between the groups that are farthest apart over all of them."""
+        """The clients' own gaps between the groups that are farthest apart over all of them, in the class in which they
+        are."""
+        of_all = np.broadcast_to(self.predicted.sum(-1, keepdims=True), self.predicted.shape)
         parts = {
-            "demographic_parity_difference": (self.predicted[..., 1], self.predicted.sum(-1)),
-            "equal_opportunity_difference": (self.counts[..., 1, 1], self.counts[..., 1, :].sum(-1)),
+            "demographic_parity_difference": (self.predicted, of_all),
+            "equal_opportunity_difference": (np.diagonal(self.counts, axis1=-2, axis2=-1), self.counts.sum(-1)),
         }
         return {name: local_gaps(*parts[name]) for name in SIGNED}
 
@@ -159,7 +160,6 @@ class Evaluation:
         return np.sqrt(divide(self.loss.sum(-1), self.group_rows))
 
 
-PARITY = ("demographic_parity_difference", "demographic_parity_ratio")
 Compute = Callable[[Evaluation], np.ndarray]
 
 
@@ -246,7 +246,8 @@ def _rate(name: str, help: str, **facts: Any) -> Metric:
 
 
 def _gap(name: str, help: str, **facts: Any) -> Metric:
-    facts = {"kinds": BINARY, "needs": BETWEEN_GROUPS, "better": "zero", **facts}
+    kinds = CLASS_KINDS if name in BY_CLASS else BINARY
+    facts = {"kinds": kinds, "needs": BETWEEN_GROUPS, "better": "zero", **facts}
     return Metric(name, help, overall=lambda e: e.disparities[name], **facts)
 
 
@@ -269,15 +270,20 @@ _ENTRIES = (
     Metric("loss", "Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE, clients="each",
            by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
            overall=lambda e: divide(e.over_groups(e.loss.sum(-1)) + e.unknown_loss.sum(-1), e.everyone.sum((-2, -1)))),
-    _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive; 0 is fair.",
+    _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive (more than two "
+         "classes: predicted as any one of them); 0 is fair.",
          short="DP diff.", needs=("groups",), shown="headline", clients="range", compares=("selection_rate",)),
-    _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive; 1 is fair.",
+    _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive (more than two "
+         "classes: as any one of them); 1 is fair.",
          short="DP ratio", needs=("groups",), better="one", compares=("selection_rate",)),
-    _gap("equal_opportunity_difference", "Largest gap between groups in the true positive rate; 0 is fair.",
+    _gap("equal_opportunity_difference", "Largest gap between groups in the true positive rate (more than two classes: "
+         "in the share of any label that is predicted right); 0 is fair.",
          short="EOpp diff.", shown="headline", clients="range", compares=("true_positive_rate",)),
-    _gap("equal_opportunity_ratio", "Smallest ratio between groups of the true positive rate; 1 is fair.",
+    _gap("equal_opportunity_ratio", "Smallest ratio between groups of the true positive rate (more than two classes: "
+         "that of any label); 1 is fair.",
          short="EOpp ratio", better="one", compares=("true_positive_rate",)),
-    _gap("equalized_odds_difference", "The larger of the gaps in true and in false positive rate; 0 is fair.",
+    _gap("equalized_odds_difference", "The larger of the gaps in true and in false positive rate (more than two "
+         "classes: the largest in the share of any label that is predicted as any class); 0 is fair.",
          short="EOdds diff.", shown="headline", clients="range", compares=ODDS),
     _gap("equalized_odds_ratio", "The smaller of the ratios of true and of false positive rates; 1 is fair.",
          short="EOdds ratio", better="one", compares=ODDS),

@@ -9,13 +9,18 @@ disparity is nan. Where fairlearn is defined the values are fairlearn's, with it
   (every TPR 1, every FPR 0) scores 1. (fairlearn's minimum is nan when it is the TPR ratio that is 0/0.)
 
 fairlearn gives a rate with an empty denominator the value 0; here it is undefined.
+
+With more than two classes there are more rates to compare, and a disparity is the one of the rate in which two groups
+are farthest apart: the share of every prediction (demographic parity), of right predictions within every label (equal
+opportunity), of every prediction within every label (equalised odds). Labels that fewer than two groups have are left
+out. These are the gaps that `X+fair` bounds.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -71,7 +76,7 @@ def disparities(
 ) -> dict[str, np.ndarray]:
     """Every disparity of `counts` [..., G, C, C], by name, each [...].
 
-    `positive` as in `rates`: with more than two classes and no `positive`, only accuracy_difference.
+    `positive` as in `rates`: with more than two classes and no `positive`, those of `BY_CLASS` and accuracy_difference.
     `reference` makes the differences signed, (other - reference group). `paper_compat="fair-fate"` computes
     the three ratios that FAIR-FATE publishes the way its figures were computed (see `fair_fate_ratios`).
     """
@@ -101,7 +106,69 @@ def disparities(
         }
         if paper_compat == "fair-fate":
             result |= fair_fate_ratios(counts, positive)
+    else:
+        result = {name: _over_classes(name, counts, reference) for name in BY_CLASS}
     return result | {"accuracy_difference": difference(rate["accuracy"], reference)}
+
+
+def parity(predicted: np.ndarray) -> dict[str, np.ndarray]:
+    """The disparities that follow from predictions alone, of rows by group and prediction [..., G, C]; each [...]."""
+    counts = predicted[..., None, :]
+    if predicted.shape[-1] > 2:
+        return {name: _over_classes(name, counts, None) for name in PARITY}
+    selection = divide(predicted[..., 1], predicted.sum(-1))
+    return dict(zip(PARITY, (difference(selection), ratio(selection)), strict=True))
+
+
+PARITY = ("demographic_parity_difference", "demographic_parity_ratio")
+BY_CLASS = (
+    *PARITY,
+    *("equal_opportunity_difference", "equal_opportunity_ratio", "equalized_odds_difference"),
+)
+"""The disparities of more than two classes. There is no ratio of equalised odds: of the many kinds of mistakes some
+group makes one never, and the smallest ratio is 0."""
+
+
+class ClassRates(NamedTuple):
+    """Rates of every group, of which each is about one class."""
+
+    label: int | None
+    """Of the rows with this label; None: of all. -1: of those that have the predicted class as their label."""
+    rates: np.ndarray
+    """The share of them that is predicted as each class [..., C, G]; nan without such rows."""
+    rows: np.ndarray
+    """What they rest on, of the same shape."""
+
+
+def class_rates(disparity: str, counts: np.ndarray) -> Iterator[ClassRates]:
+    """What one of `BY_CLASS` compares, of counts [..., G, C, C]; label by label where it is of labels, so that many
+    classes do not take much memory."""
+    blocks: list[tuple[int | None, np.ndarray]]
+    if disparity in PARITY:
+        blocks = [(None, counts.sum(-2))]
+    elif disparity == "equalized_odds_difference":
+        blocks = [(label, counts[..., label, :]) for label in range(counts.shape[-1])]
+    else:
+        blocks = [(-1, np.diagonal(counts, axis1=-2, axis2=-1))]
+    for label, chosen in blocks:  # [..., G, C]
+        rows = counts.sum(-1) if label == -1 else np.broadcast_to(chosen.sum(-1, keepdims=True), chosen.shape)
+        yield ClassRates(label, divide(chosen, rows).swapaxes(-1, -2), rows.swapaxes(-1, -2))
+
+
+def _over_classes(disparity: str, counts: np.ndarray, reference: int | None) -> np.ndarray:
+    """The widest gap, or the smallest ratio, of all rates that it compares [...]; nan where there is none."""
+    if counts.shape[-3] < 2:
+        return np.full(counts.shape[:-3], np.nan)
+    blocks = (block.rates for block in class_rates(disparity, counts))
+    if disparity.endswith("_ratio"):
+        return np.fmin.reduce([np.fmin.reduce(ratio(rates), axis=-1) for rates in blocks])
+    return _widest(np.stack([_widest(difference(rates, reference)) for rates in blocks], axis=-1))
+
+
+def _widest(gaps: np.ndarray) -> np.ndarray:
+    """Over the last axis the one of largest magnitude, with its sign; nan where all are."""
+    size = np.where(np.isnan(gaps), -1.0, np.abs(gaps))
+    return np.take_along_axis(gaps, size.argmax(-1)[..., None], -1)[..., 0]
 
 
 def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -135,10 +202,16 @@ def _fair_fate_ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 _round2 = np.vectorize(lambda value: round(float(value), 2), otypes=[np.float64])
 
 
-def _binary_counts(y_true: Any, y_pred: Any, sensitive_features: Any, pos_label: Any) -> tuple[np.ndarray, list]:
-    true, pred = _inputs.binary(y_true, y_pred, pos_label)
+def _counts(
+    y_true: Any, y_pred: Any, sensitive_features: Any, pos_label: Any, *, classes: bool
+) -> tuple[np.ndarray, list]:
+    """classes: whether there may be more than two."""
+    if classes:
+        true, pred, number = _inputs.class_codes(y_true, y_pred, pos_label)
+    else:
+        true, pred, number = *_inputs.binary(y_true, y_pred, pos_label), 2
     group, names = _inputs.groups(sensitive_features)
-    return counts(true, pred, sensitive_features=group, num_groups=len(names), num_classes=2), names
+    return counts(true, pred, sensitive_features=group, num_groups=len(names), num_classes=number), names
 
 
 def _difference(
@@ -155,7 +228,7 @@ def _difference(
 
     With `signed=True` it is (other - reference_group), of the group farthest from the reference.
     """
-    table, names = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
+    table, names = _counts(y_true, y_pred, sensitive_features, pos_label, classes=name in BY_CLASS)
     reference = _inputs.reference_index(names, signed, reference_group)
     return float(disparities(table, reference=reference)[name])
 
@@ -173,7 +246,7 @@ def _ratio(
 
     `paper_compat="fair-fate"` gives the value as FAIR-FATE publishes it; see `fair_fate_ratios`.
     """
-    table, _ = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
+    table, _ = _counts(y_true, y_pred, sensitive_features, pos_label, classes=name in BY_CLASS and paper_compat is None)
     return float(disparities(table, paper_compat=paper_compat)[name])
 
 
@@ -191,15 +264,22 @@ def _named(compute: Callable[Concatenate[str, P], float], name: str, meaning: st
 
 
 demographic_parity_difference = _named(
-    _difference, "demographic_parity_difference", "Largest gap in selection rate between two groups"
+    _difference,
+    "demographic_parity_difference",
+    "Largest gap between two groups in selection rate, with more than two classes in the share of any prediction",
 )
 demographic_parity_ratio = _named(_ratio, "demographic_parity_ratio", "Smallest ratio of two groups' selection rates")
 equal_opportunity_difference = _named(
-    _difference, "equal_opportunity_difference", "Largest gap in true positive rate between two groups"
+    _difference,
+    "equal_opportunity_difference",
+    "Largest gap between two groups in true positive rate, with more than two classes in that of any label",
 )
 equal_opportunity_ratio = _named(_ratio, "equal_opportunity_ratio", "Smallest ratio of two groups' true positive rates")
 equalized_odds_difference = _named(
-    _difference, "equalized_odds_difference", "The larger of the gaps in true and in false positive rate"
+    _difference,
+    "equalized_odds_difference",
+    "The larger of the gaps in true and in false positive rate, with more than two classes the largest gap in the "
+    "share of any prediction within any label",
 )
 average_odds_ratio = _named(
     _ratio, "average_odds_ratio", "Mean of the ratios of true and of false positive rates (FAIR-FATE's EQO)"
@@ -209,7 +289,7 @@ discrimination_index = _named(_difference, "discrimination_index", "Largest gap 
 
 def equalized_odds_ratio(y_true: Any, y_pred: Any, *, sensitive_features: Any, pos_label: Any = None) -> float:
     """The smaller of the ratios of true and of false positive rates; 1 is fair."""
-    table, _ = _binary_counts(y_true, y_pred, sensitive_features, pos_label)
+    table, _ = _counts(y_true, y_pred, sensitive_features, pos_label, classes=False)
     return float(disparities(table)["equalized_odds_ratio"])
 
 

@@ -2,7 +2,8 @@
 
 A model that is fair over all rows may favour one group at some clients and the other one elsewhere, and a gap over all
 rows may be the reverse of a client's own. A gap is the higher group's rate minus the lower one's, where higher and
-lower are the extremes over the rows of all clients together: a negative one has the opposite sign.
+lower are the extremes over the rows of all clients together: a negative one has the opposite sign. Of two classes the
+rate is that of the positive one, of more that of the class in which two groups are farthest apart.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class LocalGaps(NamedTuple):
     """Of the two groups at each client [..., K, 2]; nan without such rows."""
     rows: np.ndarray
     """What they rest on [..., K, 2]."""
+    about: np.ndarray
+    """Code of the class that the rates are about [...]."""
 
     @property
     def gaps(self) -> np.ndarray:
@@ -43,7 +46,24 @@ class LocalGaps(NamedTuple):
 
 
 def local_gaps(hits: np.ndarray, rows: np.ndarray) -> LocalGaps:
-    """hits: of each client's rows of each group, those that the rate counts [..., K, G]; nan where withheld."""
+    """hits: of each client's rows of each group, those that the rate of each class counts [..., K, G, C]; nan where
+    withheld."""
+    first = 1 if hits.shape[-1] == 2 else 0
+    by_class = _of_one_class(*(np.moveaxis(values[..., first:], -1, -3) for values in (hits, rows)))
+    about = np.where(np.isnan(by_class.overall), -1.0, by_class.overall).argmax(-1)
+
+    def widest(values: np.ndarray) -> np.ndarray:
+        """[..., C, (more axes)] of the class that it is about."""
+        axis = about.ndim
+        place = about.reshape(*about.shape, *[1] * (values.ndim - axis))
+        return np.take_along_axis(values, place, axis).squeeze(axis)
+
+    pair, overall, rates, of_pair = map(widest, by_class[:4])
+    return LocalGaps(pair, overall, rates, of_pair, about + first)
+
+
+def _of_one_class(hits: np.ndarray, rows: np.ndarray) -> LocalGaps:
+    """Of hits and rows [..., K, G]."""
     everyone = divide(np.nansum(hits, -2), np.nansum(rows, -2))
     known = ~np.isnan(everyone)
     pair = np.stack(
@@ -53,7 +73,7 @@ def local_gaps(hits: np.ndarray, rows: np.ndarray) -> LocalGaps:
     overall = np.where(known.sum(-1) > 1, high - low, np.nan)
     of_pair = [np.take_along_axis(values, pair[..., None, :], -1) for values in (hits, rows)]
     rates = np.where(np.isnan(overall)[..., None, None], np.nan, divide(*of_pair))
-    return LocalGaps(pair, overall, rates, of_pair[1])
+    return LocalGaps(pair, overall, rates, of_pair[1], np.zeros(overall.shape, dtype=np.int64))
 
 
 def gap_interval(rates: np.ndarray, rows: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:

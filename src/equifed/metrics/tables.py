@@ -83,7 +83,7 @@ def table_by_group(
     import pandas as pd
 
     group, names = _inputs.groups(sensitive_features)
-    true, pred, classes = _class_codes(y_true, y_pred, pos_label)
+    true, pred, classes = _inputs.class_codes(y_true, y_pred, pos_label)
     by_group = counts(true, pred, sensitive_features=group, num_groups=len(names), num_classes=classes)
     columns: dict[str, np.ndarray] = {}
     draws = rates(_with_overall(_resample(by_group, bootstrap, seed))) if bootstrap else {}
@@ -97,11 +97,3 @@ def table_by_group(
 
 def _with_overall(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([counts, counts.sum(-3, keepdims=True)], axis=-3)
-
-
-def _class_codes(y_true: Any, y_pred: Any, pos_label: Any) -> tuple[np.ndarray, np.ndarray, int]:
-    true, pred = _inputs.label_pair(y_true, y_pred)
-    values, codes = np.unique(np.concatenate([true, pred]), return_inverse=True)
-    if pos_label is None and len(values) > 2:
-        return codes[: len(true)], codes[len(true) :], len(values)
-    return *_inputs.binary(true, pred, pos_label), 2

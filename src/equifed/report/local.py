@@ -53,6 +53,8 @@ class Local:
     """The gap over all clients' test rows, between the two groups that are farthest apart there."""
     pair: tuple[str, str] | None
     """Those groups, the one that is ahead first; None where they are not the same in all seeds."""
+    outcome: str
+    """Of more than two classes the one in which they are; "" for two, and where it is not the same in all seeds."""
     clients: tuple[Client, ...]
     """Those that have both groups, the most opposite first."""
 
@@ -62,7 +64,7 @@ class Local:
         known = frame[(frame["metric"] == metric) & frame["value"].notna()]
         if known.empty:
             return None
-        pairs = set(zip(known["higher"], known["lower"], strict=True))
+        pairs = set(zip(known["higher"], known["lower"], known["class"], strict=True))
         means = known.groupby("client", sort=False).agg(
             {"higher_rate": "mean", "lower_rate": "mean", "higher_rows": "mean", "lower_rows": "mean", "seed": "count"}
         )
@@ -74,8 +76,10 @@ class Local:
             for name, numbers, seeds in zip(means.index, values, means["seed"].tolist(), strict=True)
         ]
         overall = known.groupby("seed")["overall"].first().mean()
-        pair = next(iter(pairs)) if len(pairs) == 1 else None
-        return cls(metric, float(overall), pair, tuple(sorted(clients, key=lambda client: client.gap)))
+        higher, lower, outcome = next(iter(pairs))
+        pair = (higher, lower) if len(pairs) == 1 else None
+        outcome = outcome if pair else ""
+        return cls(metric, float(overall), pair, outcome, tuple(sorted(clients, key=lambda client: client.gap)))
 
     @cached_property
     def opposite(self) -> list[Client]:
@@ -109,6 +113,7 @@ def _facts(local: Local, listed: bool) -> dict[str, Any]:
     return {
         "overall": local.overall,
         "pair": local.pair,
+        "outcome": local.outcome,
         "count": len(local.clients),
         "opposite": len(local.opposite),
         "reversed": len(local.reversed),

@@ -25,7 +25,7 @@ SPLITS = ("test", "validation")
 COLUMNS = ("split", "group", "label", "predicted", "rows")
 BINNED = ("split", "group", "bin", "rows", "positives", "score_sum")
 LOCAL = (
-    *("client", "metric", "value", "low", "high", "overall"),
+    *("client", "metric", "class", "value", "low", "high", "overall"),
     *("higher", "lower", "higher_rate", "lower_rate", "higher_rows", "lower_rows"),
 )
 
@@ -77,6 +77,8 @@ def local_gaps_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored
         for metric in metrics if "clients" in scored else ():
             found = Evaluation(scored["clients"]).local_gaps[metric]
             block: dict[str, Any] = {"client": list(fed.ids), "metric": metric, "overall": float(found.overall)}
+            several = len(fed.classes) > 2 and not np.isnan(found.overall)
+            block["class"] = fed.classes[int(found.about)] if several else ""
             block["value"], (block["low"], block["high"]) = found.gaps, gap_interval(found.rates, found.rows)
             for i, which in enumerate(("higher", "lower")):
                 block[which] = None if np.isnan(found.overall) else fed.groups[found.pair[i]]

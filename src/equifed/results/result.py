@@ -47,7 +47,8 @@ class Result:
     local_gaps: pd.DataFrame
     """Of the last evaluation, each client's own gap between the two groups (higher, lower) that are farthest apart over
     all clients' test rows, where the gap is `overall`: method, (swept hyper-parameters), seed, client, metric, value,
-    its 95 % interval by the client's rows (low, high), rate and rows of both groups; below 0 has the opposite sign."""
+    its 95 % interval by the client's rows (low, high), rate and rows of both groups; below 0 has the opposite sign.
+    With more than two classes, `class` is the one in which they are farthest apart; otherwise it is empty."""
     messages: pd.DataFrame
     """Per phase: fields down and up, how replies are gathered, bytes per client and round."""
     log: pd.DataFrame
