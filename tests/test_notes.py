@@ -25,6 +25,7 @@ EXAMPLES = {
     "clipped": {"fields": {"train": ["update"]}, "norms": [{"norm": 0.5, "share": 0.25}]},
     "did-not-answer": {"client": "north", "rounds": [0, 2, 3], "reasons": ["not connected", "no reply"]},
     "stopped-early": {"runs": 4, "of": 6, "first": 2, "last": 5, "rounds": 9},
+    "few-fitted": {"method": "fedavg+fair", "few": 20, "groups": {"f": 12}, "clients": 2},
     "constraint-missed": {**RUNS, "remedy": "rounds"},
     "constraint-nearly-met": {**RUNS, "remedy": "dual_decay"},
     "did-not-evaluate": {"client": "north", "round": 3, "reason": "not connected"},

@@ -115,6 +115,15 @@ def _clipped(fields: Mapping[str, Sequence[str]], norms: Sequence[Mapping[str, f
     )
 
 
+def _few_fitted(method: str, few: int, groups: Mapping[str, int], clients: int) -> str:
+    listed = ", ".join(f"{name} ({rows:,})" for name, rows in groups.items())
+    where = f" at {clients} client{'s' * (clients > 1)}; the least" if clients else ""
+    return (
+        f"{method} fits its decisions for some groups on fewer than {few} training rows{where}: {listed}. Their gap on "
+        "other rows will be mostly noise."
+    )
+
+
 def _stopped_early(runs: int, of: int, first: int, last: int, rounds: int) -> str:
     who = "The run" if of == 1 else f"{runs} of {of} runs"
     at = f"round {first}" if first == last else f"rounds {first} to {last}"
@@ -128,7 +137,10 @@ def _constraint_missed(
     runs: int, of: int, seed: int, hyper: Mapping[str, float], excess: float | None, remedy: str
 ) -> str:
     by = "" if excess is None else f", by {float(excess):.3g} there"
-    advice = {"rounds": " More rounds may help.", "dual_decay": _DECAY, "": ""}[remedy]
+    labels = (
+        ' It holds for the labels that the scores expect; calibration = "isotonic" makes it hold for the actual ones.'
+    )
+    advice = {"rounds": " More rounds may help.", "dual_decay": _DECAY, "calibration": labels, "": ""}[remedy]
     return f"The constraint is not met at the end of {_runs(runs, of, seed, hyper)}{by}; see `log`.{advice}"
 
 
@@ -165,6 +177,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "clipped": _clipped,
     # how runs ended
     "stopped-early": _stopped_early,
+    "few-fitted": _few_fitted,
     "constraint-missed": _constraint_missed,
     "constraint-nearly-met": _constraint_nearly_met,
     # what silos did not disclose

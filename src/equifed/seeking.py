@@ -260,6 +260,16 @@ def _knob(name: str) -> Knob:
     return knob
 
 
+def need_validation(federations: Sequence[Federation]) -> None:
+    """Refuse to train what a target could not choose from afterwards."""
+    if not all(len(fed.validation) for fed in federations):
+        raise ConfigError(
+            "Settings are judged on validation rows, and this federation has none: a target cannot choose between "
+            "them. Hold some back: --validation 0.1, validation = 0.1 in [data], or equifed.load(..., validation=0.1).",
+            key="target",
+        )
+
+
 # -- seeking -----------------------------------------------------------------------------------------------------------
 
 
@@ -305,11 +315,7 @@ class Seeking:
         self.method, self.knob = aimed(method, self.targets)
         self.aims = {name: value for name, value in self.method.hyper.items() if value != method.hyper[name]}
         """The hyper-parameters that were set so that the method aims at the targets."""
-        if not all(len(fed.validation) for fed in federations):
-            raise ConfigError(
-                "Settings are judged on validation rows, and this federation has none. Hold some back: --validation "
-                "0.1, validation = 0.1 in [data], or equifed.load(..., validation=0.1)."
-            )
+        need_validation(federations)
         of_clients = [each.metric for each in self.targets if describe(each.metric).over_clients]
         if of_clients:
             raise ConfigError(

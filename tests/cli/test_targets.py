@@ -58,10 +58,34 @@ def test_compare_holds_validation_rows_back(place: Path, invoke: Any, tiny: str)
     assert found["answer"]["met"]
     assert found["settings"]["run"]["target"] == [f"{GAP} <= 1", "accuracy >= 0.1"]
     assert "held back" in PAGE
-    bare = invoke(*words, "--target", f"{GAP} <= 1", "--validation", "0", "--fail-if", "target missed")
-    assert bare.exit_code == 1
-    assert "no validation rows to choose on" in bare.stdout
-    assert "Met with 95\u00a0% confidence: demographic" not in (place / "page.html").read_text()
+
+
+def test_what_is_sent_once_stands_below_the_comparison(place: Path, invoke: Any, tiny: str) -> None:
+    words = ("compare", tiny, "--methods", "fedavg,fedavg+fair", "--set", "fedavg+fair.bins=10", *SMALL)
+    plain, fair = read(invoke(*words, "--json"))["methods"]
+    assert (plain["once_bytes_up"], plain["once_bytes_down"]) == (0, 0)
+    groups = 2
+    assert fair["once_bytes_up"] == groups * 2 * 10 * 8  # a histogram of float64
+    assert fair["once_bytes_down"] == fair["bytes_down"]  # the model
+    said = " ".join(invoke(*words).stdout.split())
+    assert "before the first round or after the last, bytes per client: fedavg+fair 320 B + " in said
+
+
+def test_several_settings_and_no_validation_rows_are_refused_before_training(
+    place: Path, invoke: Any, tiny: str
+) -> None:
+    more = ("--preset", "bare", *SMALL, "--target", f"{GAP} <= 1", "--validation", "0")
+    for words in (
+        ("compare", tiny, "--methods", "fedavg,fedprox"),
+        ("sweep", tiny, "--method", "kffl", "--over", "fairness_weight=0,50"),
+        ("sweep", tiny, "--method", "kffl"),
+    ):
+        refused = invoke(*words, *more)
+        assert refused.exit_code == 2
+        assert "Hold some back: --validation 0.1" in refused.stderr
+    assert not list((place / "runs").glob("*/status.json"))
+    alone = invoke("compare", tiny, "--methods", "fedavg", *more)  # nothing to choose
+    assert alone.exit_code == 0, alone.stderr
 
 
 def test_run_and_resume(place: Path, invoke: Any) -> None:

@@ -631,6 +631,28 @@ def test_clients_with_bounds_of_their_own_are_the_same_on_both_engines(ten_clien
         )
 
 
+def test_a_note_names_groups_that_are_fitted_on_few_rows() -> None:
+    rng = np.random.default_rng(3)
+
+    def rows(*groups: int) -> tuple[np.ndarray, ...]:
+        """So many rows of each group."""
+        s = np.repeat(range(len(groups)), groups)
+        return rng.normal(size=(len(s), 2)).astype(np.float32), rng.integers(0, 2, len(s)), s
+
+    def noted(level: str, *clients: tuple[int, ...]) -> list[str]:
+        fed = Federation.from_arrays([rows(*each) for each in clients], test=rows(30, 30))
+        method = Fair(ef.methods.FedAvg(), level=level, exchanges=2)
+        result = ef.simulate(method, fed, **{**SETTINGS, "rounds": 1})
+        return [str(note) for note in result.notes if note.kind == "few-fitted"]
+
+    (few,) = noted("global", (40, 9), (40, 10))
+    assert "fewer than 20 training rows: 1 (19)" in few
+    assert noted("global", (40, 10), (40, 10)) == []
+    (local,) = noted("local", (40, 0), (40, 10), (19, 12))
+    assert "at 2 clients; the least: 0 (19), 1 (10)" in local
+    assert noted("both", (40, 0), (40, 20)) == []
+
+
 def neutral(ten: Federation, three: Federation) -> Iterator[Any]:
     for fed, level in itertools.product((ten, three), ("global", "local", "both")):
         yield fed, Fair(ef.methods.FedAvg(), level=level, gap=1.0, local_gap=1.0, exchanges=2)

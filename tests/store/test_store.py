@@ -354,6 +354,16 @@ def test_hyper_parameters_come_back_as_they_were(place):
     assert again.info["hyper_parameters"] == result.info["hyper_parameters"]
 
 
+def test_a_result_of_an_older_version_is_not_called_damaged(place):
+    folder, _ = whole(Store(place / "runs"), load_config(write_config(place, run={"rounds": 1})))
+    (folder.path / "counts.parquet").unlink()  # older versions did not write it
+    with pytest.raises(RunError, match=r"no counts\.parquet.*made by an older version.*config\.toml"):
+        folder.result()
+    (folder.path / "counts.parquet").write_bytes(b"xx")
+    with pytest.raises(RunError, match="are damaged"):
+        folder.result()
+
+
 def test_a_damaged_configuration_is_told(place):
     folder, _ = whole(Store(place / "runs"), load_config(write_config(place)))
     (folder.path / "config.toml").write_bytes(b"\xff")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -45,6 +46,7 @@ from equifed.report.wording import outcome
 from equifed.results import Result
 from equifed.results.answer import answer_if_asked
 from equifed.results.outcome import Answer
+from equifed.seeking import need_validation
 from equifed.settings import MARGIN
 from equifed.simulation import Simulation
 from equifed.simulator import Job
@@ -89,7 +91,10 @@ def new_run(
     store.prepare()
     if report is not None:
         check_page(report, "--report")
-    job = job_of(config, load_federations(config))
+    feds = load_federations(config)
+    if config.run.target and math.prod(map(len, config.sweep.values())) > 1:
+        need_validation(feds)
+    job = job_of(config, feds)
     checks_of_each(checks, [job])
     say_held_back(config)
     recording = store.start(config, Simulation(job))
@@ -146,6 +151,8 @@ def compare(
     feds = load_federations(configs[0])
     # every job is made before the first trains: what is wrong with the last method must not come after hours of others
     runs = [(config, job) for config in configs if (job := _job(config, feds, names is not None)) is not None]
+    if configs[0].run.target and sum(not config.method.pooled for config, _ in runs) > 1:
+        need_validation(feds)
     say_held_back(configs[0])
     records, results, failed, broken = [], [], [], []
     for (config, job), own_checks in zip(runs, checks_of_each(checks, [job for _, job in runs]), strict=True):

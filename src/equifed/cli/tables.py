@@ -44,7 +44,8 @@ def record(folder: RunFolder, result: Result) -> Record:
     silos = Silos.of(result)
     final = result.final()
     metrics = [name for name in final.columns if name not in ("method", "seed", *result.swept)]
-    sent = result.messages[result.messages["stage"] == "round"]
+    every = result.messages["stage"] == "round"
+    sent, once = result.messages[every], result.messages[~every]
     degenerate = final.get("degenerate")
     return {
         "run": folder.id,
@@ -70,6 +71,8 @@ def record(folder: RunFolder, result: Result) -> Record:
         },
         "bytes_up": int(sent["bytes_up"].sum()),
         "bytes_down": int(sent["bytes_down"].sum()),
+        "once_bytes_up": int((once["bytes_up"] * once["times"]).sum()),
+        "once_bytes_down": int((once["bytes_down"] * once["times"]).sum()),
         "seconds": result.timings["seconds"],
         "degenerate_runs": 0 if degenerate is None else int((degenerate > 0).sum()),
         "runs": len(final),
@@ -118,7 +121,16 @@ def comparison(records: Sequence[Record]) -> Table:
 
 
 def footnotes(records: Sequence[Record]) -> str:
+    from equifed.report.wording import size
+
     lines = ["Mean ± standard deviation over seeds on the test set; bytes per client and round."]
+    once = [
+        f"{run['method']} {size(run['once_bytes_up'])} + {size(run['once_bytes_down'])}"
+        for run in records
+        if run["once_bytes_up"] or run["once_bytes_down"]
+    ]
+    if once:
+        lines.append(f"Besides, before the first round or after the last, bytes per client: {', '.join(once)}.")
     if any("demographic_parity_difference" in run["metrics"] for run in records):
         lines.append("DP demographic parity, EOpp equal opportunity, EOdds equalized odds: largest gap of two groups.")
     lines.append(warnings_of(records))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed import tree
+from equifed.methods.fair import Fair
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from equifed.federation import Federation
     from equifed.simulator import Job, Message, Rejection, RoundLog, State, Step
 
+FEW_ROWS = 20
+"""Training rows of a group below which what is fitted on them is mostly noise."""
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up", "times"]
 REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
@@ -100,6 +103,7 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
         *([Note("replies-rejected", {"count": rejected})] if rejected else []),
         *_clipping(job, logs),
         *_absences(rejections),
+        *_few_fitted(job),
         *_endings(job, logs),
     ]
 
@@ -114,6 +118,24 @@ def _groups(fed: Federation) -> list[Note]:
     if unknown := {part: rows for part, rows in fed.unknown_groups.items() if rows}:
         notes.append(Note("unknown-groups", {"rows": unknown, "of": {part: fed.row_counts[part] for part in unknown}}))
     return notes
+
+
+def _few_fitted(job: Job) -> list[Note]:
+    """Groups, and where every client has a gap of its own, groups of clients, that decisions are fitted on few rows
+    of: of each group the fewest."""
+    levels = [part.level for part in job.method.parts if isinstance(part, Fair)]
+    if not levels:
+        return []
+    cells = job.runs[0].given.cells().sum(2)
+    rows = cells.sum(0, keepdims=True) if levels[-1] == "global" else cells
+    few = (rows > 0) & (rows < FEW_ROWS)
+    if not few.any():
+        return []
+    fewest = np.where(few, rows, FEW_ROWS).min(0)
+    groups = {name: int(least) for name, least in zip(job.federation.groups, fewest, strict=True) if least < FEW_ROWS}
+    clients = 0 if levels[-1] == "global" else int(few.any(1).sum())
+    facts = {"method": job.method.name, "few": FEW_ROWS, "groups": groups, "clients": clients}
+    return [Note("few-fitted", facts)]
 
 
 def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
@@ -187,6 +209,8 @@ def _endings(job: Job, logs: list[RoundLog]) -> list[Note]:
     decay = "dual_decay" if hasattr(job.method, "dual_decay") else ""
     if missed:
         remedy = decay if all(final[run].stopped for run in missed) else "rounds"
+        if any(isinstance(part, Fair) and part.calibration == "none" for part in job.method.parts):
+            remedy = "calibration"
         notes.append(Note("constraint-missed", _first(job, final, missed) | {"remedy": remedy}))
     if near:
         notes.append(Note("constraint-nearly-met", _first(job, final, near) | {"remedy": decay}))

@@ -73,6 +73,13 @@ def load_result(folder: str | Path) -> Result:
     folder = Path(folder)
     if not (folder / "result.json").is_file():
         raise RunError(f"There is no result in {folder}: it has no result.json. A run has one when it has finished.")
+    absent = [file for name in FRAMES if not (folder / (file := f"{name}.parquet")).is_file()]
+    if absent:
+        again = f": equifed run {folder}/config.toml" if (folder / "config.toml").is_file() else "."
+        raise RunError(
+            f"The result in {folder} has no {', '.join(absent)}, which this version of equifed writes: it was made by "
+            f"an older version, or files were removed. Make it again{again}"
+        )
     content = json.loads((folder / "result.json").read_text())
     keys = [tuple(key) if isinstance(key, list) else key for key in content["runs"]]
     hyper = content["info"]["hyper_parameters"]
