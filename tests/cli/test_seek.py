@@ -98,7 +98,7 @@ def test_from_a_file(invoke, tiny, place):
     ("options", "words"),
     [
         (("--method", "kffl"), "Give --over NAME=V1,V2,..., or a --target"),
-        (("--method", "fedavg", "--target", TARGET), "These have one: fair-fate"),
+        (("--method", "fedavg", "--target", TARGET), "These have one: fedavg+fair, fair-fate"),
         (("--method", "kffl", "--target", "accuracy >= 0.5"), "--target: fairness_weight of kffl does not aim at"),
         (("--method", "kffl", "--target", TARGET, "--steps", "0"), "--steps"),
         (("--method", "kffl", "--target", TARGET, "--validation", "0"), "validation rows"),
