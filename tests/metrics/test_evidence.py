@@ -87,7 +87,7 @@ def test_several_classes() -> None:
     found = evidence.estimate("accuracy_difference", counts)
     gap, reach = share[0] - share[1], norm.ppf(0.975) * error
     np.testing.assert_allclose(found[:3], [gap, gap - reach, gap + reach], atol=0.1 * error)
-    assert np.isnan(evidence.estimate(DP, counts).mean)
+    assert np.isnan(evidence.estimate("discrimination_index", counts).mean)  # of two classes
 
 
 def test_noise_floor_of_two_groups() -> None:
@@ -262,9 +262,8 @@ def test_seeds_of_their_own_rows_are_wrong_no_more_often_than_stated() -> None:
         assert max(wrong) <= allowed(300), (case, wrong)
 
 
-@pytest.mark.full
-def test_the_worst_group_is_covered() -> None:
+def test_the_worst_group_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that are equally accurate: the worst in the sample is worse than the worst in truth."""
-    wrong = missed("worst_group_accuracy", [table(100, 0.3, 0.4)] * 6, 0.7 * 0.6 + 0.3 * 0.4, 400)
-    assert wrong[0] <= allowed(400), wrong
-    assert wrong[2] <= allowed(400), wrong
+    monkeypatch.setattr(evidence, "TABLES", 400)
+    wrong = missed("worst_group_accuracy", [table(100, 0.3, 0.4)] * 6, 0.7 * 0.6 + 0.3 * 0.4, 80)
+    assert max(wrong) <= allowed(80), wrong

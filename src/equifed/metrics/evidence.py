@@ -228,8 +228,10 @@ class Evidence:
         # smoothing moves rates towards the middle: that must not move an end inwards
         moved = np.maximum(0, side * (values - _of(facts, self._as_smoothed)))
         reach = side * (np.nanquantile(drawn, level, axis=0) - values) + moved
-        if "groups" in facts.needs and not facts.disparity:  # the worst of several: drawn ones are worse still
-            reach = np.maximum(reach, side * (values - np.nanquantile(drawn, 1 - level, axis=0)))
+        if "groups" in facts.needs and not facts.disparity:
+            # the worst of several is worse in a sample than in truth, the more so the more alike they are
+            true, samples = self._sampled(facts, 0.0)
+            reach = np.maximum(reach, side * (true - np.nanquantile(samples, 1 - level, axis=0)))
         return np.maximum(reach, 0)
 
     def _together(self, reach: np.ndarray, values: np.ndarray, error: float) -> float:
