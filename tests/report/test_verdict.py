@@ -483,3 +483,23 @@ def test_noise_never_earns_a_recommendation():
             assert then != f"m{k}"
         lost += chosen == f"m{k}" != then
     assert lost  # noise costs recommendations, too
+
+
+def test_of_three_classes_it_names_the_one_in_which_groups_are_farthest_apart() -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(n: int) -> tuple[np.ndarray, ...]:
+        x, s = rng.normal(size=(n, 2)).astype(np.float32), rng.integers(0, 2, n)
+        x[:, 0] += 2 * s
+        return x, np.array(["A", "B", "C"])[np.digitize(x[:, 0], [0.0, 1.0])], np.array(["women", "men"])[s]
+
+    test = rows(300)
+    fed = ef.Federation.from_arrays([rows(200), rows(200)], test=test)
+    result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3, seeds=[0])
+    predicted = np.array(fed.classes)[result.predict(test[0], run=0).argmax(1)]
+    rates = {c: [np.mean(predicted[test[2] == g] == c) for g in ("women", "men")] for c in "ABC"}
+    name, (women, men) = max(rates.items(), key=lambda item: abs(item[1][0] - item[1][1]))
+    low, high = ("women", "men") if women < men else ("men", "women")
+    said = f"{low} is predicted '{name}' {100 * abs(women - men):.1f} points less often than {high}"
+    assert said.capitalize()[:3] in " ".join(verdict([result]).sentences)
+    assert said[1:] in " ".join(verdict([result]).sentences)

@@ -149,12 +149,16 @@ class Variant:
         """The groups between which it is widest, by their mean rates over seeds."""
         return worst_pair(self.groups, disparity, self.models)
 
+    def tables(self, metric: str) -> np.ndarray | None:
+        """The counts [S, G, C, C] that the metric follows from."""
+        return self.counts[_kind(metric)]
+
     def gaps(self, disparity: str) -> list[Gap]:
         """The disparity by sensitive column, and between their intersections; empty for two groups, whose gap is the
         disparity itself."""
         if self.groups["name"].nunique() < 3:
             return []
-        counts = self.counts[_kind(disparity)]
+        counts = self.tables(disparity)
         return gaps_by_attribute(self.groups, disparity, self.attributes, counts, self.shared_rows, self.models)
 
     @property

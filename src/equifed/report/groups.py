@@ -12,6 +12,7 @@ import pandas as pd
 from equifed.data.schema import MERGED
 from equifed.metrics import evidence
 from equifed.metrics.catalogue import describe
+from equifed.metrics.disparities import class_rates
 from equifed.metrics.seeds import wilson
 from equifed.report.silos import DISCLOSED
 
@@ -185,6 +186,23 @@ def worst_pair(groups: pd.DataFrame, disparity: str, models: int = 1) -> Pair | 
     if describe(disparity).better == "one":
         return min(pairs, key=lambda pair: pair.low_rate / pair.high_rate if pair.high_rate else 1.0, default=None)
     return max(pairs, key=lambda pair: pair.difference, default=None)
+
+
+def widest_class(
+    counts: np.ndarray, names: Sequence[str], disparity: str
+) -> tuple[int | None, int, str, str, np.ndarray] | None:
+    """Of more than two classes, where a difference is widest by mean rates over seeds: (label, predicted class, lowest
+    group, highest group, their rates by seed [S, 2]), from counts [S, G, C, C]; a label of -1: the predicted class."""
+    found = None
+    for block in class_rates(disparity, counts):
+        means = block.rates.mean(0)  # [C, G]
+        for predicted in np.flatnonzero((~np.isnan(means)).sum(-1) > 1):
+            low, high = int(np.nanargmin(means[predicted])), int(np.nanargmax(means[predicted]))
+            gap = means[predicted, high] - means[predicted, low]
+            if low != high and (found is None or gap > found[0]):
+                pair = block.rates[:, predicted, [low, high]]
+                found = gap, (block.label, int(predicted), names[low], names[high], pair)
+    return found and found[1]
 
 
 def rate_interval(metric: str, values: Mapping[str, float], models: int = 1) -> tuple[float, float]:

@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from equifed.metrics.catalogue import describe
+from equifed.metrics.disparities import BY_CLASS
 from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, ROUNDING, paired, seeds_needed
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant, against, more_of
-from equifed.report.groups import SMALL_GROUP, Pair
+from equifed.report.groups import SMALL_GROUP, Pair, widest_class
 from equifed.report.local import Local
 from equifed.report.silos import Silos, other_notes
 from equifed.settings import MARGIN
@@ -475,6 +476,9 @@ def _widest(comparison: Comparison, variant: Variant, info: Mapping[str, Any]) -
     if comparison.disparity is None:
         return ""
     # distributions of numbers have no rate to compare, but a mean
+    counts = variant.tables(comparison.disparity)
+    if counts is not None and counts.shape[-1] > 2 and comparison.disparity in BY_CLASS:
+        return _widest_class(comparison, variant, counts, info["classes"])
     pair = variant.worst_pair(comparison.disparity) or variant.worst_pair("mean_difference")
     if pair is None:
         return ""
@@ -490,6 +494,23 @@ def _widest(comparison: Comparison, variant: Variant, info: Mapping[str, Any]) -
         rates = f"{100 * pair.low_rate:.1f}\u00a0% against {100 * pair.high_rate:.1f}\u00a0%"
     who = "" if len(comparison.variants) == 1 else f"With {wording.plain(variant.label)}, "
     said = f"{who}{said} ({rates}{_turned(variant, pair)}).{_by_seed(variant, comparison.disparity, pair)}"
+    return said[:1].upper() + said[1:]
+
+
+def _widest_class(comparison: Comparison, variant: Variant, counts: np.ndarray, classes: Sequence[Any]) -> str:
+    """The same of more than two classes, with the class in which they are."""
+    found = widest_class(counts, list(dict.fromkeys(variant.groups["name"])), str(comparison.disparity))
+    if found is None:
+        return ""
+    label, predicted, low, high, rates = found
+    names = [f"'{wording.plain(str(name))}'" for name in classes]
+    of = "" if label is None else f"of those labelled {names[predicted if label == -1 else label]}, "
+    less, more = 100 * rates.mean(0)
+    who = "" if len(comparison.variants) == 1 else f"With {wording.plain(variant.label)}, "
+    said = (
+        f"{who}{of}{wording.group(low)} is predicted {names[predicted]} {more - less:.1f} points less often than "
+        f"{wording.group(high)} ({less:.1f}\u00a0% against {more:.1f}\u00a0%)."
+    )
     return said[:1].upper() + said[1:]
 
 
