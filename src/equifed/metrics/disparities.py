@@ -136,8 +136,6 @@ class ClassRates(NamedTuple):
     """Of the rows with this label; None: of all. -1: of those that have the predicted class as their label."""
     rates: np.ndarray
     """The share of them that is predicted as each class [..., C, G]; nan without such rows."""
-    rows: np.ndarray
-    """What they rest on, of the same shape."""
 
 
 def class_rates(disparity: str, counts: np.ndarray) -> Iterator[ClassRates]:
@@ -152,7 +150,7 @@ def class_rates(disparity: str, counts: np.ndarray) -> Iterator[ClassRates]:
         blocks = [(-1, np.diagonal(counts, axis1=-2, axis2=-1))]
     for label, chosen in blocks:  # [..., G, C]
         rows = counts.sum(-1) if label == -1 else np.broadcast_to(chosen.sum(-1, keepdims=True), chosen.shape)
-        yield ClassRates(label, divide(chosen, rows).swapaxes(-1, -2), rows.swapaxes(-1, -2))
+        yield ClassRates(label, divide(chosen, rows).swapaxes(-1, -2))
 
 
 def _over_classes(disparity: str, counts: np.ndarray, reference: int | None) -> np.ndarray:
