@@ -464,3 +464,46 @@ def test_a_metric_with_two_targets_is_said_once() -> None:
     found = result(SWEEP).answer([f"{GAP} <= 0.05", f"{GAP} <= 0.3"])
     assert "demographic parity difference at most 0.05 and at most 0.3." in found.sentences[0]
     assert found.sentences[1].count("demographic parity difference") == 1
+
+
+def test_a_choice_among_seeds_with_their_own_splits_is_held_to_a_stricter_level() -> None:
+    swept = result(SWEEP)
+    assert (swept.answer(f"{GAP} <= 0.05").compared, swept.answer(f"{GAP} <= 0.05").level) == (1, 0.95)
+    swept.info["shared_rows"] = {"test": 0.2, "validation": 0.2}
+    ends = [each.estimates[0] for each in judge(swept, [ef.Target(GAP, "<=", 0.045)], 0.95)]
+    found = swept.answer(f"{GAP} <= 0.045")
+    assert found.compared == 1 + sum(end.low <= 0.045 < end.high for end in ends[:3]) == 2
+    assert found.level == pytest.approx(0.975)
+    assert "one's validation rows are another's test rows" in str(found)
+    assert swept.answer(f"{GAP} <= 0.045", "mean").compared == 1
+
+
+def test_methods_that_train_on_validation_rows_are_not_chosen() -> None:
+    learning, other = result({None: SWEEP[3.0]}, "fair-fate"), result(SWEEP)
+    found = ef.answer([learning, other], f"{GAP} <= 0.4")
+    assert (list(found.left_out), found.candidates) == (["fair-fate"], 4)
+    assert "Left out, because it trains on the validation rows: fair-fate." in str(found)
+    assert learning.answer(f"{GAP} <= 0.05").met
+    assert result(SWEEP, "fair-fate").answer(f"{GAP} <= 0.05").status == "not chosen"
+
+
+def test_without_row_noise_nothing_is_claimed_about_new_rows() -> None:
+    found = result(SWEEP).answer("loss <= 0.3")
+    assert (found.status, found.met) == ("met over seeds", False)
+    assert result(SWEEP).answer("loss <= 0.3", "mean").met
+
+
+def test_other_groups_of_the_same_data_are_not_chosen_from() -> None:
+    other = result(SWEEP)
+    other.info["groups"] = ["b", "a"]
+    found = ef.answer([result(SWEEP), other], f"{GAP} <= 0.05")
+    assert found.status == "not chosen"
+    assert "differ in groups" in str(found)
+
+
+def test_rows_that_silos_withhold_are_not_counted() -> None:
+    alone = result({None: {"test": (0.02, 0.81)}})
+    alone.info |= {"federation": {}, "rows": {"test": ROWS + 70}}
+    found = alone.answer(f"{GAP} <= 0.05")
+    assert found.rows["test"] == pytest.approx(ROWS, abs=2)
+    assert found.withheld["test"] == ROWS + 70 - found.rows["test"]

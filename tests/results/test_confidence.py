@@ -19,6 +19,7 @@ from scipy.stats import binom, norm
 
 import equifed as ef
 from equifed.metrics import evidence
+from equifed.results.answer import _Answering
 
 GAP = "demographic_parity_difference"
 MEANS = np.array([[0.0, 0.0, 0.0], [0.9, 0.3, 0.0]])
@@ -115,3 +116,61 @@ def test_trusting_means_is_caught(several: bool, federations: int) -> None:
     """The same federations by a rule that takes the mean for the truth: the test above can fail."""
     _, wrong = claims(federations, shared, several, "mean")
     assert wrong > allowed(federations)
+
+
+# -- chance in the choice ----------------------------------------------------------------------------------------------
+
+
+def split_anew(rng: np.random.Generator, settings: int, seeds: int, rows: int = 400, gap: float = 0.2) -> ef.Result:
+    """Settings that have nothing to do with each other and all have this population gap, measured by seeds that each
+    draw half of the same rows to validate on and test on the other half: what one seed chooses on, another is tested
+    on."""
+    s, y = rng.integers(0, 2, (2, rows))
+    validation = np.stack([rng.permutation(rows) < rows // 2 for _ in range(seeds)])
+    counts, metrics = [], []
+    for setting in range(settings):
+        cell = 4 * s + 2 * y + (rng.random(rows) < 0.4 + gap * s)
+        for split, drawn in {"validation": validation, "test": ~validation}.items():
+            for seed, table in enumerate((drawn @ np.eye(8)[cell]).reshape(seeds, 2, 2, 2)):
+                key = {"method": "kffl", "fairness_weight": float(setting), "seed": seed, "split": split}
+                counts += [
+                    {**key, "group": "ab"[g], "label": str(a), "predicted": str(b), "rows": n}
+                    for (g, a, b), n in np.ndenumerate(table)
+                ]
+                selected = table[:, :, 1].sum(1) / table.sum((1, 2))
+                found = {"accuracy": table[:, [0, 1], [0, 1]].sum() / table.sum(), GAP: np.ptp(selected)}
+                metrics += [{**key, "round": 1, "scope": "global", "metric": m, "value": v} for m, v in found.items()]
+    return ef.Result(
+        metrics=pd.DataFrame(metrics),
+        counts=pd.DataFrame(counts),
+        **{name: pd.DataFrame() for name in ("calibration", "local_gaps", "messages", "log", "rejections")},
+        parameters={},
+        info={
+            "method": "kffl",
+            "swept": ["fairness_weight"],
+            "data": "made",
+            "groups": ["a", "b"],
+            "classes": ["0", "1"],
+            "rows": {"validation": rows // 2, "test": rows // 2},
+            "shared_rows": {"validation": 0.5, "test": 0.5},
+        },
+        settings=ef.RunSettings(seeds=seeds),
+        timings={},
+    )
+
+
+@ALL
+@pytest.mark.parametrize(("corrected", "federations"), [(True, 100), (False, 100)])
+def test_the_best_of_many_by_luck(corrected: bool, federations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim is wrong. Made as for one setting alone, too many would be."""
+    if not corrected:
+        monkeypatch.setattr(_Answering, "_compared", lambda *_: 1)
+    answers = [
+        split_anew(np.random.default_rng(number), settings=16, seeds=6).answer(f"{GAP} <= 0.1999")
+        for number in range(federations)
+    ]
+    wrong = sum(answer.met for answer in answers)
+    assert (wrong <= allowed(federations)) == corrected, f"{wrong} of {federations} wrong"
+    if corrected:
+        assert all(answer.compared > 8 for answer in answers)
+        np.testing.assert_allclose([answer.level for answer in answers], [1 - 0.05 / a.compared for a in answers])

@@ -203,7 +203,8 @@ class Evidence:
     @cached_property
     def _draws(self) -> int:
         seeds, cells = len(self.counts), self.counts[0].size
-        return max(200, min(TABLES // seeds, CELLS // (seeds * cells)))
+        fine = math.ceil(2 / self.error)  # else the quantile of a small error would be the largest that was drawn
+        return max(200, fine, min(TABLES // seeds, CELLS // (seeds * cells)))
 
     @cached_property
     def _smoothed(self) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 Choosing is done on validation rows alone. A candidate meets a target there if the conservative end of its interval does
 (or the mean, where that is all that is asked for); of those that meet every target, the one with the best quality is
-chosen. The test rows only confirm: the target is met with confidence if the conservative end meets it there too. What
-is chosen does not depend on them, so that picking the best of many cannot make chance look like success. Several
-targets need no correction: all of them must be met, each with the confidence asked for.
+chosen. The test rows only confirm: the target is met with confidence if the conservative end meets it there too.
+Nothing is chosen on them. Yet where every seed splits the data anew, one seed's validation rows are another's test
+rows, and luck in the choice shows there again: the claim is then made for all settings at once that luck might have
+chosen (Bonferroni). Several targets need no correction: all of them must be met, each with the confidence asked for.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from equifed.metrics import catalogue, evidence
 from equifed.metrics.catalogue import describe
 from equifed.metrics.evidence import Estimate
 from equifed.metrics.seeds import MIN_SEEDS, moments, paired
-from equifed.results.candidates import Candidate, candidates_of, data_of, is_pooled
+from equifed.results.candidates import DATA, Candidate, candidates_of, data_of, differing_names, is_pooled
+from equifed.results.candidates import needs_validation as learns_from_validation
 from equifed.results.outcome import Answer, Confidence, Finding, Floor, Split, Status, level_of, listed
 from equifed.target import Target, check_confidence, parse_targets
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
+
+
+SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,20 +165,22 @@ class _Answering:
         own = [table for run, table in tables.items() if not result.swept or run[:-1] == setting]
         return np.stack(own) if own else None
 
-    def estimate(self, candidate: Candidate, split: Split, metric: str) -> Estimate:
+    def estimate(self, candidate: Candidate, split: Split, metric: str, level: float) -> Estimate:
         """With row and seed noise where the metric follows from counts, else with seed noise; nan where it is undefined
         in some seed, about which nothing is shown then."""
         values = self.values(candidate, split, metric).to_numpy(np.float64)
         if not len(values) or not np.isfinite(values).all():
             return Estimate(*[math.nan] * 5)
-        counts, level = self.counts(candidate, split, metric), level_of(self.confidence)
+        counts = self.counts(candidate, split, metric)
         if counts is None:
             return _over_seeds(values, level)
         shared = self.results[candidate.result].info["shared_rows"][split]
         return evidence.estimate(metric, counts, confidence=level, shared_rows=shared)
 
-    def judged(self, candidate: Candidate, split: Split) -> Judged:
-        estimates = tuple(self.estimate(candidate, split, target.metric) for target in self.targets)
+    def judged(self, candidate: Candidate, split: Split, level: float | None = None) -> Judged:
+        """level: the confidence of its intervals, where it is not the one asked for."""
+        level = level_of(self.confidence) if level is None else level
+        estimates = tuple(self.estimate(candidate, split, target.metric, level) for target in self.targets)
         excess = max(
             target.excess(self._decisive(target, estimate)) / _scale(target)
             for target, estimate in zip(self.targets, estimates, strict=True)
@@ -208,7 +215,7 @@ class _Answering:
         able, left_out = [], {}
         for candidate in usable:
             judged = self.judged(candidate, split) if self.final(candidate, split) is not None else None
-            reason = "" if alone else self._unable(judged)
+            reason = "" if alone else self._unable(candidate, judged)
             if judged is None or reason:
                 left_out[candidate.label] = reason
             else:
@@ -221,8 +228,10 @@ class _Answering:
         chosen = min(met, key=self._cost) if met else min(able, key=lambda each: (each.excess, self._cost(each)))
         return self._confirmed(chosen, best, able, left_out)
 
-    def _unable(self, judged: Judged | None) -> str:
+    def _unable(self, candidate: Candidate, judged: Judged | None) -> str:
         """Why it cannot be chosen from several; "" where it can."""
+        if learns_from_validation(candidate.method):
+            return "it trains on the validation rows"
         if judged is None:
             return "nothing was measured on validation rows"
         if judged.degenerate:
@@ -239,9 +248,15 @@ class _Answering:
         """Why nothing can be chosen; "" where it can."""
         if not usable:
             return "the results have only references that train on pooled rows, which a federation cannot."
-        data = list(dict.fromkeys(str(self.results[each.result].info["data"]) for each in usable))
+        about = [self.results[i].info for i in dict.fromkeys(each.result for each in usable)]
+        data = list(dict.fromkeys(str(info["data"]) for info in about))
         if len(data) > 1:
             return f"the results are about different data, {listed(data)}. Ask about those on the same data."
+        # one without validation rows has other numbers of rows, and is left out by name
+        facts = [{name: info.get(name) for name in DATA if name != "rows"} for info in about]
+        if differing := differing_names(facts):
+            what = listed([DATA[name] for name in differing])
+            return f"the results are about {data[0]}, but differ in {what}. Ask about those with the same."
         if all(self.final(each, "test") is None and self.final(each, "validation") is None for each in usable):
             return "nothing was measured, because there are no test rows. Keep some: data.test above 0."
         if alone:
@@ -261,19 +276,41 @@ class _Answering:
             )
         return ""
 
+    def _compared(self, chosen: Judged, able: Sequence[Judged]) -> int:
+        """How many settings the claim about the chosen one must hold for at once, itself included.
+
+        Where seeds have their own splits these are all that luck might have chosen wrongly: their validation rows leave
+        open whether they meet the targets. The others clearly do or clearly do not.
+        """
+        shared = self.results[chosen.candidate.result].info["shared_rows"]
+        if self.confidence == "mean" or max(shared["validation"], shared["test"]) >= 1:
+            return 1  # test rows that are nobody's validation rows
+        return 1 + sum(each is not chosen and self._open(each) for each in able)
+
+    def _open(self, judged: Judged) -> bool:
+        """Whether the two-sided intervals leave it open that all targets are met."""
+        pairs = [
+            (target, (each.low, each.high) if target.upper else (each.high, each.low))
+            for target, each in zip(self.targets, judged.estimates, strict=True)
+        ]
+        may, must = (all(target.met(ends[i]) for target, ends in pairs) for i in (0, 1))
+        return may and not must
+
     def _confirmed(self, chosen: Judged, best: Judged, able: Sequence[Judged], left_out: dict[str, str]) -> Answer:
         """What the test rows say about the choice."""
         candidate, info = chosen.candidate, self.results[chosen.candidate.result].info
-        tested = self.judged(candidate, "test") if self.final(candidate, "test") is not None else None
-        split: Split = "validation" if tested is None else "test"
         alone = len(able) + len(left_out) == 1
+        compared = self._compared(chosen, able)
+        level = 1 - (1 - level_of(self.confidence)) / compared
+        tested = self.judged(candidate, "test", level) if self.final(candidate, "test") is not None else None
+        split: Split = "validation" if tested is None else "test"
         met = chosen.met and tested is not None and tested.met and not tested.degenerate
         findings = tuple(
             Finding(
                 target,
                 None if alone and tested is not None else chosen.estimates[i],
                 None if tested is None else tested.estimates[i],
-                None if met else self._floor(candidate, target, alone),
+                None if met else self._floor(candidate, target, alone, level),
                 evidence.from_counts(target.metric),
             )
             for i, target in enumerate(self.targets)
@@ -283,8 +320,10 @@ class _Answering:
         same = data_of(info) == data_of(self.results[best.candidate.result].info)
         test = paired(cost(reached) - cost(without)) if same and best is not chosen else None
         ahead, ahead_by = self._ahead(chosen, able)
+        covered = self.confidence == "mean" or all(finding.row_noise for finding in findings)
+        rows: dict[str, int] = {each: self._rows(candidate, each) for each in SPLITS}
         return Answer(
-            "met" if met else self._missed(chosen, tested, findings),
+            ("met" if covered else "met over seeds") if met else self._missed(chosen, tested, findings),
             self.targets,
             self.confidence,
             chosen=candidate,
@@ -298,8 +337,11 @@ class _Answering:
             ahead=ahead,
             ahead_by=ahead_by,
             seeds=len(self.final(candidate, split)),
-            rows={split: self._rows(candidate, split) for split in ("validation", "test")},
+            rows=rows,
+            withheld={each: max(0, int(info["rows"].get(each, 0)) - rows[each]) for each in SPLITS},
             candidates=len(able),
+            compared=compared,
+            level=level,
             left_out=left_out,
         )
 
@@ -338,8 +380,8 @@ class _Answering:
         value = estimate.mean if self.confidence == "mean" else end
         return not math.isnan(value) and not target.met(value)
 
-    def _floor(self, candidate: Candidate, target: Target, alone: bool) -> Floor | None:
-        """Of the split on which it is the hardest to show."""
+    def _floor(self, candidate: Candidate, target: Target, alone: bool, level: float) -> Floor | None:
+        """Of the split on which it is the hardest to show; level: the confidence on test rows."""
         if self.confidence == "mean" or not describe(target.metric).disparity:
             return None
         floors = []
@@ -348,16 +390,25 @@ class _Answering:
             counts = self.counts(candidate, split, target.metric)
             if counts is None:
                 continue
-            shared = self.results[candidate.result].info["shared_rows"][split]
-            known = evidence.Evidence(counts, level_of(self.confidence), shared)
-            rows, value = self._rows(candidate, split), known.noise_floor(target.metric)
+            info = self.results[candidate.result].info
+            sure = level if split == "test" else level_of(self.confidence)
+            known = evidence.Evidence(counts, sure, info["shared_rows"][split])
+            rows = self._rows(candidate, split) - (info.get("unknown_groups", {}).get(split) or 0)
+            value = known.noise_floor(target.metric)
             needed = known.rows_needed(target.metric, target.bound)
             if needed > rows:
                 floors.append(Floor(split, rows, value, not target.met(value), needed))
         return max(floors, key=lambda floor: floor.needed / max(floor.rows, 1), default=None)
 
     def _rows(self, candidate: Candidate, split: Split) -> int:
-        if common := self.results[candidate.result].info["rows"].get(split):
+        """That the targets rest on, of one seed."""
+        result = self.results[candidate.result]
+        if "federation" in result.info and split == "test":  # silos may withhold labels, or all of a group
+            labels = any("labels" in describe(target.metric).needs for target in self.targets)
+            tables = result.count_tables(split, labels=labels, unknown=True).values()
+            if tables:
+                return round(float(np.mean([np.nansum(table) for table in tables])))
+        if common := result.info["rows"].get(split):
             return int(common)  # each once, also where every client's model was given all of them
         rows = self.values(candidate, split, "rows")
         return int(rows.mean()) if len(rows) and np.isfinite(rows).all() else 0

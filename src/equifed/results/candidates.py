@@ -14,8 +14,15 @@ from equifed.errors import ConfigError
 if TYPE_CHECKING:
     from equifed.results.result import Result
 
-_DATA = ("data", "clients", "groups", "classes", "cells", "rows")
-"""Equal in results on the same data with the same partition."""
+DATA = {
+    "data": "name",
+    "clients": "clients",
+    "groups": "groups",
+    "classes": "classes",
+    "cells": "which rows clients have",
+    "rows": "numbers of rows",
+}
+"""Equal in results on the same data with the same partition; what each is called."""
 
 
 class Named(Protocol):
@@ -79,7 +86,7 @@ def needs_validation(method: str) -> bool:
 
 def data_of(info: Mapping[str, Any]) -> str:
     """Equal for results on the same data with the same partition; only those can be paired by seed."""
-    return json.dumps([info.get(name) for name in _DATA], default=str)
+    return json.dumps([info.get(name) for name in DATA], default=str)
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ Split = Literal["validation", "test"]
 Confidence = float | Literal["mean"]
 Status = Literal[
     "met",
+    "met over seeds",  # on the rows at hand: the intervals do not cover which rows were drawn
     "met in the mean",
     "met on test rows alone",  # validation rows, which choose, do not show it
     "not confirmed",  # for want of test rows
@@ -97,16 +98,28 @@ class Answer:
     seeds: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     """Validation and test rows, of one seed."""
+    withheld: dict[str, int] = field(default_factory=dict)
+    """How many more there are in a real federation, of which silos do not say enough."""
     candidates: int = 0
     """Among how many was chosen."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What could not be chosen, by label, and why."""
+    compared: int = 1
+    """How many of the candidates luck might have chosen, where every seed has its own split and one seed's validation
+    rows are another's test rows: the claim is made for all of these at once. 1: nothing is to be corrected."""
+    level: float = math.nan
+    """The confidence of the test rows' intervals, each: the one asked for, corrected for `compared`."""
     reason: str = ""
     """Why nothing could be chosen."""
 
     @property
     def met(self) -> bool:
+        """With the confidence asked for, which covers the rows drawn: not "met over seeds", of the rows at hand."""
         return self.status == "met"
+
+    @property
+    def _holds(self) -> bool:
+        return self.status in ("met", "met over seeds")
 
     @property
     def sentences(self) -> list[str]:
@@ -117,6 +130,7 @@ class Answer:
         level = self._level
         begin = {
             "met": f"Met {level}",
+            "met over seeds": f"Met on these rows, over seeds {level}",
             "met in the mean": f"Met in the mean, but not {level}",
             "met on test rows alone": f"Met {level} on test rows, but not on the validation rows, which choose",
             "not confirmed": f"Met {level} on validation rows, but there are no test rows to confirm it",
@@ -167,7 +181,10 @@ class Answer:
             "ahead_by": self.ahead_by,
             "seeds": self.seeds,
             "rows": self.rows,
+            "withheld": self.withheld,
             "candidates": self.candidates,
+            "compared": self.compared,
+            "level": self.level,
             "left_out": self.left_out,
             "sentences": self.sentences,
             "rule": self.rule,
@@ -198,7 +215,7 @@ class Answer:
     def _choice(self) -> str:
         """What to take, or what comes nearest; what it reaches, and at what cost."""
         assert self.chosen is not None
-        if self.met:
+        if self._holds:
             lead = "Take"
         elif self._alone:
             lead = "The only setting is"
@@ -274,7 +291,7 @@ class Answer:
             text += "" if self.chosen_meets else ", none of which meets the target there"
         if not self.chosen_meets or not self.rows["test"]:
             return f"{text}."
-        return f"{text}; the test rows {'only confirm' if self.met else 'do not confirm it'}."
+        return f"{text}; the test rows {'only confirm' if self._holds else 'do not confirm it'}."
 
     def _omissions(self) -> list[str]:
         """What could not be chosen, a sentence for each reason."""
@@ -287,7 +304,7 @@ class Answer:
     def _floors(self) -> list[str]:
         lines = []
         for target, floor in ((finding.target, finding.floor) for finding in self.findings):
-            if floor is not None and not self.met:
+            if floor is not None and not self._holds:
                 bound, title = f"{WORDS[target.sign]} {target.bound:g}", describe(target.metric).title
                 finite = math.isfinite(floor.needed)
                 needed = f"it would take about {floor.needed:,.0f} of them" if finite else "no number of rows would do"
@@ -302,7 +319,23 @@ class Answer:
         return lines
 
     def _limits(self) -> list[str]:
-        """What an interval does not cover."""
+        """Which rows are missing, what the claim allows for, and what an interval does not cover."""
+        return [*self._undisclosed(), *self._correction(), *self._uncovered()]
+
+    def _undisclosed(self) -> list[str]:
+        hidden = self.withheld.get("test")
+        return [f"Of {hidden:,} more test rows silos do not disclose enough."] if hidden else []
+
+    def _correction(self) -> list[str]:
+        if self.compared == 1:
+            return []
+        return [
+            f"Every seed has its own split, where one's validation rows are another's test rows: so that none of the "
+            f"{self.compared} settings that might meet the target passes by luck, test rows were held to "
+            f"{100 * self.level:.4g}\u00a0% each."
+        ]
+
+    def _uncovered(self) -> list[str]:
         names = [describe(finding.target.metric).title for finding in self.findings if not finding.row_noise]
         if not names or self.confidence == "mean" or self.seeds < MIN_SEEDS:
             return []
