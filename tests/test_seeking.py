@@ -203,12 +203,12 @@ def test_what_a_method_aims_at() -> None:
 @pytest.mark.parametrize(
     ("method", "targets", "words"),
     [
-        (methods.FedAvg(), ["demographic_parity_difference <= 0.1"], "These have one: fedavg+fair, fair-fate, fedfair"),
+        (methods.FedAvg(), ["demographic_parity_difference <= 0.1"], "These have one: fedavg+fair, fedfair"),
         (methods.KFFL(), ["accuracy >= 0.8"], "does not aim at accuracy"),
         (
             methods.KFFL(),
             ["equalized_odds_difference <= 0.1"],
-            "Methods that do: kffl+fair, fair-fate, fairfed, sffl",
+            "Methods that do: kffl+fair, fairfed, sffl",
         ),
         (methods.KFFL(), [], "is needed"),
     ],
@@ -370,3 +370,8 @@ def test_without_validation_rows_nothing_is_sought() -> None:
     bare = dataclasses.replace(whole, validation=whole.validation[:0])
     with pytest.raises(ConfigError, match="validation rows"):
         ef.seek(Shift(), bare, model=ef.models.Logistic(), target="demographic_parity_difference <= 0.1", rounds=1)
+
+
+def test_a_method_that_trains_on_the_rows_that_judge_is_not_sought() -> None:
+    with pytest.raises(ConfigError, match="trains on the validation rows"):
+        ef.seek(methods.FairFate(), evenly(), model=ef.models.Logistic(), target="demographic_parity_difference <= 0.1")

@@ -248,10 +248,11 @@ def aimed(method: Method, targets: Sequence[Target]) -> tuple[Method, Knob]:
 
 
 def _turned(method: Method) -> list[str]:
-    """The methods that have a knob: this one with its decisions adjusted, where that can be, and the registered."""
+    """The methods whose knob can be sought: this one with its decisions adjusted, where that can be, and registered
+    ones that do not train on the rows that judge."""
     names = list(REGISTRY.usable())
     adjusted = [f"{method.name}+fair"] if method.name in names and "binary" in method.label_kinds else []
-    return [*adjusted, *(name for name in names if make(name).knob)]
+    return [*adjusted, *(name for name in names if make(name).knob and not make(name).needs_validation)]
 
 
 def _knob(name: str) -> Knob:
@@ -316,6 +317,11 @@ class Seeking:
         self.aims = {name: value for name, value in self.method.hyper.items() if value != method.hyper[name]}
         """The hyper-parameters that were set so that the method aims at the targets."""
         need_validation(federations)
+        if self.method.needs_validation:
+            raise ConfigError(
+                f"{self.method.name} trains on the validation rows, on which settings are judged: its settings cannot "
+                "be sought. Choose among values of your own on other rows, or take another method."
+            )
         of_clients = [each.metric for each in self.targets if describe(each.metric).over_clients]
         if of_clients:
             raise ConfigError(

@@ -78,19 +78,20 @@ def test_from_a_file(invoke, tiny, place):
     config = {
         "run": {"rounds": 1, "seeds": 1, "target": [TARGET], "confidence": "mean", "name": "mine"},
         "data": {"name": tiny, "preset": "bare"},
-        "method": {"name": "fair-fate"},
+        "method": {"name": "kffl"},
         "seek": {"steps": 1, "at-once": 2},
     }
     (place / "seek.toml").write_text(tomli_w.dumps(config))
     outcome = invoke("run", "seek.toml", "--json", "--fail-if", "accuracy < 2")
     assert outcome.exit_code == 1  # the check of the chosen setting, and of it alone
     found = json.loads(outcome.stdout)
-    assert [each["lambda_max"] for each in found["tried"]] == [0, 1]
+    tried = [each["fairness_weight"] for each in found["tried"]]
+    assert len(tried) == 2
     assert len(found["failed_checks"]) == 1
     (run,) = Store().entries()
     assert run.name == "mine 1"
     settings = Store().find(run.id).settings()
-    assert settings["sweep"] == {"lambda-max": [0, 1]}
+    assert settings["sweep"] == {"fairness-weight": tried}
     assert "seek" not in settings  # it is a sweep like any other
 
 
@@ -98,7 +99,7 @@ def test_from_a_file(invoke, tiny, place):
     ("options", "words"),
     [
         (("--method", "kffl"), "Give --over NAME=V1,V2,..., or a --target"),
-        (("--method", "fedavg", "--target", TARGET), "These have one: fedavg+fair, fair-fate"),
+        (("--method", "fedavg", "--target", TARGET), "These have one: fedavg+fair, fedfair"),
         (("--method", "kffl", "--target", "accuracy >= 0.5"), "--target: fairness_weight of kffl does not aim at"),
         (("--method", "kffl", "--target", TARGET, "--steps", "0"), "--steps"),
         (("--method", "kffl", "--target", TARGET, "--validation", "0"), "validation rows"),
