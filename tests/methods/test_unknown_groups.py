@@ -39,9 +39,10 @@ STATISTICS: dict[Method, set[str]] = {
 """What replies say of groups. The other fields are of all rows."""
 
 
-def phases_of(method: Method) -> Iterator[Phase]:
-    for stage in (method.setup, method.round, method.final):
-        yield from (phase for phase in stage if not isinstance(phase.client, LocalTraining))
+def phases_of(method: Method, task: Task) -> Iterator[Phase]:
+    for phase in (*method.setup, *method.round, *method.final):
+        if phase.repeat(task) and not isinstance(phase.client, LocalTraining):
+            yield phase
 
 
 def data_of(task: Task, x: np.ndarray, y: np.ndarray, s: np.ndarray) -> Data:
@@ -65,7 +66,7 @@ def test_replies_say_of_groups_what_the_known_rows_say(method: Method) -> None:
     server = method.init(task, theta)
     states = dict.fromkeys(whole, method.init_client(task, theta))
     looked_at = set()
-    for phase in phases_of(method):
+    for phase in phases_of(method, task):
         drawn = {
             name: torch.tensor(draw.make(np.random.default_rng(1), task)).double() for name, draw in phase.draws.items()
         }

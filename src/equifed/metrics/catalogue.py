@@ -90,6 +90,15 @@ class Evaluation:
         return total
 
     @cached_property
+    def whole_loss(self) -> np.ndarray:
+        """The summed loss of all rows [...]: without what is withheld, but undefined where a model has diverged."""
+        loss = self.loss.sum(-1)
+        if self._add is np.nansum:
+            loss = np.where(np.isnan(self.group_rows), 0.0, loss)
+        total: np.ndarray = loss.sum(-1) + self.unknown_loss.sum(-1)
+        return total
+
+    @cached_property
     def chosen(self) -> np.ndarray:
         """Counts [..., G, C, C] as if all labels were 0: for what follows from predictions alone."""
         counts = np.zeros(self.counts.shape)
@@ -224,7 +233,8 @@ class Metric:
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Metric:
         """A metric that can be shown but not computed; numbers may have been text in a file."""
-        return cls(**{**facts, "range": tuple(map(float, facts["range"]))})
+        plain: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
+        return cls(**plain | {"range": tuple(map(float, facts["range"]))})
 
     def cost(self, values: Any) -> Any:
         """The values turned so that less is better: a gap by its size, a ratio by its distance from 1."""
@@ -269,7 +279,7 @@ _ENTRIES = (
            overall=lambda e: np.sqrt(e["loss"])),
     Metric("loss", "Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE, clients="each",
            by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
-           overall=lambda e: divide(e.over_groups(e.loss.sum(-1)) + e.unknown_loss.sum(-1), e.everyone.sum((-2, -1)))),
+           overall=lambda e: divide(e.whole_loss, e.everyone.sum((-2, -1)))),
     _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive (more than two "
          "classes: predicted as any one of them); 0 is fair.",
          short="DP diff.", needs=("groups",), shown="headline", clients="range", compares=("selection_rate",)),
