@@ -5,7 +5,8 @@ Choosing is done on validation rows alone. A candidate meets a target there if t
 chosen. The test rows only confirm: the target is met with confidence if the conservative end meets it there too.
 Nothing is chosen on them. Yet where every seed splits the data anew, one seed's validation rows are another's test
 rows, and luck in the choice shows there again: the claim is then made for all settings at once that luck might have
-chosen (Bonferroni). Several targets need no correction: all of them must be met, each with the confidence asked for.
+chosen (Bonferroni), and one that validation rows show at that level is preferred. Several targets need no correction:
+all of them must be met, each with the confidence asked for.
 """
 
 from __future__ import annotations
@@ -225,8 +226,19 @@ class _Answering:
             return Answer("not chosen", self.targets, self.confidence, reason=reason, left_out=left_out)
         best = min(able, key=self._cost)
         met = [each for each in able if each.met]
+        # one that the stricter level of the test rows leaves in, where there is one
+        met = [each for each in met if self._sure(each, able, split)] or met
         chosen = min(met, key=self._cost) if met else min(able, key=lambda each: (each.excess, self._cost(each)))
         return self._confirmed(chosen, best, able, left_out)
+
+    def _sure(self, judged: Judged, able: Sequence[Judged], split: Split) -> bool:
+        """Whether it meets the targets at the level to which the test rows will hold it, too."""
+        compared = self._compared(judged, able)
+        return compared == 1 or self.judged(judged.candidate, split, self._level(compared)).met
+
+    def _level(self, compared: int) -> float:
+        """The confidence of each of so many claims that are all to hold with the one asked for."""
+        return 1 - (1 - level_of(self.confidence)) / compared
 
     def _unable(self, candidate: Candidate, judged: Judged | None) -> str:
         """Why it cannot be chosen from several; "" where it can."""
@@ -301,7 +313,7 @@ class _Answering:
         candidate, info = chosen.candidate, self.results[chosen.candidate.result].info
         alone = len(able) + len(left_out) == 1
         compared = self._compared(chosen, able)
-        level = 1 - (1 - level_of(self.confidence)) / compared
+        level = self._level(compared)
         tested = self.judged(candidate, "test", level) if self.final(candidate, "test") is not None else None
         split: Split = "validation" if tested is None else "test"
         met = chosen.met and tested is not None and tested.met and not tested.degenerate
