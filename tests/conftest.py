@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 import equifed as ef
 from equifed.data import get_dataset
 from equifed.data.download import fetch_files
+from equifed.metrics import evidence
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "EQUIFED_DATA" not in os.environ and BESIDE.is_dir():
@@ -25,6 +26,9 @@ if "EQUIFED_DATA" not in os.environ and BESIDE.is_dir():
 # The same examples in every run, however busy the machine: a failure is a failure of the change at hand.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+# Intervals that are only shown need no fine quantiles; the tests of the intervals themselves take what users get.
+evidence.TABLES = 800
 
 HEARING = """import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -89,6 +89,7 @@ def test_matching_groups() -> None:
     assert e2fl.matched_accuracy(np.array([-1, -1, -1]), np.array([0, 0, 1])) == 0
 
 
+@pytest.mark.full
 def test_table1_gives_both_scores_of_e2fl() -> None:
     part, _ = show.table1(Request(methods=["E2FL"], seeds=1, rounds=1), silent)
     (ours, gm), (result,) = part.rows, part.results

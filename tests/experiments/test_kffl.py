@@ -74,6 +74,7 @@ def test_rows_are_named_as_in_the_paper_or_in_the_registry() -> None:
         kffl.chosen(rows, ["kfl"])
 
 
+@pytest.mark.full
 def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:
     needs("german")
     done = run(

@@ -253,6 +253,7 @@ def test_fedfair_finds_the_constrained_optimum(federation: Federation) -> None:
     assert "ore rounds" not in near
 
 
+@pytest.mark.full
 def test_lco_finds_its_constrained_optimum(federation: Federation) -> None:
     """Every client's own constraint, against SciPy's trust-constr."""
     epsilon = 0.12

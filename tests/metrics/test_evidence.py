@@ -39,6 +39,11 @@ def rate_error(counts: np.ndarray) -> float:
     return math.sqrt((rate * (1 - rate) / rows).sum())
 
 
+@pytest.fixture(autouse=True)
+def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "TABLES", 4000)
+
+
 TWO = np.array([[[3000, 1000], [1000, 1400]], [[2600, 600], [700, 900]]])
 
 

@@ -195,6 +195,7 @@ def test_it_prints(window, page):
     quiet(window, page)
 
 
+@pytest.mark.full
 def test_hostile_names_are_only_names(window, tmp_path):
     """All of them at once, as methods, clients, groups, columns, fields, runs, settings and titles; some alone."""
     results = [hostile_result(text) for text in HOSTILE]
