@@ -169,7 +169,7 @@ def test_a_verdict_on_one_of_two_numbers(trouble: ef.Result) -> None:
         "95\u00a0% intervals by rows). Its accuracy is not known: "
     )
     assert without("demographic_parity_difference").startswith(
-        "fedavg-gr reached accuracy 0.744 [0.702, 0.783] after round 7 (one seed, in brackets 95\u00a0% "
+        "fedavg-gr reached accuracy 0.744 [0.703, 0.782] after round 7 (one seed, in brackets 95\u00a0% "
         "intervals by rows). Its demographic parity difference is not known: "
     )
 
