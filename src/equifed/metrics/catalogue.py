@@ -60,7 +60,7 @@ class Evaluation:
         """Counts are nan where they are withheld. client_groups: the known group of each client [K], where the last of
         the leading axes is the clients. disclosed: what is said of all rows is said of those that are disclosed, not
         withheld with them."""
-        self._add = np.nansum if disclosed else np.sum
+        self._disclosed = disclosed
         self.counts, self.loss, self.ks, self.mean, self.predicted, self.calibration, *unknown = scored
         self.unknown, self.unknown_loss, self.unknown_calibration = unknown
         self.client_groups = client_groups
@@ -86,16 +86,14 @@ class Evaluation:
 
     def over_groups(self, values: np.ndarray, axis: int = -1) -> np.ndarray:
         """Sums over the axis of groups."""
-        total: np.ndarray = self._add(values, axis)
+        total: np.ndarray = (np.nansum if self._disclosed else np.sum)(values, axis)
         return total
 
     @cached_property
     def whole_loss(self) -> np.ndarray:
         """The summed loss of all rows [...]: without what is withheld, but undefined where a model has diverged."""
-        loss = self.loss.sum(-1)
-        if self._add is np.nansum:
-            loss = np.where(np.isnan(self.group_rows), 0.0, loss)
-        total: np.ndarray = loss.sum(-1) + self.unknown_loss.sum(-1)
+        hidden = np.isnan(self.group_rows)[..., None] & self._disclosed
+        total: np.ndarray = np.where(hidden, 0.0, self.loss).sum((-2, -1)) + self.unknown_loss.sum(-1)
         return total
 
     @cached_property

@@ -77,20 +77,21 @@ def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
 
-def mean_interval(values: Any) -> tuple[float, float] | None:
-    """95 % t-interval of the mean over seeds; None with fewer than three defined values, or infinite ones."""
+def mean_interval(values: Any, level: float = LEVEL) -> tuple[float, float] | None:
+    """t-interval, 95 % or 1 - level, of the mean over seeds; None with fewer than three defined values, or infinite
+    ones."""
     defined = _defined(values)
     if len(defined) < MIN_SEEDS or not np.isfinite(defined).all():
         return None
-    centre, half = _student(defined)
+    centre, half = _student(defined, level)
     return centre - half, centre + half
 
 
-def _student(values: np.ndarray) -> tuple[float, float]:
+def _student(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
     """Mean, and half the width of its interval."""
     from scipy.stats import t
 
-    quantile = float(t.ppf(1 - LEVEL / 2, len(values) - 1))
+    quantile = float(t.ppf(1 - level / 2, len(values) - 1))
     return float(values.mean()), quantile * float(values.std(ddof=1)) / np.sqrt(len(values))
 
 
