@@ -17,6 +17,7 @@ from equifed.cli.tables import frame_table
 from equifed.config import Config, RunSection, job_of, load_federations
 from equifed.metrics.catalogue import describe
 from equifed.results import Result
+from equifed.results.candidates import having
 from equifed.seeking import Seeking, Sought
 from equifed.simulation import Simulation
 from equifed.simulator import Job
@@ -92,14 +93,8 @@ def _failures(sought: Sought, checks: Sequence[AnyCheck]) -> list[str]:
     if chosen is None:
         return [f"nothing could be chosen, so nothing is known of {check.text}" for check in checks]
     result = sought.results[chosen.result]
-    one = replace(result, metrics=_only(result.metrics, chosen.setting), log=_only(result.log, chosen.setting))
+    one = replace(result, metrics=having(result.metrics, chosen.setting), log=having(result.log, chosen.setting))
     return failures(checks, [one], sought.answer)
-
-
-def _only(frame: pd.DataFrame, setting: dict[str, float]) -> pd.DataFrame:
-    for name, value in setting.items():
-        frame = frame[frame[name] == value]
-    return frame
 
 
 def _shown(sought: Sought) -> pd.DataFrame:

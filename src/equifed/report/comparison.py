@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from equifed.metrics.seeds import Moments, Paired, corrected, mean_interval, mom
 from equifed.report.groups import SMALL_GROUP, Gap, Pair, fewest_rows, gaps_by_attribute, marginals, worst_pair
 from equifed.report.silos import Silos, as_disclosed
 from equifed.results.answer import answer_if_asked
-from equifed.results.candidates import data_of, is_pooled, needs_validation, settings_text, unique_labels
+from equifed.results.candidates import data_of, having, is_pooled, needs_validation, settings_text, unique_labels
+from equifed.results.counts import of_kind, setting_tables
 from equifed.settings import MARGIN
 
 if TYPE_CHECKING:
@@ -62,9 +64,9 @@ class Variant:
     """What the method logs about itself: seed, round, metric (its name after `LOG`), value."""
     attributes: tuple[str, ...]
     """The sensitive columns, where they are known."""
-    counts: Mapping[tuple[bool, ...], np.ndarray | None]
+    counts: Mapping[tuple[bool, ...], np.ndarray]
     """Rows [S, G, C, C] by seed, group, label and prediction, last round, of each kind that `evidence.tables_for` tells
-    apart. None for a regression."""
+    apart. Empty for a regression."""
     shared_rows: float
     """The share of its test rows that a seed has in common with another one."""
     models: int
@@ -104,8 +106,7 @@ class Variant:
     @cached_property
     def _evidence(self) -> dict[tuple[bool, ...], Evidence]:
         """What its counts of each kind show."""
-        known = {kind: counts for kind, counts in self.counts.items() if counts is not None}
-        return {kind: Evidence(counts, shared_rows=self.shared_rows) for kind, counts in known.items()}
+        return {kind: Evidence(counts, shared_rows=self.shared_rows) for kind, counts in self.counts.items()}
 
     def shows(self, metric: str) -> Evidence | None:
         """What its counts show about the metric; None where they do not give its value: it does not follow from counts,
@@ -150,8 +151,8 @@ class Variant:
         return worst_pair(self.groups, disparity, self.models)
 
     def tables(self, metric: str) -> np.ndarray | None:
-        """The counts [S, G, C, C] that the metric follows from."""
-        return self.counts[_kind(metric)]
+        """The counts [S, G, C, C] that the metric follows from; None for a regression."""
+        return self.counts.get(_kind(metric))
 
     def gaps(self, disparity: str) -> list[Gap]:
         """The disparity by sensitive column, and between their intersections; empty for two groups, whose gap is the
@@ -369,14 +370,9 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
     ended = ended.assign(kind=scope[0], name=scope[2])
     silos = Silos.of(result)
     keys = ["method", *result.swept]
-    tables = {
-        (labels, unknown): result.count_tables(split, labels=labels, unknown=unknown)
-        for labels in (True, False)
-        for unknown in (True, False)
-    }
     for key, rows in overall.groupby(keys, observed=True, sort=False, dropna=False):
         values = dict(zip(keys, key, strict=True))
-        mine = ended[_alike(ended, values)]
+        mine = having(ended, values)
         groups, clients = (
             mine.loc[mine["kind"] == kind, ["seed", "name", "metric", "value"]] for kind in ("group", "client")
         )
@@ -385,7 +381,7 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
             index="seed", columns="metric", values="value", dropna=False, sort=False
         )
         observed = _observed(result, values)
-        calibration, local_gaps = (kept[_alike(kept, values)] for kept in (result.calibration, result.local_gaps))
+        calibration, local_gaps = (having(kept, values) for kept in (result.calibration, result.local_gaps))
         method = str(values.pop("method"))
         yield Variant(
             label=method + settings_text(values),
@@ -403,7 +399,7 @@ def _variants_of(i: int, result: Result, split: str | None) -> Iterator[Variant]
             local_gaps=local_gaps,
             observed=observed,
             attributes=() if result.schema is None else tuple(rule.column for rule in result.schema.sensitive),
-            counts={kind: _counts(by_run, tuple(values.values())) for kind, by_run in tables.items()},
+            counts=_counts(result, values, split),
             shared_rows=float(info.get("shared_rows", {}).get(split, 1.0)),
             models=_models(groups, info),
             data=data_of(info),
@@ -421,10 +417,11 @@ def _kind(metric: str) -> tuple[bool, ...]:
     return (*tables_for(metric).values(),)
 
 
-def _counts(tables: Mapping[Any, np.ndarray], swept: tuple[Any, ...]) -> np.ndarray | None:
-    """The counts of all seeds of one setting [S, G, C, C]."""
-    own = [table for key, table in tables.items() if not swept or tuple(key[:-1]) == swept]
-    return np.stack(own) if own else None
+def _counts(result: Result, setting: dict[str, Any], split: str) -> dict[tuple[bool, ...], np.ndarray]:
+    tables = setting_tables(result, setting, split)
+    if tables is None:
+        return {}
+    return {kind: of_kind(tables, result.info, *kind) for kind in product((True, False), repeat=2)}
 
 
 def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
@@ -434,16 +431,7 @@ def _models(groups: pd.DataFrame, info: dict[str, Any]) -> int:
 
 
 def _observed(result: Result, values: dict[str, Any]) -> pd.DataFrame:
-    log = result.log[_alike(result.log, values)]
+    log = having(result.log, values)
     names = [name for name in log.columns if name not in (*_ROUND, *result.swept)]
     long = log.melt(["seed", "round"], names, "metric", "value").astype({"metric": str, "value": float})
     return long.assign(metric=LOG + long["metric"])
-
-
-def _alike(frame: pd.DataFrame, values: dict[str, Any]) -> np.ndarray:
-    """Rows that have these values."""
-    keep = np.ones(len(frame), dtype=bool)
-    for name, value in values.items():
-        column = frame[name]
-        keep &= (column.isna() if pd.isna(value) else column == value).to_numpy(dtype=bool)
-    return keep

@@ -22,17 +22,15 @@ from equifed.errors import ConfigError
 from equifed.metrics import catalogue, evidence
 from equifed.metrics.catalogue import describe
 from equifed.metrics.evidence import Estimate
-from equifed.metrics.seeds import MIN_SEEDS, moments, paired
-from equifed.results.candidates import DATA, Candidate, candidates_of, data_of, differing_names, is_pooled
+from equifed.metrics.seeds import mean_interval, moments, paired
+from equifed.results.candidates import DATA, Candidate, candidates_of, data_of, differing_names, having, is_pooled
 from equifed.results.candidates import needs_validation as learns_from_validation
+from equifed.results.counts import SPLITS, of_kind, setting_tables
 from equifed.results.outcome import Answer, Confidence, Finding, Floor, Split, Status, level_of, listed
 from equifed.target import Target, check_confidence, parse_targets
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
-
-
-SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +124,7 @@ class _Answering:
         )
         self.quality = catalogue.main_pair(measured)[0]
         self._final: dict[tuple[int, str], Any] = {}
-        self._tables: dict[tuple[Any, ...], dict[Any, np.ndarray]] = {}
+        self._tables: dict[tuple[str, str], np.ndarray | None] = {}
 
     # -- numbers of one candidate --------------------------------------------------------------------------------------
 
@@ -140,9 +138,7 @@ class _Answering:
         frame = self._final[key]
         if frame is None:
             return None
-        for name, value in candidate.setting.items():
-            frame = frame[frame[name] == value]
-        return frame.set_index("seed")
+        return having(frame, candidate.setting).set_index("seed")
 
     def values(self, candidate: Candidate, split: Split, metric: str) -> Any:
         """By seed; nan where it is not measured."""
@@ -158,13 +154,11 @@ class _Answering:
         what does not follow from counts."""
         if not evidence.from_counts(metric):
             return None
-        result, which = self.results[candidate.result], evidence.tables_for(metric)
-        key = candidate.result, split, *which.values()
+        result, key = self.results[candidate.result], (candidate.label, split)
         if key not in self._tables:
-            self._tables[key] = result.count_tables(split, **which)
-        setting, tables = (*candidate.setting.values(),), self._tables[key]
-        own = [table for run, table in tables.items() if not result.swept or run[:-1] == setting]
-        return np.stack(own) if own else None
+            self._tables[key] = setting_tables(result, candidate.setting, split)
+        tables = self._tables[key]
+        return None if tables is None else of_kind(tables, result.info, **evidence.tables_for(metric))
 
     def estimate(self, candidate: Candidate, split: Split, metric: str, level: float) -> Estimate:
         """With row and seed noise where the metric follows from counts, else with seed noise; nan where it is undefined
@@ -397,8 +391,7 @@ class _Answering:
         if self.confidence == "mean" or not describe(target.metric).disparity:
             return None
         floors = []
-        splits: tuple[Split, ...] = ("test",) if alone else ("validation", "test")
-        for split in splits:
+        for split in ("test",) if alone else SPLITS:
             counts = self.counts(candidate, split, target.metric)
             if counts is None:
                 continue
@@ -410,7 +403,7 @@ class _Answering:
             needed = known.rows_needed(target.metric, target.bound)
             if needed > rows:
                 floors.append(Floor(split, rows, value, not target.met(value), needed))
-        return max(floors, key=lambda floor: floor.needed / max(floor.rows, 1), default=None)
+        return min(floors, key=lambda floor: (floor.rows / floor.needed, floor.rows), default=None)
 
     def _rows(self, candidate: Candidate, split: Split) -> int:
         """That the targets rest on, of one seed."""
@@ -428,14 +421,12 @@ class _Answering:
 
 def _over_seeds(values: np.ndarray, confidence: float) -> Estimate:
     """t-intervals of the mean over seeds; without ends for too few of them."""
-    from scipy.stats import t
-
-    mean = float(values.mean())
-    if len(values) < MIN_SEEDS:
-        return Estimate(mean, *[math.nan] * 4)
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    one, two = (float(t.ppf(p, len(values) - 1)) * error for p in (confidence, (1 + confidence) / 2))
-    return Estimate(mean, mean - two, mean + two, mean - one, mean + one)
+    unknown, error = (math.nan, math.nan), 1 - confidence
+    # a one-sided end is that of a two-sided interval with twice the error
+    low, high, lower_end, upper_end = (
+        end for level in (error, 2 * error) for end in mean_interval(values, level) or unknown
+    )
+    return Estimate(float(values.mean()), low, high, lower_end, upper_end)
 
 
 def _scale(target: Target) -> float:

@@ -12,6 +12,8 @@ import numpy as np
 from equifed.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from equifed.results.result import Result
 
 DATA = {
@@ -66,22 +68,32 @@ def candidates_of(results: Sequence[Result]) -> list[Candidate]:
 
 def is_pooled(method: str) -> bool:
     """Whether it trains on all clients' rows in one place, which a federation cannot."""
-    from equifed.methods import make
-
-    try:
-        return make(method).pooled
-    except ConfigError:  # a result of somebody's own method
-        return False
+    return _known(method, "pooled")
 
 
 def needs_validation(method: str) -> bool:
     """Whether it trains with the server's validation rows."""
+    return _known(method, "needs_validation")
+
+
+def _known(method: str, attribute: str) -> bool:
+    """What the method of this name is; False for a result of somebody's own method."""
     from equifed.methods import make
 
     try:
-        return make(method).needs_validation
-    except ConfigError:  # a result of somebody's own method
+        return bool(getattr(make(method), attribute))
+    except ConfigError:
         return False
+
+
+def having(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows with these values in these columns; a missing value is one, too."""
+    import pandas as pd
+
+    for name, value in values.items():
+        column = frame[name]
+        frame = frame[column.isna() if pd.isna(value) else column == value]
+    return frame
 
 
 def data_of(info: Mapping[str, Any]) -> str:

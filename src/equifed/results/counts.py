@@ -3,7 +3,7 @@ prediction, histograms of scores, and the clients' own gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +13,17 @@ from equifed.metrics.catalogue import Evaluation, describe
 from equifed.metrics.local import SIGNED, gap_interval
 from equifed.metrics.scored import Scored
 from equifed.partition.base import UNKNOWN
+from equifed.results.candidates import having
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.federation import Federation
+    from equifed.results.outcome import Split
+    from equifed.results.result import Result
     from equifed.simulator import Job
 
-SPLITS = ("test", "validation")
+SPLITS: tuple[Split, ...] = ("test", "validation")
 """The sets of rows on which the clients are measured together."""
 COLUMNS = ("split", "group", "label", "predicted", "rows")
 BINNED = ("split", "group", "bin", "rows", "positives", "score_sum")
@@ -133,24 +136,34 @@ def _contents(fed: Federation, split: str) -> list[bytes]:
     return [row.tobytes() for row in np.hstack([part.astype(np.float64) for part in parts])]
 
 
-def count_tables(
-    frame: pd.DataFrame, info: dict[str, Any], split: str, labels: bool, unknown: bool
-) -> dict[Any, np.ndarray]:
-    """See `Result.count_tables`."""
+def whole_tables(frame: pd.DataFrame, info: Mapping[str, Any], split: str) -> dict[tuple[Any, ...], np.ndarray]:
+    """All that counts say about a split, by (swept values..., seed): [group, label, prediction], with one more group
+    for rows of unknown group, where there are any, and one more label for rows whose label is withheld."""
     import pandas as pd
 
     groups, classes, swept = list(info["groups"]), info["classes"], info.get("swept", [])
-    if unknown and frame["group"].isna().any():
+    if frame["group"].isna().any():
         groups.append(None)
     cells = pd.MultiIndex.from_product([groups, [*classes, None], classes])
     tables = {}
     for key, block in frame[frame["split"] == split].groupby([*swept, "seed"], sort=False, dropna=False):
         rows = block.set_index(list(COLUMNS[1:4]))["rows"].reindex(cells, fill_value=0.0).to_numpy()
-        table = rows.reshape(len(groups), len(classes) + 1, len(classes))
-        counts, unlabelled = table[:, :-1], table[:, -1]
-        if not labels:
-            predicted = np.nan_to_num(counts).sum(-2) + unlabelled
-            counts = np.zeros_like(counts)
-            counts[:, 0] = predicted
-        tables[key if swept else key[0]] = counts
+        tables[key] = rows.reshape(len(groups), len(classes) + 1, len(classes))
     return tables
+
+
+def of_kind(tables: np.ndarray, info: Mapping[str, Any], labels: bool, unknown: bool) -> np.ndarray:
+    """What a metric takes of whole tables [..., group, label, prediction]: see `Result.count_tables`."""
+    shown = tables if unknown else tables[..., : len(info["groups"]), :, :]
+    counts, unlabelled = shown[..., :-1, :], shown[..., -1, :]
+    if labels:
+        return counts
+    predicted = np.zeros_like(counts)
+    predicted[..., 0, :] = np.nan_to_num(counts).sum(-2) + unlabelled
+    return predicted
+
+
+def setting_tables(result: Result, setting: Mapping[str, Any], split: str) -> np.ndarray | None:
+    """The whole tables of all seeds of one setting [S, ...]; None for a regression, and where nothing was measured."""
+    own = whole_tables(having(result.counts, setting), result.info, split)
+    return np.stack([*own.values()]) if own else None

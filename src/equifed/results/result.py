@@ -14,7 +14,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments_wide
 from equifed.notes import Note
 from equifed.results import tradeoff
-from equifed.results.counts import count_tables
+from equifed.results.counts import of_kind, whole_tables
 from equifed.results.predict import Adapted, FinalState
 from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
@@ -158,7 +158,10 @@ class Result:
         the last, for metrics that are about all rows (accuracy). `metrics.evidence.tables_for` says which of these a
         metric takes. Empty for a regression, and for a split that was not measured.
         """
-        return count_tables(self.counts, self.info, split, labels, unknown)
+        tables = whole_tables(self.counts, self.info, split)
+        return {
+            key if self.swept else key[0]: of_kind(table, self.info, labels, unknown) for key, table in tables.items()
+        }
 
     def pareto(
         self, quality: str = "accuracy", disparity: str = "demographic_parity_difference", split: str = "test"
