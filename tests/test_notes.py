@@ -60,6 +60,8 @@ def test_words():
         "The constraint is not met at the end of 2 of 6 runs (first: seed 3, epsilon 0.1), by 0.25 there; see `log`. "
         "More rounds may help."
     )
+    own = Note("constraint-missed", {**RUNS, "remedy": "slack"})  # of somebody's own method
+    assert str(own).endswith("Another slack may help.")
     assert said["groups-merged"] == (
         "Groups with fewer than 50 of all rows are one group, 'other (merged)': f & a (12 rows), m & a (1 rows)."
     )

@@ -140,7 +140,8 @@ def _constraint_missed(
     labels = (
         ' It holds for the labels that the scores expect; calibration = "isotonic" makes it hold for the actual ones.'
     )
-    advice = {"rounds": " More rounds may help.", "dual_decay": _DECAY, "calibration": labels, "": ""}[remedy]
+    known = {"rounds": " More rounds may help.", "dual_decay": _DECAY, "calibration": labels, "": ""}
+    advice = known.get(remedy, f" Another {remedy} may help.")
     return f"The constraint is not met at the end of {_runs(runs, of, seed, hyper)}{by}; see `log`.{advice}"
 
 

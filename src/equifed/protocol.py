@@ -328,6 +328,9 @@ class Method:
     """Server fields that `predict` uses: what a client needs to apply the model itself."""
     adjusts: ClassVar[bool] = False
     """`adjust` changes predictions, and needs the rows' groups for it."""
+    keeps_gap: ClassVar[Literal["", "global", "local"]] = ""
+    """Where it fits the groups' decisions to a stated gap, if it does: on the training rows of all clients together, or
+    of each client. A result notes groups with few such rows."""
     pooled: ClassVar[bool] = False
     """No federated method but a reference: it trains on the rows of all clients in one place."""
     sweepable: ClassVar[bool] = True
@@ -410,6 +413,11 @@ class Method:
         """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends
         with 0 has not met its constraint, and its result says so; `excess`: how far it lies beyond its bound."""
         return {}
+
+    def remedy(self, converged: bool) -> str:
+        """What may help where a run ends beyond its constraint: "rounds", a hyper-parameter, or "" for nothing known.
+        converged: the run has stopped by itself, so that more rounds would change nothing."""
+        return "" if converged else "rounds"
 
     def converged(self, server: Any) -> Tensor:
         """Whether the run may stop, as a boolean tensor: looked at after every round; True is final."""

@@ -80,6 +80,9 @@ def test_what_a_wrapper_does_not_change_is_that_of_the_method_inside(uneven: Fed
         inside, outside = kind(), ServerRate(kind())
         for name in ("label_kinds", "needs_validation", "personal", "predicts_with", "adjusts", "pooled", "sweepable"):
             assert getattr(outside, name) == getattr(inside, name), name
+        assert [outside.remedy(converged) for converged in (False, True)] == [
+            inside.remedy(converged) for converged in (False, True)
+        ]
         assert outside.num_models == inside.num_models
         assert [phase.up for phase in outside.round] == [phase.up for phase in inside.round]
     mixture = ef.postprocess.EqualizedOdds(ef.methods.FedEM(components=2), fit="global")

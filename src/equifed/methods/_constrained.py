@@ -95,6 +95,9 @@ class Constrained(Method):
                 key="groups",
             )
 
+    def remedy(self, converged: bool) -> str:
+        return "dual_decay" if converged else "rounds"
+
     def gap_weights(self, data: Data) -> tuple[Tensor, Tensor]:
         """Row weights [P, n] whose product with the losses is D_i, and whether the client holds both cells [P]."""
         rows = data.where(data.y == self.protected_class)

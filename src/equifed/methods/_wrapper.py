@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class Wrapper(Method):
     personal: ClassVar[bool] = derived(attrgetter("inner.personal"))
     predicts_with: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.predicts_with"))
     adjusts: ClassVar[bool] = derived(attrgetter("inner.adjusts"))
+    keeps_gap: ClassVar[Literal["", "global", "local"]] = derived(attrgetter("inner.keeps_gap"))
     pooled: ClassVar[bool] = derived(attrgetter("inner.pooled"))
     sweepable: ClassVar[bool] = derived(attrgetter("inner.sweepable"))
 
@@ -149,6 +150,9 @@ class Wrapper(Method):
 
     def observe(self, server: Around) -> dict[str, Tensor]:
         return self.inner.observe(server.inner)
+
+    def remedy(self, converged: bool) -> str:
+        return self.inner.remedy(converged)
 
     def converged(self, server: Around) -> Tensor:
         return self.inner.converged(server.inner)

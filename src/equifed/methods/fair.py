@@ -20,7 +20,7 @@ makes the next weights from the multipliers of the best mixture of all rules so 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -69,6 +69,9 @@ class Fair(PostProcessing):
     personal: ClassVar[bool] = derived(lambda self: self.level != "global" or self.inner.personal)
     predicts_with: ClassVar[tuple[str, ...]] = derived(
         lambda self: (*self.inner.predicts_with, *(("rule",) if self.level == "global" else ()))
+    )
+    keeps_gap: ClassVar[Literal["", "global", "local"]] = derived(
+        lambda self: "global" if self.level == "global" else "local"
     )
     knob: ClassVar[Knob | None] = derived(lambda self: None if self.level == "local" else KNOB)
 
@@ -299,6 +302,9 @@ class Fair(PostProcessing):
     def observe(self, server: Around) -> dict[str, Tensor]:
         seen = server.own.get("observed", {})
         return super().observe(server) | {name: torch.where(v == UNFITTED, torch.nan, v) for name, v in seen.items()}
+
+    def remedy(self, converged: bool) -> str:
+        return "calibration" if self.calibration == "none" else super().remedy(converged)
 
 
 SEARCH = ("known", "asks", "bound", "allowance")

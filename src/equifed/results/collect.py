@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed import tree
-from equifed.methods.fair import Fair
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
@@ -123,17 +122,17 @@ def _groups(fed: Federation) -> list[Note]:
 def _few_fitted(job: Job) -> list[Note]:
     """Groups, and where every client has a gap of its own, groups of clients, that decisions are fitted on few rows
     of: of each group the fewest."""
-    levels = [part.level for part in job.method.parts if isinstance(part, Fair)]
-    if not levels:
+    where = job.method.keeps_gap
+    if not where:
         return []
     cells = job.runs[0].given.cells().sum(2)
-    rows = cells.sum(0, keepdims=True) if levels[-1] == "global" else cells
+    rows = cells.sum(0, keepdims=True) if where == "global" else cells
     few = (rows > 0) & (rows < FEW_ROWS)
     if not few.any():
         return []
     fewest = np.where(few, rows, FEW_ROWS).min(0)
     groups = {name: int(least) for name, least in zip(job.federation.groups, fewest, strict=True) if least < FEW_ROWS}
-    clients = 0 if levels[-1] == "global" else int(few.any(1).sum())
+    clients = 0 if where == "global" else int(few.any(1).sum())
     facts = {"method": job.method.name, "few": FEW_ROWS, "groups": groups, "clients": clients}
     return [Note("few-fitted", facts)]
 
@@ -206,14 +205,12 @@ def _endings(job: Job, logs: list[RoundLog]) -> list[Note]:
     if stopped:
         at = {"first": min(stopped), "last": max(stopped), "rounds": job.rounds}
         notes.append(Note("stopped-early", {"runs": len(stopped), "of": len(job.runs), **at}))
-    decay = "dual_decay" if hasattr(job.method, "dual_decay") else ""
     if missed:
-        remedy = decay if all(final[run].stopped for run in missed) else "rounds"
-        if any(isinstance(part, Fair) and part.calibration == "none" for part in job.method.parts):
-            remedy = "calibration"
+        remedy = job.method.remedy(converged=all(final[run].stopped for run in missed))
         notes.append(Note("constraint-missed", _first(job, final, missed) | {"remedy": remedy}))
     if near:
-        notes.append(Note("constraint-nearly-met", _first(job, final, near) | {"remedy": decay}))
+        remedy = job.method.remedy(converged=True)
+        notes.append(Note("constraint-nearly-met", _first(job, final, near) | {"remedy": remedy}))
     return notes
 
 
