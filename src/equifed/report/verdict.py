@@ -12,6 +12,7 @@ import pandas as pd
 
 from equifed.metrics.catalogue import describe
 from equifed.metrics.disparities import BY_CLASS
+from equifed.metrics.fronts import dominated
 from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, ROUNDING, paired, seeds_needed
 from equifed.report import wording
@@ -163,8 +164,12 @@ def choose(comparison: Comparison) -> Choice | None:
 
 def _allowed(comparison: Comparison, best: Variant) -> float:
     """The margin in units of the quality: of a share as it is, otherwise relative to the best mean."""
-    whole = 1.0 if _is_share(comparison.quality) else abs(best.over_seeds(comparison.quality).mean)
-    return comparison.margin * whole
+    return comparison.margin * _whole(comparison, best)
+
+
+def _whole(comparison: Comparison, best: Variant) -> float:
+    """What the margin is a share of."""
+    return 1.0 if _is_share(comparison.quality) else abs(best.over_seeds(comparison.quality).mean)
 
 
 def _is_share(metric: str) -> bool:
@@ -193,25 +198,23 @@ def _contradiction(comparison: Comparison, choice: Choice) -> str:
     if comparison.disparity is None:
         return ""
     if pick is not best and not pick.cost(comparison.disparity) < best.cost(comparison.disparity):
-        ours, theirs = (wording.number(each.over_seeds(comparison.disparity).mean) for each in (pick, best))
-        return (
-            f"on them its {_title(comparison.disparity)} is no better than that of {wording.plain(best.label)}, "
-            f"{ours} against {theirs}"
-        )
+        gap, means = describe(comparison.disparity).title, _means(comparison.disparity, pick, best)
+        return f"on them its {gap} is no better than that of {wording.plain(best.label)}, {means}"
     own = [pick.cost(metric) for metric in metrics]
     for other, when_chosen in zip(comparison.variants, choice.on.variants, strict=True):
-        costs = [other.cost(metric) for metric in metrics]
-        at_least = all(theirs <= ours for theirs, ours in zip(costs, own, strict=True))
-        if other.eligible and when_chosen.eligible and at_least and costs != own:
-            said = [
-                f"{_title(metric)} {' against '.join(wording.number(v.over_seeds(metric).mean) for v in (other, pick))}"
-                for metric in metrics
-            ]
+        theirs = [other.cost(metric) for metric in metrics]
+        if other.eligible and when_chosen.eligible and dominated([own, theirs])[0]:
+            said = [f"{describe(metric).title} {_means(metric, other, pick)}" for metric in metrics]
             return f"on them {wording.plain(other.label)} beats it, with {wording.listing(said)}"
     return ""
 
 
 # -- its words ---------------------------------------------------------------------------------------------------------
+
+
+def _means(metric: str, *variants: Variant) -> str:
+    """`0.1 against 0.2`."""
+    return " against ".join(wording.number(variant.over_seeds(metric).mean) for variant in variants)
 
 
 def _value(variant: Variant, metric: str) -> str:
@@ -230,7 +233,7 @@ def _over(variants: list[Variant], metrics: list[str]) -> str:
     counts = sorted({variant.seeds for variant in variants})
     bounded = [metric for metric in metrics if any(variant.interval(metric) for variant in variants)]
     by_rows = [metric for metric in bounded if all(variant.shows(metric) for variant in variants)]
-    also = f", of {wording.listing([_title(metric) for metric in by_rows])} also by rows" if by_rows else ""
+    also = f", of {wording.listing([describe(metric).title for metric in by_rows])} also by rows" if by_rows else ""
     by = "rows" if counts == [1] else "rows and seeds" if by_rows == bounded else f"seeds{also}"
     brackets = f", in brackets 95\u00a0% intervals by {by}" if bounded else ""
     if counts == [1]:
@@ -276,11 +279,11 @@ def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     disparity, (pick, best) = comparison.disparity, _told(comparison, choice)
     name, where = wording.plain(pick.label), _where(comparison, choice)
     numbers = _numbers(comparison, choice)
-    highest = f"the {_best_word(comparison.quality)} mean {_title(comparison.quality)}"
+    highest = f"the {_best_word(comparison.quality)} mean {describe(comparison.quality).title}"
     order = ranked(choice.on.variants, disparity) if disparity else []
     if disparity is None or not order:
         return [f"Take {name}: it has {highest}{where}.", numbers]
-    gap, own = _title(disparity), choice.pick.cost(disparity)
+    gap, own = describe(disparity).title, choice.pick.cost(disparity)
     fairest = next((variant for variant in order if math.isnan(own) or variant.cost(disparity) < own), choice.pick)
     if pick is not best:
         chosen = f", chosen{where}: on test rows," if where else ":"
@@ -344,7 +347,7 @@ def _too_thin(comparison: Comparison, choice: Choice) -> list[str]:
 def _instead(pick: Variant, best: Variant, disparity: str) -> str:
     """What is gained, in the means."""
     ours, theirs = (wording.number(each.over_seeds(disparity).mean) for each in (pick, best))
-    return f"{wording.a(_title(disparity))} of {ours} in place of {theirs}"
+    return f"{wording.a(describe(disparity).title)} of {ours} in place of {theirs}"
 
 
 def _change(comparison: Comparison, variant: Variant, best: Variant) -> str:
@@ -363,7 +366,7 @@ def _numbers(comparison: Comparison, choice: Choice) -> str:
     pick, best = _told(comparison, choice)
     shown = [pick] if pick is best else [pick, best]
     values = [
-        f"{_title(metric)} {' against '.join(_value(variant, metric) for variant in shown)}"
+        f"{describe(metric).title} {' against '.join(_value(variant, metric) for variant in shown)}"
         for metric in comparison.judged
     ]
     said = f"{wording.listing(values, longest=200)} ({_over(shown, comparison.judged)})."
@@ -379,10 +382,6 @@ def _confirmation(comparison: Comparison, choice: Choice) -> str:
     if not choice.taken or pick is best or test is None or test.high <= _allowed(comparison, best):
         return ""
     return f" They do not confirm the margin: it may lose up to {_amount(comparison, test.high, best)} on them."
-
-
-def _title(metric: str) -> str:
-    return describe(metric).title
 
 
 _AT_LEAST = "Run at least 3, better 10."
@@ -440,12 +439,12 @@ def _margin(comparison: Comparison) -> str:
 def _amount(comparison: Comparison, lost: float, best: Variant) -> str:
     """A loss of quality in the units of the margin."""
     unit = " points" if _is_share(comparison.quality) else "\u00a0%"
-    return f"{_percent(comparison, lost, best)}{unit} of {_title(comparison.quality)}"
+    return f"{_percent(comparison, lost, best)}{unit} of {describe(comparison.quality).title}"
 
 
 def _percent(comparison: Comparison, lost: float, best: Variant) -> str:
     """The same as a number alone."""
-    whole = 1.0 if _is_share(comparison.quality) else abs(best.over_seeds(comparison.quality).mean)
+    whole = _whole(comparison, best)
     return wording.percent(lost / whole if whole else math.inf)
 
 
@@ -540,8 +539,8 @@ def _by_seed(variant: Variant, disparity: str, pair: Pair) -> str:
     if not mean - pair.difference > 0.0005 * max(1.0, mean):
         return ""
     return (
-        f" The {_title(disparity)} is larger, {wording.number(mean)}, because it is the mean of the widest gap of each "
-        "seed, which is not always between these groups in this direction."
+        f" The {describe(disparity).title} is larger, {wording.number(mean)}, because it is the mean of the widest gap "
+        "of each seed, which is not always between these groups in this direction."
     )
 
 

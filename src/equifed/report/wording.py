@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from equifed.results.outcome import listed
+
 
 def a(name: str) -> str:
     """The name with its article."""
@@ -47,7 +49,7 @@ def listing(names: list[str], most: int = 5, longest: int = 80) -> str:
     shown = [plain(name, longest) for name in names]
     if len(shown) > most:
         shown = [*shown[: most - 1], f"{len(names) - most + 1} more"]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return listed(shown)
 
 
 def group(name: str) -> str:

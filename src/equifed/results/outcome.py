@@ -351,6 +351,7 @@ def level_of(confidence: Confidence) -> float:
 
 
 def listed(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
