@@ -91,11 +91,12 @@ def error_by_chance(histogram: np.ndarray) -> np.ndarray:
     In a bin with n rows and mean score p the label then comes true for a binomial number of rows, whose mean distance
     from n p is 2 m (1 - p) P(m) with m = floor(n p) + 1 (de Moivre).
     """
-    from scipy.stats import binom
+    from scipy.special import betaln, xlog1py, xlogy
 
     rows, _, scores = np.moveaxis(histogram, -1, 0)
     score = np.clip(np.where(rows > 0, divide(scores, rows), 0.0), 0.0, 1.0)
     n = np.maximum(np.round(rows), 1)  # rows that several models share are counted as the mean over these
-    m = np.floor(n * score) + 1
-    apart = 2 * m * (1 - score) * binom.pmf(m, n, score) / n
+    m = np.minimum(np.floor(n * score) + 1, n)  # more only where the score is 1, and the distance 0
+    likely = np.exp(xlogy(m, score) + xlog1py(n - m, -score) - betaln(m + 1, n - m + 1)) / (n + 1)  # P(m)
+    apart = 2 * m * (1 - score) * likely / n
     return divide((rows * apart).sum(-1), rows.sum(-1))

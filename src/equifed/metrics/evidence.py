@@ -241,9 +241,9 @@ class Evidence:
         seeds, rows = len(values), float(np.mean(reach**2))
         if seeds == 1:
             return math.sqrt(rows)
-        from scipy.stats import t
+        from scipy.special import stdtrit  # the quantiles of Student's t; scipy.stats takes long to import
 
-        between = float(t.ppf(1 - error, seeds - 1)) ** 2 * float(values.var(ddof=1))
+        between = float(stdtrit(seeds - 1, 1 - error)) ** 2 * float(values.var(ddof=1))
         return math.sqrt(self.shared * rows + max(between, (1 - self.shared) * rows) / seeds)
 
     # -- fair tables ---------------------------------------------------------------------------------------------------

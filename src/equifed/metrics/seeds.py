@@ -89,9 +89,9 @@ def mean_interval(values: Any, level: float = LEVEL) -> tuple[float, float] | No
 
 def _student(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
     """Mean, and half the width of its interval."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    quantile = float(t.ppf(1 - level / 2, len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, 1 - level / 2))
     return float(values.mean()), quantile * float(values.std(ddof=1)) / np.sqrt(len(values))
 
 
@@ -144,7 +144,7 @@ class Paired:
 
 def paired(differences: Any) -> Paired | None:
     """The paired t-test of one difference per seed; None where these are too few or infinite."""
-    from scipy.stats import t
+    from scipy.special import stdtr
 
     gaps = _defined(differences)
     if len(gaps) < MIN_SEEDS or not np.isfinite(gaps).all():
@@ -153,20 +153,20 @@ def paired(differences: Any) -> Paired | None:
     centre, half = _student(gaps)
     error = float(gaps.std(ddof=1)) / np.sqrt(len(gaps))
     statistic = abs(centre) / error if error > ROUNDING else np.inf if centre else 0.0  # equal gaps: 0, or beyond doubt
-    p = float(2 * t.sf(statistic, len(gaps) - 1))
+    p = float(2 * stdtr(len(gaps) - 1, -statistic))
     return Paired(centre, centre - half, centre + half, p, len(gaps), p)
 
 
 def seeds_needed(differences: Any, bound: float) -> float:
     """How many seeds it takes until the interval of the mean difference ends within `bound`, if mean and deviation stay
     as they are; infinite beyond MAX_SEEDS, and where the mean is not below the bound. nan for fewer than two seeds."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     known = _defined(differences)
     if len(known) < 2 or not np.isfinite(known).all():
         return np.nan
     counts = np.arange(MIN_SEEDS, MAX_SEEDS + 1)
-    halves = t.ppf(1 - LEVEL / 2, counts - 1) * known.std(ddof=1) / np.sqrt(counts)
+    halves = stdtrit(counts - 1, 1 - LEVEL / 2) * known.std(ddof=1) / np.sqrt(counts)
     enough = counts[halves <= bound - known.mean()]
     return float(enough[0]) if len(enough) else np.inf
 
