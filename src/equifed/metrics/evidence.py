@@ -19,8 +19,10 @@ Random numbers are fixed: the same counts have the same interval.
 from __future__ import annotations
 
 import math
-from functools import cache, cached_property
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from functools import cache, cached_property, wraps
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,9 +43,14 @@ CAREFUL = 0.8
 up to 6.5 % of the time where 5 % are allowed (two groups of 100 rows, rates of 2 and 22 %)."""
 ROUNDING = 1e-9
 """Gaps up to here are none."""
+REMEMBERED = 10_000
+"""Estimates and noise floors that are kept, of all counts."""
+_KNOWN: dict[tuple[Any, ...], Any] = {}
+"""Those, by what they are of."""
 STEPS = (0.5, 1.0)
 """On the way from the pooled rates (0) to the observed ones (1)."""
 
+T = TypeVar("T")
 Pooled = Literal["tables", "predictions"]
 """What groups have in common in a fair world: everything, or only what is predicted given the label."""
 
@@ -119,6 +126,24 @@ def rows_needed(
     return Evidence(counts, confidence, shared_rows).rows_needed(metric, bound)
 
 
+def _remembered(compute: Callable[[Evidence, Metric], T]) -> Callable[[Evidence, str | Metric], T]:
+    """The same, computed once for all evidence from the same counts: an answer, a record and a page ask in turn. Only
+    the number is kept, not the tables that were drawn for it."""
+
+    @wraps(compute)
+    def recalled(evidence: Evidence, metric: str | Metric) -> T:
+        facts = _facts(metric)
+        key = compute, facts, *evidence._identity
+        if key not in _KNOWN:
+            if len(_KNOWN) >= REMEMBERED:
+                _KNOWN.pop(next(iter(_KNOWN)))  # the oldest
+            _KNOWN[key] = compute(evidence, facts)
+        known: T = _KNOWN[key]
+        return known
+
+    return recalled
+
+
 class Evidence:
     """What counts [S, G, C, C] show, whatever the metric."""
 
@@ -129,16 +154,16 @@ class Evidence:
         self.counts = counts[None] if counts.ndim == 3 else counts
         self.error, self.shared = 1 - confidence, float(shared_rows)
         self._fair: dict[tuple[Pooled, float], tuple[Evaluation, Evaluation]] = {}
-        self._known: dict[Metric, Estimate] = {}
 
-    def estimate(self, metric: str | Metric) -> Estimate:
+    @cached_property
+    def _identity(self) -> tuple[Any, ...]:
+        """Equal where the same is shown."""
+        digest = blake2b(self.counts.tobytes()).digest()
+        return digest, self.counts.shape, self.error, self.shared, self._draws
+
+    @_remembered
+    def estimate(self, facts: Metric) -> Estimate:
         """See `estimate`."""
-        facts = _facts(metric)
-        if facts not in self._known:
-            self._known[facts] = self._estimate(facts)
-        return self._known[facts]
-
-    def _estimate(self, facts: Metric) -> Estimate:
         values = self._observed(facts)
         if values is None:
             return NOTHING
@@ -153,9 +178,9 @@ class Evidence:
             found = [mean, low, high, lower, upper]
         return Estimate(found[0], *(float(np.clip(end, *facts.range)) for end in found[1:]))
 
-    def noise_floor(self, metric: str | Metric) -> float:
+    @_remembered
+    def noise_floor(self, facts: Metric) -> float:
         """See `noise_floor`."""
-        facts = _facts(metric)
         if not facts.disparity or self._observed(facts) is None:
             return math.nan
         floor = self._floor(facts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,12 +76,6 @@ class Gap(NamedTuple):
         return {**self._asdict(), "pair": self.pair._asdict()}
 
 
-@lru_cache(maxsize=64)
-def _evidence(counts: bytes, shape: tuple[int, ...], shared_rows: float) -> evidence.Evidence:
-    """What these counts show: kept, because the tables that it draws serve every metric."""
-    return evidence.Evidence(np.frombuffer(counts).reshape(shape), shared_rows=shared_rows)
-
-
 def gaps_by_attribute(
     groups: pd.DataFrame, disparity: str, columns: Sequence[str], counts: Any, shared_rows: float, models: int = 1
 ) -> list[Gap]:
@@ -106,8 +99,7 @@ def gaps_by_attribute(
         mean, low, high = pair.difference, np.nan, np.nan
         if counts is not None and evidence.from_counts(disparity):
             tables = np.stack([counts[:, [names.index(name) for name in held]].sum(1) for held in members.values()], 1)
-            shown = _evidence(np.ascontiguousarray(tables, dtype=np.float64).tobytes(), tables.shape, shared_rows)
-            mean, low, high = shown.estimate(disparity)[:3]
+            mean, low, high = evidence.estimate(disparity, tables, shared_rows=shared_rows)[:3]
         gaps.append(Gap(attribute, mean, low, high, pair))
     return gaps
 
