@@ -63,6 +63,30 @@ def test_which_metrics_follow_from_counts() -> None:
         assert np.isnan(evidence.rows_needed(name, TWO, 0.05))
 
 
+def test_the_same_counts_are_drawn_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_KNOWN", {})
+    counts = np.stack([TWO, TWO[:, ::-1]])
+    before = evidence.estimate(DP, counts), evidence.noise_floor(DP, counts)
+    others = (
+        lambda: evidence.estimate(EO, counts),
+        lambda: evidence.estimate(DP, counts + 1),
+        lambda: evidence.estimate(DP, counts[:, ::-1]),
+        lambda: evidence.estimate(DP, counts, confidence=0.9),
+        lambda: evidence.estimate(DP, counts, shared_rows=0.5),
+        lambda: evidence.noise_floor(DP, counts, confidence=0.9),
+    )
+    values = [other() for other in others]
+    with monkeypatch.context() as drawing:
+        drawing.setattr(evidence, "_evaluation", lambda counts: pytest.fail("computed again"))
+        assert (evidence.estimate(DP, counts), evidence.noise_floor(DP, counts)) == before
+        assert [other() for other in others] == values
+    assert len(set(map(str, (*before, *values)))) == len(values) + 2  # none was taken for another
+    monkeypatch.setattr(evidence, "REMEMBERED", 3)
+    monkeypatch.setattr(evidence, "_KNOWN", {})
+    assert [other() for other in others] == values
+    assert len(evidence._KNOWN) == 3
+
+
 def test_two_groups_with_many_rows_are_as_in_the_normal_approximation() -> None:
     found, error = evidence.estimate(DP, TWO), rate_error(TWO)
     gap = disparities(TWO)[DP]

@@ -253,11 +253,11 @@ class Evidence:
         level = 1 - error if side > 0 else error
         # smoothing moves rates towards the middle: that must not move an end inwards
         moved = np.maximum(0, side * (values - _of(facts, self._as_smoothed)))
-        reach = side * (np.nanquantile(drawn, level, axis=0) - values) + moved
+        reach = side * (_quantile(drawn, level) - values) + moved
         if "groups" in facts.needs and not facts.disparity:
             # the worst of several is worse in a sample than in truth, the more so the more alike they are
             true, samples = self._sampled(facts, 0.0)
-            reach = np.maximum(reach, side * (true - np.nanquantile(samples, 1 - level, axis=0)))
+            reach = np.maximum(reach, side * (true - _quantile(samples, 1 - level)))
         return np.maximum(reach, 0)
 
     def _together(self, reach: np.ndarray, values: np.ndarray, error: float) -> float:
@@ -314,7 +314,7 @@ class Evidence:
     def _surprising(self, samples: np.ndarray, error: float, values: np.ndarray) -> float:
         """What the mean over seeds [S] of such samples [draws, S] stays within, but for this error."""
         centre = np.nanmean(samples, axis=0)
-        reach = np.nanquantile(samples, 1 - error, axis=0) - centre
+        reach = _quantile(samples, 1 - error) - centre
         return float(centre.mean()) + self._together(np.maximum(reach, 0), values, error)
 
     def _fairest(self, facts: Metric, values: np.ndarray, error: float) -> float:
@@ -352,6 +352,13 @@ def _multinomial(rows: np.ndarray, shares: np.ndarray, draws: int) -> np.ndarray
     flat = np.where(total > 0, flat / np.where(total > 0, total, 1), 1 / flat.shape[-1])
     known = np.where(total[..., 0] > 0, rows, 0)
     return np.random.default_rng(1).multinomial(known, flat, size=(draws, *rows.shape)).reshape(draws, *shares.shape)
+
+
+def _quantile(drawn: np.ndarray, level: float) -> np.ndarray:
+    """Over the draws [draws, S] in which it is defined."""
+    if np.isnan(drawn).any():
+        return np.asarray(np.nanquantile(drawn, level, axis=0))
+    return np.asarray(np.quantile(drawn, level, axis=0))  # the same, several times faster
 
 
 def _facts(metric: str | Metric) -> Metric:
