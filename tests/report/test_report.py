@@ -568,22 +568,24 @@ def test_loads_nothing_from_elsewhere(pair, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def tame() -> ef.Result:
-    return hostile_result("tame")
+def tame(tmp_path_factory) -> tuple[Page, str]:
+    """The page, and what a notebook shows, of a result with harmless names."""
+    result = hostile_result("tame")
+    return page_of([result], tmp_path_factory.mktemp("tame"), title="tame"), result._repr_html_()
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_names_cannot_break_the_page(text, tame, tmp_path):
-    plain = page_of([tame], tmp_path, title="tame")
-    page = page_of([hostile_result(text)], tmp_path, title=text)
+    plain, plainly_shown = tame
+    result = hostile_result(text)
+    page = page_of([result], tmp_path, title=text)
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
     assert [set(attributes) for _, attributes in page.tags] == [set(attributes) for _, attributes in plain.tags]
     assert page.scripts["code"] == plain.scripts["code"]
     assert page.data["variants"][0]["method"] == text
     assert page.data["partitions"][0]["clients"] == [text + "x", "1", text + "y"]
     assert text in page.text
-    shown = hostile_result(text)._repr_html_()
-    assert re.findall(r"<(/?\w+)", shown) == re.findall(r"<(/?\w+)", tame._repr_html_())
+    assert re.findall(r"<(/?\w+)", result._repr_html_()) == re.findall(r"<(/?\w+)", plainly_shown)
 
 
 def test_long_runs_stay_small(tmp_path):
