@@ -42,6 +42,7 @@ def troubled(folder: Path, runs: Path) -> ef.Result:
         SIZES,
         method=methods.FedAvgGR(),
         run={"rounds": 7},
+        local={"batch-size": 64, "learning-rate": 0.5},
         flower={"min-replies": 3, "min-count": 5, "deadline": 0.05, "join-deadline": 0.05},
     )
     grid = nodes(made)

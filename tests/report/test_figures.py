@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -36,15 +37,28 @@ def test_points_are_the_means_and_bars_the_intervals():
             assert drawn.get_ydata().tolist() == series["mean"]["accuracy"]
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.full)])
-def test_hostile_names_are_only_names(every, tmp_path):
-    """All names at once are many curves, and drawing takes seconds: only in `make test-full`."""
-    about = Comparison.of([hostile_result(text) for text in HOSTILE[::-every]])
+KINDS = ("trade-off", "rounds", "groups", "clients", "partition")
+SHOWN = ("accuracy", "demographic_parity_difference", "selection_rate", "count", "positives", "degenerate", "rows")
+
+
+@pytest.mark.parametrize(
+    ("every", "metrics"), [(8, SHOWN), pytest.param(1, None, marks=pytest.mark.full)], ids=["some", "all"]
+)
+def test_hostile_names_are_only_names(every, metrics, tmp_path):
+    """All names at once are many curves, and drawing all metrics takes seconds: only in `make test-full`."""
+    results = [hostile_result(text) for text in HOSTILE[::-every]]
+    if metrics is not None:
+        results = [replace(each, metrics=each.metrics[each.metrics["metric"].isin(metrics)]) for each in results]
+    about = Comparison.of(results)
     written = figures.write_figures(about, tmp_path, ["svg"])
     assert {path.parent for path in written} == {tmp_path}
+    assert all(any(path.stem.startswith(kind) for path in written) for kind in KINDS)
     for path in written:
         tags = {element.tag.rpartition("}")[2] for element in ElementTree.parse(path).iter()}
         assert not tags & {"script", "image", "a", "iframe", "foreignObject"}
+    before = [path.read_bytes() for path in written]
+    assert figures.write_figures(about, tmp_path, ["svg"]) == written
+    assert [path.read_bytes() for path in written] == before  # nothing of the time or by chance
 
 
 def test_regression(tmp_path):
