@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 import equifed as ef
-from equifed import tree
+from equifed import edge_popup, tree
 from equifed.federation import Federation
 from equifed.methods import E2FL, FRL
 from equifed.methods import _supermask as supermask
@@ -82,12 +82,12 @@ def test_the_footrule_by_hand() -> None:
 
 @pytest.mark.parametrize(("keep", "n", "expected"), [(0.5, 6, 3), (0.5, 7, 4), (0.1, 30, 3), (0.0, 9, 1), (1.0, 9, 9)])
 def test_how_many_edges_remain(keep: float, n: int, expected: int) -> None:
-    assert supermask.kept(keep, n) == expected
-    swept = supermask.kept(torch.tensor(keep), n)
+    assert edge_popup.kept(keep, n) == expected
+    swept = edge_popup.kept(torch.tensor(keep), n)
     assert int(swept) == expected
     values = torch.randperm(n).float()
     for share in (keep, torch.tensor(keep)):
-        assert int((values >= supermask.threshold(values, share)).sum()) == expected
+        assert int((values >= edge_popup.threshold(values, share)).sum()) == expected
 
 
 # -- edge-popup --------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_the_gradient_goes_straight_through_the_mask() -> None:
     x, target = torch.tensor([1.0, 2.0, 3.0, 4.0]), 5.0
 
     def loss(scores: torch.Tensor) -> torch.Tensor:
-        return (supermask.subnetwork({"l": w}, {"l": scores}, 0.5)["l"][0] @ x - target).square()
+        return (edge_popup.subnetwork({"l": w}, {"l": scores}, 0.5)["l"][0] @ x - target).square()
 
     output = 1 * 1.0 + 1 * 3.0  # edges 0 and 2
     assert float(loss(s)) == pytest.approx((output - target) ** 2)

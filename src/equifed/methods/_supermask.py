@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.edge_popup import kept
 from equifed.errors import ConfigError
 from equifed.protocol import Task
 from equifed.tree import Tree
@@ -74,13 +75,6 @@ def positions(R: Tensor) -> Tensor:
     return torch.zeros_like(R).scatter(-1, R.long(), places.expand(R.shape))
 
 
-def kept(keep: float | Tensor, n: int) -> int | Tensor:
-    """How many of n edges remain: keep * n, rounded, at least one."""
-    if isinstance(keep, Tensor):
-        return torch.floor(keep.double() * n + 0.5).clamp_min(1).long()
-    return max(math.floor(keep * n + 0.5), 1)
-
-
 def masks(R: Tree, like: Tree, keep: float | Tensor) -> Tree:
     """M, the edges that rankings [..., n] keep, in the layers' shapes [..., *shape]."""
     return tree.map(
@@ -88,29 +82,6 @@ def masks(R: Tree, like: Tree, keep: float | Tensor) -> Tree:
         R,
         like,
     )
-
-
-def subnetwork(weights: Tree, scores: Tree, keep: float | Tensor) -> Tree:
-    """theta^w * M with M from the scores (equal scores at the border all remain), for training: the gradient goes
-    straight through M, so that d loss / d score = theta^w * d loss / d (theta^w * M)."""
-
-    def select(w: Tensor, s: Tensor) -> Tensor:
-        fixed = s.detach()
-        hard = (fixed >= threshold(fixed.reshape(-1), keep)).to(s.dtype)
-        # the second term is 0 and has the gradient of s
-        return w * (hard + (s - fixed))
-
-    return tree.map(select, weights, scores)
-
-
-def threshold(values: Tensor, keep: float | Tensor) -> Tensor:
-    """The smallest of the values [n] that remain."""
-    n = values.shape[0]
-    number = kept(keep, n)
-    if isinstance(number, Tensor):  # swept: every setting has its own
-        return values.sort().values.gather(0, (n - number).reshape(1))
-    # without a full sort, which takes ten times as long for a million edges (four times on a GPU)
-    return values.topk(number, sorted=False).values.amin()
 
 
 def vote(R: Tree, weight: Tensor) -> Tree:

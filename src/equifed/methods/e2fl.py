@@ -25,10 +25,10 @@ from torch.func import grad
 
 from equifed import tree
 from equifed.codec import CodecName
+from equifed.edge_popup import EdgePopup
 from equifed.errors import ConfigError, check_number
 from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
-from equifed.methods.frl import edge_popup
 from equifed.methods.hyper import hyper
 from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, lowest_loss, nobody
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
@@ -182,13 +182,9 @@ class E2FL(Method):
             scores = tree.map(lambda s: s.expand(data.task.num_groups, *s.shape), scores)
         return Start(scores, context=supermask.weights(initial))
 
-    def loss(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
-        if not self.grouping.of_rows:
-            return edge_popup(scores, w, batch, self.keep)
-        # each ranking learns from the rows of its own group, and from those of unknown group
-        rows = [batch.where((batch.s == g) | (batch.s < 0)) for g in range(batch.task.num_groups)]
-        parts = [edge_popup(tree.take(scores, g), w, own, self.keep) for g, own in enumerate(rows)]
-        return torch.stack(parts).sum()
+    @property
+    def loss(self) -> EdgePopup:
+        return EdgePopup(self.keep, by_group=self.grouping.of_rows)
 
     def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
         if self.grouping.of_rows:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from equifed import tree
 from equifed.codec import CodecName
+from equifed.edge_popup import EdgePopup
 from equifed.methods import _supermask as supermask
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task
@@ -58,8 +58,9 @@ class FRL(Method):
     def network(self, R: Tree, w: Tree) -> Server:
         return Server(tree.map(torch.mul, w, supermask.masks(R, w, self.keep)), R, w)
 
-    def loss(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
-        return edge_popup(scores, w, batch, self.keep)
+    @property
+    def loss(self) -> EdgePopup:
+        return EdgePopup(self.keep)
 
     def count_votes(self, server: Server, replies: Record, validation: Data | None) -> Server:
         voted = supermask.vote(replies["ranking"], replies["present"][None])
@@ -68,11 +69,6 @@ class FRL(Method):
 
 def start(down: Record, state: Tree, data: Data) -> Start:
     return Start(supermask.scores(down["R"], data.initial), context=supermask.weights(data.initial))
-
-
-def edge_popup(scores: Tree, w: Tree, batch: Data, keep: float | Tensor) -> Tensor:
-    """Mean loss of the network that the scores select."""
-    return batch.mean(batch.task.row_loss(supermask.subnetwork(w, scores, keep), batch.x, batch.y))
 
 
 def reply(scores: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
