@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data/SHA256SUMS),)
 export EQUIFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-full lint bench clean
+.PHONY: demo test test-full lint bench bench-peers clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -46,5 +46,8 @@ lint: .venv/ready  ## Style, types, and which module may import which.
 bench: .venv/ready  ## Speed, as ratios within one run.
 	$(BIN)/python benchmarks/speed.py
 
+bench-peers: .venv/ready  ## The same workload in other simulators, in environments of their own: docs/performance.md.
+	$(BIN)/python benchmarks/peers.py --python $(PYTHON)
+
 clean:
-	rm -rf .venv runs demo-report.html
+	rm -rf .venv build runs demo-report.html
