@@ -147,23 +147,27 @@ def small_batches(quick: bool) -> dict[str, float]:
     rounds = 30 if quick else 200
     steps = 10 * 20  # of each client in each round
 
-    def lanes(compile: bool, rounds: int) -> Callable[[], object]:
+    def lanes(kernel: str, rounds: int) -> Callable[[], object]:
         return lambda: ef.simulate(
             ef.methods.FedAvg(), fed, model=model, rounds=rounds, local=local, seeds=range(5), eval_every=rounds,
-            device="cpu", compile=compile,
+            device="cpu", kernel=kernel,
         )  # fmt: skip
 
     plain = timed(
         lambda: tight_loop(fed, nn.Sequential(nn.Linear(14, 10), nn.Tanh(), nn.Linear(10, 1)), 2, 10, 10, 0.01)
     )
-    traced = timed(lanes(False, rounds))
-    timed(lanes(True, 3))  # the first compilation ever loads the compiler itself
-    compiled = timed(lanes(True, rounds))
+    timed(lanes("fused", 1))  # loads the compiled loop
+    fused = timed(lanes("fused", rounds))
+    traced = timed(lanes("traced", rounds))
+    timed(lanes("compiled", 3))  # the first compilation ever loads the compiler itself
+    compiled = timed(lanes("compiled", rounds))
     scale = 1e6 / (50 * steps)
     return {
         "plain loop, us per client step": plain * 1e6 / (2 * 10 * steps),
+        "lanes fused, us per client step (target <= 2)": fused * scale / rounds,
         "lanes traced, us per client step": traced * scale / rounds,
         f"lanes compiled, {rounds} rounds with compilation, us per client step": compiled * scale / rounds,
+        "lanes traced vs fused": traced / fused,
         "lanes traced vs plain loop (target <= 20/550 = 0.036)": traced / rounds / 50 / (plain / 2 / 10),
         "lanes compiled vs plain loop (target <= 20/550 = 0.036)": compiled / rounds / 50 / (plain / 2 / 10),
     }

@@ -76,7 +76,8 @@ def test_seeds_as_a_list_or_a_number() -> None:
         ({"seeds": "many"}, "seeds must be a list"),
         ({"engine": "lane"}, "Did you mean 'lanes'"),
         ({"device": 0}, "device"),
-        ({"compile": "yes"}, "compile"),
+        ({"kernel": "yes"}, "kernel"),
+        ({"threads": 0}, "threads"),
         ({"local": None}, "local must be equifed.Local"),
     ],
 )

@@ -155,12 +155,31 @@ def _constraint_nearly_met(
     )
 
 
+NOT_FUSED = {
+    "loss": "its loss is not of the form that compiled loops know (EmpiricalRisk)",
+    "model": "the model is not a linear one or a fully connected network of tanh, relu and sigmoid layers",
+    "wide": "the model's layers are so wide that the time goes into products, which torch does faster",
+    "parameters": "it trains more than the model's own parameters",
+    "device": "it ran on a device for which there are none",
+    "triton": "Triton, which compiles loops for a GPU, is not installed",
+}
+"""Why local training is not carried out in one compiled loop."""
+
+
+def _kernel(phase: str, kernel: str, obstacle: str = "") -> str:
+    if kernel == "fused":
+        return f"Local training ({phase}) ran fused: all steps of a client in one compiled loop."
+    why = f": {NOT_FUSED[obstacle]}" if obstacle else ""
+    return f"Local training ({phase}) ran step by step for all clients at once, not in one compiled loop{why}."
+
+
 WORDS: Mapping[str, Callable[..., str]] = {
     # why a round had no effect: parts of a sentence
     "too-few-replies": lambda: "too few usable replies came",
     "server-step-failed": lambda phase, error: f"the server's step of {phase} failed with {error}",
     "model-not-finite": lambda phase: f"after {phase} the model would have NaN or Inf",
     # how the engine ran
+    "kernel": _kernel,
     "compiling-failed": lambda error: f"Compiling the training step failed ({error}); it runs uncompiled, and slower.",
     "no-compiler": lambda: (
         "A C++ compiler would let this long run be compiled and go several times faster; none was found."

@@ -1,4 +1,5 @@
-"""All randomness of a run: numbers made on the host from (seed, purpose, round, client), with NumPy's Philox.
+"""All randomness of a run: numbers made from (seed, purpose, round, client), with NumPy's Philox; the orders of rows in
+local training, which kernels need by the million, with the keyed permutation of `equifed.shuffle`.
 
 The simulator and a real federation call these functions with the same arguments and so see the same numbers, whatever
 the order of clients, the number of processes, or where a run was resumed.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from equifed import shuffle
 
 if TYPE_CHECKING:
     from equifed.protocol import Draw, Task
@@ -50,29 +53,33 @@ def present(seed: int, round: int, client_keys: Sequence[int], dropout: float) -
     return np.array([generator(seed, "dropout", round, client).random() >= dropout for client in client_keys])
 
 
+def batch_keys(seeds: np.ndarray | int, round: int, client_keys: np.ndarray | int, phase: str) -> np.ndarray:
+    """Keys of the orders of rows in local training, of one client or of many [K], uint64."""
+    return shuffle.key_of(key("batches"), seeds, round, client_keys, key(phase))
+
+
 class Batches:
     """The batches of one client's local training in one round and phase: a new order of its rows every epoch."""
 
     def __init__(self, seed: int, round: int, client_key: int, phase: str, n: int, local: Local) -> None:
-        self._rng = generator(seed, "batches", round, client_key, key(phase))
-        self._source = (seed, "resample", round, client_key, key(phase))
-        self._n = n
-        self._size = local.batch_size or max(n, 1)
+        self._key = batch_keys(seed, round, client_key, phase)
+        self._resampling = (seed, "resample", round, client_key, key(phase))
+        self._n, self._size = n, local.batch_size
 
-    def epoch(self) -> np.ndarray:
-        """The rows' order of the next epoch [n]; batch b holds entries b*size to (b+1)*size."""
-        return self._rng.permutation(self._n)
+    def order(self, epoch: int) -> np.ndarray:
+        """The rows in the order of epoch 0, 1, ... [n]; where all are one batch, as they lie."""
+        if self._size is None:
+            return np.arange(self._n)
+        return shuffle.order(int(shuffle.folded(self._key, epoch)[0]), self._n)
 
-    @cached_property
-    def _resampling(self) -> np.random.Generator:
-        return generator(*self._source)
+    def of_epoch(self, epoch: int) -> list[np.ndarray]:
+        """The rows of each batch."""
+        order, size = self.order(epoch), self._size or max(self._n, 1)
+        return [order[i : i + size] for i in range(0, self._n, size)]
 
-    def uniforms(self) -> np.ndarray:
-        """Random numbers in [0, 1) for the next epoch that resamples [n]."""
-        return self._resampling.random(self._n, dtype=np.float32)
-
-    def split(self, order: np.ndarray) -> list[np.ndarray]:
-        return [order[i : i + self._size] for i in range(0, self._n, self._size)]
+    def uniforms(self, epoch: int) -> np.ndarray:
+        """Random numbers in [0, 1) for an epoch that resamples [n]."""
+        return generator(*self._resampling, epoch).random(self._n, dtype=np.float32)
 
 
 def draws(seed: int, round: int, wanted: Mapping[str, Draw], task: Task) -> dict[str, np.ndarray]:

@@ -8,12 +8,13 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.target import check_confidence, parse_targets
 
 EngineName = Literal["lanes", "reference"]
+KernelName = Literal["auto", "fused", "traced", "compiled"]
 
 SEEDS = 5
 """How many seeds a run has that loads its data itself, from a configuration or the command line."""
@@ -89,8 +90,12 @@ class RunSettings:
     """"lanes" (all clients at once, fast) or "reference" (one client at a time, for checking and debugging)."""
     device: str = "auto"
     """"auto", "cpu", "cuda" or "cuda:N"."""
-    compile: bool | Literal["auto"] = "auto"
-    """Compile the training step; "auto" decides by the length of the run."""
+    kernel: KernelName = "auto"
+    """How local training is carried out: "fused" (a client's steps in one compiled loop; for linear models and fully
+    connected networks, and losses of the usual form), "traced" (all clients at once, for any model and loss) or
+    "compiled" (the same, compiled by torch). "auto" takes what is fastest."""
+    threads: int | None = None
+    """Threads of the CPU. Left out: OMP_NUM_THREADS, else all cores that the process may use."""
     clip: float | None = None
     """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
     metrics: Sequence[Any] | str = ()
@@ -124,8 +129,10 @@ class RunSettings:
             raise unknown_name("engine", self.engine, ("lanes", "reference"), key="engine")
         if not isinstance(self.device, str):
             raise ConfigError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {self.device!r}.", key="device")
-        if self.compile not in (True, False, "auto"):
-            raise ConfigError(f"must be True, False or 'auto', got {self.compile!r}.", key="compile")
+        if self.kernel not in get_args(KernelName):
+            raise unknown_name("kernel", self.kernel, get_args(KernelName), key="kernel")
+        if self.threads is not None:
+            check_number("threads", self.threads, whole=True, low=1)
         if not isinstance(self.metrics, Iterable):
             raise ConfigError(f"must be a list of metrics, got {self.metrics!r}.", key="metrics", value=self.metrics)
         metrics = self.metrics.split(",") if isinstance(self.metrics, str) else self.metrics
@@ -177,7 +184,8 @@ class RunOptions(TypedDict, total=False):
     dropout: float
     engine: EngineName
     device: str
-    compile: bool | Literal["auto"]
+    kernel: KernelName
+    threads: int | None
     clip: float | None
     metrics: Sequence[Any] | str
     target: Sequence[Any] | str

@@ -53,7 +53,7 @@ def test_another_kind_of_partition_keeps_the_number_of_clients():
     [
         COMPAS,
         COMPAS | {"sweep": {"mu": [0, 0.1, 1e-7]}},
-        COMPAS | {"local": {"batch-size": "all", "optimizer": "adam"}, "run": {"seeds": 3, "compile": False}},
+        COMPAS | {"local": {"batch-size": "all", "optimizer": "adam"}, "run": {"seeds": 3, "kernel": "traced"}},
         COMPAS | {"model": {"kind": "mlp", "hidden": [4, 4], "init": 0.1}, "run": {"clients-per-round": "all"}},
         COMPAS | {"method": {"name": "fair-fate", "fairness": FAIRNESS, "as-published": True, "rho": 1}},
         *(COMPAS | {"method": {"name": name}} for name in methods.REGISTRY),
@@ -111,7 +111,7 @@ def test_overrides_are_toml_values_or_text(tmp_path):
         ({"run": {"seeds": [1, -1]}}, ["run.seeds: A seed must be", "got -1", "at least 0"]),
         ({"run": {"dropout": 1}}, ["run.dropout: must be a probability", "got 1", "below 1"]),
         ({"run": {"engine": "lane"}}, ["run.engine: must be", 'got "lane"', "'lanes' or 'reference'"]),
-        ({"run": {"compile": 3}}, ["run.compile: must be", "got 3", "true or false or 'auto'"]),
+        ({"run": {"kernel": "quick"}}, ["run.kernel: ", "quick", "fused"]),
         ({"methd": {"name": "fedavg"}}, ["methd", "Did you mean 'method'"]),
         ({"method": {"name": "fedavgg"}}, ["method.name", "Did you mean 'fedavg'", "fedprox"]),
         ({"method": {"name": "fedprox", "mu": -1}}, ["method.mu: must be", "got -1", "at least 0"]),

@@ -17,7 +17,7 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.metrics.catalogue import CATALOGUE
 from equifed.protocol import Method
 from equifed.simulation import Simulation
-from equifed.simulator import check_swept, make_job, reference, stepper
+from equifed.simulator import check_swept, lane_data, make_job, reference, traced
 
 from .sketches import SKETCHES
 
@@ -213,13 +213,14 @@ def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Feder
 
 
 @every_method_in_full
-def test_traced_and_compiled_steps_equal_eager_ones(
+def test_fused_and_traced_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert stepper.TRACE_FROM == 100  # steps, more than these runs have
-    eager = plain(method, uneven)
-    monkeypatch.setattr(stepper, "TRACE_FROM", 1)
-    assert_same(eager, run(method, uneven))
+    assert traced.TRACE_FROM == 100  # steps, more than these runs have
+    eager = run(method, uneven, kernel="traced")
+    monkeypatch.setattr(traced, "TRACE_FROM", 1)
+    assert_same(eager, run(method, uneven, kernel="traced"))
+    assert_same(eager, plain(method, uneven))
 
 
 @every_method_in_full
@@ -276,7 +277,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
         rows=Rows(np.concatenate([x, far]), np.r_[y, np.ones(200, y.dtype)], np.r_[s, np.zeros(200, s.dtype)]),
         train=dataclasses.replace(spread, stop=spread.stop - 200),
     )
-    monkeypatch.setattr(stepper, "grid_up", lambda n: n + 37)
+    monkeypatch.setattr(lane_data, "grid_up", lambda n: n + 37)
     assert_same(plain(method, uneven, local=FULL_BATCH), run(method, poisoned, local=FULL_BATCH))
 
 

@@ -144,7 +144,7 @@ def test_lco_against_numpy(uneven: Federation) -> None:
     far = [abs(gap[0]) if gap is not None else 0.0 for gap in gaps]
     assert last["violated"] == sum(np.array(far) > np.array(bound) + CONSTRAINT_TOLERANCE) > 0
     assert last["excess"] == pytest.approx(np.clip(np.array(far) - EPSILON, 0, None).sum() / 6, abs=1e-6)
-    (note,) = map(str, result.notes)
+    note = str(result.notes[0])
     assert f"by {last['excess']:.3g} there; see `log`. More rounds may help." in note
     assert last["feasible"] == (last["violated"] == 0)
     assert not [name for name in result.messages["up"].str.cat(sep=", ").split(", ") if "lambda" in name]
@@ -234,7 +234,7 @@ def test_fedfair_finds_the_constrained_optimum(federation: Federation) -> None:
     assert ends["stopped"].all()  # each when it had converged, and the result says when
     assert (ends["round"] < 5_000).all()
     assert ends["round"].nunique() == 3
-    (note,) = map(str, result.notes)
+    note = str(result.notes[0])
     assert f"3 of 3 runs converged and stopped at rounds {ends['round'].min()} to {ends['round'].max()} of" in note
     # gamma leaves an active constraint at epsilon + gamma lambda
     decayed = run(FedFair(0.05, 1.0, 1.0, dual_decay=0.01), federation, 5_000, eval_every=5_000)

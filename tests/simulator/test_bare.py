@@ -1,4 +1,4 @@
-"""The simulator needs torch and NumPy only, so that it runs on a bare machine with a GPU."""
+"""The simulator needs torch, NumPy and numba only, so that it runs on a bare machine with a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ABSENT = [
 ]
 
 
-def test_a_simulation_needs_torch_and_numpy_only() -> None:
+def test_a_simulation_needs_torch_numpy_and_numba_only() -> None:
     done = subprocess.run([sys.executable, "-c", f"ABSENT = {ABSENT}{PROGRAM}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[1, 2]\n"

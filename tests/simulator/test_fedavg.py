@@ -84,8 +84,8 @@ def test_two_rounds_of_sampled_clients_and_mini_batches(uneven: Federation, engi
             x, y = held(uneven, k)
             batches = randomness.Batches(11, number, randomness.key(uneven.ids[k]), "train", len(y), local)
             own = w
-            for _ in range(2):
-                order = batches.epoch()
+            for epoch in range(2):
+                order = batches.order(epoch)
                 for begin in range(0, len(y), 8):
                     some = order[begin : begin + 8]
                     own = step(own, x[some], y[some], 0.3)
@@ -119,8 +119,8 @@ def test_optimisers_are_torch_s(uneven: Federation, engine: str, local: ef.Local
     result = ef.simulate(ef.methods.FedAvg(), alone, model=net, rounds=1, local=local, seeds=[0], engine=engine)  # type: ignore[arg-type]
     optimizer = make(net.parameters())  # type: ignore[operator]
     batches = randomness.Batches(0, 1, randomness.key("only"), "train", len(y), local)
-    for _ in range(3):
-        order = batches.epoch()
+    for epoch in range(3):
+        order = batches.order(epoch)
         for begin in range(0, len(y), 8):
             some = order[begin : begin + 8]
             optimizer.zero_grad()

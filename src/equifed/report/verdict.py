@@ -705,7 +705,7 @@ def _incidents(comparison: Comparison) -> Iterator[str]:
                 f"(first reason: {wording.plain(str(refused['reason'].iloc[0]), 200)})."
             )
         for note in other_notes(result):
-            if note.kind != "replies-rejected":  # counted above, with clients and reasons
+            if note.kind not in ("replies-rejected", "kernel"):  # counted above; no incident
                 notes.setdefault(str(note), []).append(method)
     for text, methods in notes.items():
         yield f"{wording.listing(list(dict.fromkeys(methods)))}: {wording.plain(text, 400)}"

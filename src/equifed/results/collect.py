@@ -85,7 +85,7 @@ class Collector:
             info=info,
             settings=dataclasses.replace(job.settings, metrics=job.settings.to_dict()["metrics"]),  # by name
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
-            notes=[*notes, *_notes(job, self.logs, self.rejections)],
+            notes=[*_notes(job, self.logs, self.rejections), *notes],
             final_states=states,
             schema=fed.schema,
         )

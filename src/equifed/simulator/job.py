@@ -22,6 +22,7 @@ from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
 from equifed.protocol import Method, Phase, Stage, Task
 from equifed.settings import RunSettings
+from equifed.simulator.threads import usable_cores
 from equifed.target import parse_targets
 from equifed.task import check_module, num_outputs
 from equifed.tree import Tree
@@ -69,6 +70,11 @@ class Job:
     @cached_property
     def device(self) -> torch.device:
         return torch.device(self.settings.device)
+
+    @cached_property
+    def threads(self) -> int:
+        """How many threads share the clients' work."""
+        return self.settings.threads or usable_cores()
 
     @property
     def labels(self) -> list[dict[str, Any]]:

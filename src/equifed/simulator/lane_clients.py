@@ -11,46 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import call
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.notes import Note
-from equifed.protocol import Data, LocalTraining, Phase, Record, Stage, Start, Task
-from equifed.settings import Local
+from equifed.protocol import Data, LocalTraining, Phase, Record, Stage, Start
 from equifed.simulator.job import Job
-from equifed.simulator.lane_data import KeptRows, LaneData, LaneRows, Lanes
-from equifed.simulator.stepper import LaneTraining, Stepper, portions
+from equifed.simulator.lane_data import Inputs, KeptRows, LaneData, LaneRows, Lanes, portions
+from equifed.simulator.lane_steps import LaneSteps, LaneTraining
+from equifed.simulator.stepper import Stepper
 from equifed.simulator.tables import Tables
-from equifed.training import optimizer_start, optimizer_step
 from equifed.tree import Tree
-
-
-class Inputs(NamedTuple):
-    """What belongs to each lane besides its rows, leaves [L, ...], in `Data`'s words; () where there is nothing, since
-    trees have no None."""
-
-    hyper: dict[str, Tensor]
-    """Swept hyper-parameters [L], or [L, V] where settings share the lane."""
-    draws: dict[str, Tensor]
-    group: Tree
-    scaling: Tree
-    """Shift and factor of the features."""
-    rate: Tensor
-    client: Tree
-    initial: Tree
-    start: Tree
-    """Where the lane's rows start in the tables."""
-    n: Tree
-    """How many they are."""
-
-    def for_steps(self) -> Inputs:
-        """Without what only `prepare` and `finish` look at."""
-        return self._replace(client=(), initial=(), start=(), n=())
 
 
 class LaneClients:
@@ -159,7 +135,7 @@ class LaneExchange:
             "mask": (torch.arange(width, device=tables.x.device) < inputs.n).to(torch.float32),
             "task": self.clients.job.task,
             "draws": inputs.draws,
-            "client_group": _tensor_or_none(inputs.group),
+            "client_group": inputs.client_group,
             "learning_rate": inputs.rate,
             "attribute": source.attribute,
             "client": inputs.client,
@@ -171,7 +147,7 @@ class LaneExchange:
         self, work: LocalTraining, lanes: Lanes, inputs: Inputs, settings: int, down: Record, own: Tree
     ) -> tuple[Record, Tree]:
         """Local training, from the values of `down` and the clients' own states to their replies and new states."""
-        job, longest, shared = self.clients.job, max(int(lanes.n[0]), 1), settings > 1
+        job, longest = self.clients.job, max(int(lanes.n[0]), 1)
 
         def prepare(work: LocalTraining, down: Record, own: Tree, data: Data) -> Start:
             start = work.prepare(down, own, data)
@@ -181,95 +157,42 @@ class LaneExchange:
             return work.finish(parameters, down, own, data, context)
 
         begin: Start = self.map(prepare, (down, own), inputs, lanes, settings)
-        moved, structure = tree.flatten((begin.parameters, _optimizer_start(job.task.local, begin.parameters, shared)))
-        steps = LaneSteps(self.phase, job.task, structure, shared)
-        name, local = self.first.name, job.task.local
-        sources = [
-            randomness.Batches(job.runs[r].seed, self.round, job.client_keys[k], name, int(n), local)
-            for r, k, n in zip(lanes.run, lanes.client, lanes.n, strict=True)
-        ]
-        place, fixed = (self.stage, self.position), (begin.context, inputs.for_steps())
-        resample = None if work.resample is None else partial(self._resample, steps, longest)
-        training = LaneTraining(place, steps.step, fixed, begin.per_row, shared, lanes, sources, resample)
-        moved, (context, _) = self.clients.stepper.train(training, moved)
-        values = (steps.parameters(moved), down, own, context)
-        replies: tuple[Record, Tree] = self.map(finish, values, inputs, lanes, settings)
+        local, seeds = job.task.local, np.array([run.seed % 2**64 for run in job.runs], np.uint64)
+        clients = np.array(job.client_keys, np.uint64)[lanes.client]
+        keys = randomness.batch_keys(seeds[lanes.run], self.round, clients, self.first.name)
+        training = LaneTraining(
+            place=(self.stage, self.position),
+            name=self.first.name,
+            steps=LaneSteps(self.phase, work, job.task, settings > 1),
+            context=begin.context,
+            inputs=inputs,
+            per_row=begin.per_row,
+            lanes=lanes,
+            keys=torch.from_numpy(keys.view(np.int64)).to(job.device),
+            rate=local.rate(max(self.round, 1)),
+            resample=None if work.resample is None else partial(self._resample, lanes, longest),
+        )
+        parameters, context = self.clients.stepper.train(training, begin.parameters)
+        replies: tuple[Record, Tree] = self.map(finish, (parameters, down, own, context), inputs, lanes, settings)
         return replies
 
-    def _resample(
-        self, steps: LaneSteps, longest: int, moved: list[Tensor], training: LaneTraining
-    ) -> tuple[tuple[Tree, Inputs], Tensor]:
-        """Chooses the rows of the next epoch by the models as they are. Settings do not share lanes here."""
+    def _resample(self, lanes: Lanes, longest: int, parameters: Tree, context: Tree, epoch: int) -> tuple[Tree, Tensor]:
+        """Chooses the rows of an epoch by the models as they are. Settings do not share lanes here."""
 
         def one(work: LocalTraining, parameters: Tree, context: Tree, uniforms: Tensor, data: Data) -> Any:
             assert work.resample is not None
             context, rows = work.resample(parameters, context, _fit(uniforms, data.mask.shape[0]), data)
             return context, _fit(rows.to(torch.int32), longest)
 
-        lanes, (context, fixed) = training.lanes, training.fixed
+        job, name = self.clients.job, self.first.name
         uniforms = np.zeros((len(lanes), longest), dtype=np.float32)
-        for line, source in zip(uniforms, training.sources, strict=True):
-            drawn = source.uniforms()
-            line[: len(drawn)] = drawn
+        for line, r, k, n in zip(uniforms, lanes.run, lanes.client, lanes.n, strict=True):
+            source = randomness.Batches(job.runs[r].seed, self.round, job.client_keys[k], name, int(n), job.task.local)
+            line[:n] = source.uniforms(epoch)
         inputs = self.clients.inputs(self.first, lanes, self.round, lanes.run)
-        values = (steps.parameters(moved), context, torch.from_numpy(uniforms).to(self.clients.job.device))
-        context, rows = self.map(one, values, inputs, lanes)
-        return (context, fixed), rows
-
-
-@dataclass(frozen=True)
-class LaneSteps:
-    """The steps of local training in all lanes: on flat lists of tensors, parameters and optimiser's state together.
-
-    This is the place where an engine may recognise the form of a phase's loss (`EmpiricalRisk`) and take a step of its
-    own for it: `step` defines what it must give.
-    """
-
-    phase: Callable[[dict[str, Tensor]], Phase]
-    """The phase with these hyper-parameters."""
-    task: Task
-    structure: Any
-    """How the two are flattened."""
-    shared: bool
-    """Whether settings share lanes."""
-
-    def parameters(self, moved: list[Tensor]) -> Tree:
-        return tree.unflatten(moved, self.structure)[0]
-
-    def step(
-        self, moved: list[Tensor], fixed: Tree, batch: tuple[Tensor, Tensor, Tensor], mask: Tensor, rows: Tree
-    ) -> list[Tensor]:
-        """One step of any number of lanes, each with its batch (x, y, s). fixed: context and inputs."""
-        stepped: list[Tensor] = vmap(self._lane)(moved, fixed, *batch, mask, rows)
-        return stepped
-
-    def _lane(
-        self, moved: list[Tensor], fixed: tuple[Tree, Inputs], x: Tensor, y: Tensor, s: Tensor, mask: Tensor, rows: Tree
-    ) -> list[Tensor]:
-        context, lane = fixed
-        if lane.scaling:
-            x = (x - lane.scaling[0]) * lane.scaling[1]
-
-        def setting(moved: list[Tensor], context: Tree, hyper: dict[str, Tensor], rows: Tree) -> list[Tensor]:
-            work: Any = self.phase(hyper).client
-            group = _tensor_or_none(lane.group)
-            batch = Data(x, y, s, mask, self.task, rows, lane.draws, group, learning_rate=lane.rate)
-            parameters, optimizer = tree.unflatten(moved, self.structure)
-            gradient = grad(work.loss)(parameters, context, batch)
-            return tree.leaves(optimizer_step(self.task.local, parameters, gradient, optimizer, lane.rate))
-
-        return (vmap(setting) if self.shared else setting)(moved, context, lane.hyper, rows)
-
-
-def _optimizer_start(local: Local, parameters: Tree, shared: bool) -> Tree:
-    if not tree.leaves(parameters):
-        return ()
-    start = vmap(lambda parameters: optimizer_start(local, parameters))
-    return (vmap(start) if shared else start)(parameters)
-
-
-def _tensor_or_none(value: Tree) -> Tensor | None:
-    return value if isinstance(value, Tensor) else None
+        values = (parameters, context, torch.from_numpy(uniforms).to(job.device))
+        chosen: tuple[Tree, Tensor] = self.map(one, values, inputs, lanes)
+        return chosen
 
 
 def _fit(values: Tensor, length: int) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,33 @@ class Lanes:
 
     def part(self, lanes: slice) -> Lanes:
         return Lanes(*(getattr(self, entry.name)[lanes] for entry in fields(self)))
+
+
+class Inputs(NamedTuple):
+    """What belongs to each lane besides its rows, leaves [L, ...], in `Data`'s words; () where there is nothing, since
+    trees have no None."""
+
+    hyper: dict[str, Tensor]
+    """Swept hyper-parameters [L], or [L, V] where settings share the lane."""
+    draws: dict[str, Tensor]
+    group: Tree
+    scaling: Tree
+    """Shift and factor of the features."""
+    rate: Tensor
+    client: Tree
+    initial: Tree
+    start: Tree
+    """Where the lane's rows start in the tables."""
+    n: Tree
+    """How many they are."""
+
+    @property
+    def client_group(self) -> Tensor | None:
+        return self.group if isinstance(self.group, Tensor) else None
+
+    def for_steps(self) -> Inputs:
+        """Without what only `prepare` and `finish` look at."""
+        return self._replace(client=(), initial=(), start=(), n=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,3 +139,32 @@ class KeptRows:
             source = replace(source, start=start, scaling=scaling)
             self._kept[place] = {name: source.column(name) for name in ("x", "y", "s")}
         return self._kept[place]
+
+
+PORTION_BYTES = 256 * 2**20
+"""Lanes whose whole rows are needed at once are taken in portions of about this size."""
+
+
+def portions(n: np.ndarray, row_bytes: int) -> list[tuple[slice, int]]:
+    """Slices of lanes (sorted by rows, most first) with a padded width each: at most half of it padding, and not too
+    much memory at once."""
+    parts, begin = [], 0
+    while begin < len(n):
+        width = grid_up(int(n[begin]))
+        most = max(1, PORTION_BYTES // (width * row_bytes))
+        end = begin + int(np.searchsorted(-n[begin : begin + most], -(width // 2), side="right"))
+        end = max(end, begin + 1)
+        parts.append((slice(begin, end), width))
+        begin = end
+    return parts
+
+
+def grid_up(n: int) -> int:
+    """The next number on the grid 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, ...: at most a quarter more.
+
+    Padded sizes lie on it, so that rounds with other clients meet the same shapes again.
+    """
+    if n <= 8:
+        return max(n, 1)
+    unit = 2 ** (int(math.log2(n - 1)) - 2)
+    return -(-n // unit) * unit

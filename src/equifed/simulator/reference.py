@@ -76,13 +76,10 @@ class Reference(LocalEngine):
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
             source = randomness.Batches(seed, round, job.client_keys[client], phase.name, n, local)
-            batches = tuple(
-                torch.from_numpy(rows).to(job.device)
-                for _ in range(local.epochs)
-                for rows in source.split(source.epoch())
-            )
+            epochs = range(local.epochs)
+            batches = tuple(torch.from_numpy(rows).to(job.device) for e in epochs for rows in source.of_epoch(e))
             if phase.client.resample is not None:
-                uniforms = tuple(torch.from_numpy(source.uniforms()).to(job.device) for _ in range(local.epochs))
+                uniforms = tuple(torch.from_numpy(source.uniforms(e)).to(job.device) for e in epochs)
         groups = job.runs[run].federation.client_groups
         return Data(
             tables.features(rows, run),

@@ -1,0 +1,490 @@
+"""The fused kernel for the CPU: one compiled loop that takes a lane through all steps of its local training.
+
+The lane's weights stay in the core's cache, its rows are read where they lie, and nothing else is written. Vectors are
+padded to whole SIMD registers; padding is zero in weights, activations and gradients, and so stays zero.
+
+numba compiles the loop once per machine (some 10 s) and keeps it on disk. Lanes are independent, so threads share them
+out and the numbers are the same however many there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from equifed.simulator.fused.problem import LOSSES, Network, Problem
+from equifed.simulator.threads import share_out
+
+LANES = 16
+"""Vectors are padded to multiples of this many numbers: one or two SIMD registers."""
+NARROW = 8
+"""Layers with fewer outputs are laid out as one vector of inputs per output, others as one of outputs per input."""
+TILE = 64
+"""Rows that go through the network at a time."""
+WIDEST = 128
+"""Hidden layers up to which these loops are faster than torch's products."""
+PIECES = 8
+"""Shares of the lanes for each thread."""
+PER_ROW = 100
+"""What a row costs besides its multiplications, counted in multiplications."""
+SMALLEST = 200_000
+"""Multiplications below which handing a share to a thread costs more than it gains."""
+
+f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
+# not "nnan" and "ninf": a diverged model must show
+_compiled: Any = njit(
+    nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"}
+)
+_inlined: Any = njit(inline="always", boundscheck=False, error_model="numpy")
+
+
+# -- layout ------------------------------------------------------------------------------------------------------------
+
+INPUTS, OUTPUTS, IN_STRIDE, OUT_STRIDE, WEIGHT, HAS_BIAS, BIAS, BY_OUTPUT, ACTIVATION, VALUES = range(10)
+"""Columns of the table of layers: sizes, padded sizes, where weight and bias start in the padded vector, whether the
+weight is laid out by output, the activation that follows (0: none), where the outputs start. All are unsigned: numba
+takes a signed index as possibly negative, counted from the end, and then cannot use vectors."""
+
+
+def layout(network: Network) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """The table of layers, where each parameter lies in the padded vector, the length of that vector, and numbers per
+    row of all activations."""
+
+    def padded(width: int) -> int:
+        return -(-width // LANES) * LANES
+
+    layers, places = [], []
+    position, values, last = 0, padded(network.widths[0]), len(network.biases) - 1
+    for number, bias in enumerate(network.biases):
+        inputs, outputs = network.widths[number : number + 2]
+        by_output = outputs < NARROW
+        stride = padded(inputs)
+        out_stride = outputs if number == last and by_output else padded(outputs)
+        o, i = np.indices((outputs, inputs))
+        places.append(position + (o * stride + i if by_output else i * out_stride + o))
+        start, position = position, position + (outputs * stride if by_output else inputs * out_stride)
+        if bias:
+            places.append(position + np.arange(outputs))
+        at, position = position, position + (padded(outputs) if bias else 0)
+        activation = 0 if number == last else network.activations[number]
+        layers.append((inputs, outputs, stride, out_stride, start, bias, at, by_output, activation, values))
+        values += out_stride
+    place = np.concatenate([part.reshape(-1) for part in places])
+    return np.array(layers, np.uint64), place.astype(np.uint64), position, values
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@_inlined
+def _exp(v):  # type: ignore[no-untyped-def]
+    """e^v: 2^k times a polynomial, in operations that the compiler turns into vectors; beyond +-87 what it is there."""
+    scaled = min(max(v * f32(1.44269504), f32(-126.0)), f32(126.0))
+    k = np.floor(scaled + f32(0.5))
+    # v - k ln 2, with ln 2 in two parts so that nothing is lost
+    r = min(max(v, f32(-87.336)), f32(87.336)) - k * f32(0.693359375) + k * f32(2.12194440e-4)
+    p = f32(1.9875691500e-4)
+    p = p * r + f32(1.3981999507e-3)
+    p = p * r + f32(8.3334519073e-3)
+    p = p * r + f32(4.1665795894e-2)
+    p = p * r + f32(1.6666665459e-1)
+    p = p * r + f32(5.0000001201e-1)
+    p = p * r * r + r + f32(1)
+    return p * i32((i32(k) + i32(127)) << i32(23)).view(np.float32)
+
+
+@_inlined
+def _sigmoid(v):  # type: ignore[no-untyped-def]
+    return f32(1) / (f32(1) + _exp(-v))
+
+
+@_inlined
+def _tanh(v):  # type: ignore[no-untyped-def]
+    """By the exponential, and near zero, where that would lose digits, by a polynomial."""
+    square = v * v
+    p = f32(-5.70498872745e-3)
+    p = p * square + f32(2.06390887954e-2)
+    p = p * square + f32(-5.37397155531e-2)
+    p = p * square + f32(1.33314422036e-1)
+    p = p * square + f32(-3.33332819422e-1)
+    near = p * square * v + v
+    far = f32(1) - f32(2) / (_exp(f32(2) * v) + f32(1))
+    return near if square < f32(0.390625) else far
+
+
+@_inlined
+def _mixed(z):  # type: ignore[no-untyped-def]
+    z = (z ^ (z >> u64(30))) * u64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> u64(27))) * u64(0x94D049BB133111EB)
+    return z ^ (z >> u64(31))
+
+
+@_inlined
+def _part(key, turn):  # type: ignore[no-untyped-def]
+    return u32(_mixed(key + u64(0x9E3779B97F4A7C15) * u64(turn + 1)) & u64(0xFFFFFFFF))
+
+
+@_inlined
+def _moved(cell, other, key, side):  # type: ignore[no-untyped-def]
+    h = u32(other ^ key)
+    h = u32(u32(h ^ u32(h >> u32(16))) * u32(0x7FEB352D))
+    h = u32(u32(h ^ u32(h >> u32(15))) * u32(0x846CA68B))
+    moved = u32(cell + u32((u64(h) * u64(side)) >> u64(32)))
+    return min(moved, u32(moved - u32(side)))  # modulo the side: what is below zero wraps around
+
+
+@_compiled
+def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
+    """`shuffle.order` of an epoch in out[:n]; l and r are scratch."""
+    if n == 0:
+        return
+    key = _mixed((key ^ u64(epoch)) + u64(0x9E3779B97F4A7C15))
+    a = i32(np.ceil(np.sqrt(np.float64(n))))
+    b = (n + a - 1) // a
+    bits = 0
+    while n >> (bits + 1):
+        bits += 1
+    turns = max(6, 2 * ((18 + max(bits, 1) - 1) // max(bits, 1)))
+    cell = 0
+    for i in range(a):
+        for j in range(min(b, n - cell)):
+            l[cell + j] = u32(i)
+            r[cell + j] = u32(j)
+        cell += min(b, n - cell)
+    for turn in range(0, turns, 2):
+        even, odd = _part(key, turn), _part(key, turn + 1)
+        for p in range(n):
+            l[p] = _moved(l[p], r[p], even, a)
+            r[p] = _moved(r[p], l[p], odd, b)
+    for p in range(n):
+        out[p] = i32(l[p]) * i32(b) + i32(r[p])
+    for p in range(n):
+        while out[p] >= n:
+            left, right = u32(out[p] // b), u32(out[p] % b)
+            for turn in range(0, turns, 2):
+                left = _moved(left, right, _part(key, turn), a)
+                right = _moved(right, left, _part(key, turn + 1), b)
+            out[p] = i32(left) * i32(b) + i32(right)
+
+
+@_compiled
+def fill_orders(keys, epoch, n, out):  # type: ignore[no-untyped-def]
+    """The orders of many lanes, out[lane, :n[lane]]."""
+    longest = out.shape[1]
+    l, r = np.empty(longest, np.uint32), np.empty(longest, np.uint32)
+    for lane in range(len(keys)):
+        fill_order(keys[lane], epoch, n[lane], l, r, out[lane])
+
+
+# -- a step ------------------------------------------------------------------------------------------------------------
+
+
+@_compiled
+def _forward(layers, weights, values, rows):  # type: ignore[no-untyped-def]
+    """All activations of a tile of rows, from its features at the start of `values`."""
+    source, rows = u64(0), u64(rows)
+    for number in range(len(layers)):
+        inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, activation, start = layers[number]
+        target = start * u64(TILE)
+        if by_output:
+            for row in range(rows):
+                for o in range(outputs):
+                    total = f32(0)
+                    for i in range(in_stride):
+                        total += values[source + row * in_stride + i] * weights[weight + o * in_stride + i]
+                    if has_bias:
+                        total += weights[bias + o]
+                    values[target + row * out_stride + o] = total
+        else:
+            for row in range(rows):
+                at = target + row * out_stride
+                for o in range(out_stride):
+                    values[at + o] = weights[bias + o] if has_bias else f32(0)
+                for i in range(inputs):
+                    value, line = values[source + row * in_stride + i], weight + i * out_stride
+                    for o in range(out_stride):
+                        values[at + o] += value * weights[line + o]
+        if activation == 1:
+            for q in range(target, target + rows * out_stride):
+                values[q] = _tanh(values[q])
+        elif activation == 2:
+            for q in range(target, target + rows * out_stride):
+                values[q] = max(values[q], f32(0))
+        elif activation == 3:
+            for q in range(target, target + rows * out_stride):
+                values[q] = _sigmoid(values[q])
+        if activation and (by_output or activation == 3):
+            for row in range(rows):
+                for o in range(outputs, out_stride):
+                    values[target + row * out_stride + o] = f32(0)
+        source = target
+
+
+@_compiled
+def _slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # type: ignore[no-untyped-def]
+    """The gradient of the weighted loss of each row by the network's outputs: `scale` holds the rows' weights / B."""
+    rows = u64(rows)
+    if loss == 1:
+        for row in range(rows):
+            out[row] = scale[row] * (_sigmoid(z[at + row]) - labels[row])
+    elif loss == 3:
+        for row in range(rows):
+            out[row] = scale[row] * f32(2) * (z[at + row] - labels[row])
+    else:
+        for row in range(rows):
+            line, total = at + row * stride, f32(0)
+            top = z[line]
+            for o in range(outputs):
+                top = max(top, z[line + o])
+            for o in range(outputs):
+                out[row * stride + o] = _exp(z[line + o] - top)
+            for o in range(outputs):
+                total += out[row * stride + o]
+            factor = scale[row] / total
+            for o in range(outputs):
+                out[row * stride + o] *= factor
+            for o in range(outputs, stride):
+                out[row * stride + o] = f32(0)
+            out[row * stride + u64(labels[row])] -= scale[row]
+
+
+@_compiled
+def _backward(layers, weights, values, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
+    """Adds a tile's gradient by all parameters to `gradient`, from that by the outputs in `slope`."""
+    rows = u64(rows)
+    for number in range(len(layers) - 1, -1, -1):
+        inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, _, _ = layers[number]
+        source = layers[number - 1, VALUES] * u64(TILE) if number else u64(0)
+        if by_output:
+            for row in range(rows):
+                for o in range(outputs):
+                    d, line = slope[row * out_stride + o], weight + o * in_stride
+                    for i in range(in_stride):
+                        gradient[line + i] += d * values[source + row * in_stride + i]
+                    if has_bias:
+                        gradient[bias + o] += d
+        else:
+            for row in range(rows):
+                at = row * out_stride
+                for i in range(inputs):
+                    value, line = values[source + row * in_stride + i], weight + i * out_stride
+                    for o in range(out_stride):
+                        gradient[line + o] += value * slope[at + o]
+                if has_bias:
+                    for o in range(out_stride):
+                        gradient[bias + o] += slope[at + o]
+        if number == 0:
+            return
+        for q in range(rows * in_stride):
+            spare[q] = f32(0)
+        if by_output:
+            for row in range(rows):
+                for o in range(outputs):
+                    d, line = slope[row * out_stride + o], weight + o * in_stride
+                    for i in range(in_stride):
+                        spare[row * in_stride + i] += d * weights[line + i]
+        else:
+            for row in range(rows):
+                for i in range(inputs):
+                    line, total = weight + i * out_stride, f32(0)
+                    for o in range(out_stride):
+                        total += slope[row * out_stride + o] * weights[line + o]
+                    spare[row * in_stride + i] = total
+        activation = layers[number - 1, ACTIVATION]
+        if activation == 1:
+            for q in range(rows * in_stride):
+                spare[q] *= f32(1) - values[source + q] * values[source + q]
+        elif activation == 2:
+            for q in range(rows * in_stride):
+                spare[q] = spare[q] if values[source + q] > f32(0) else f32(0)
+        else:
+            for q in range(rows * in_stride):
+                spare[q] *= values[source + q] * (f32(1) - values[source + q])
+        slope, spare = spare, slope
+
+
+@_compiled
+def _move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centre, linear):  # type: ignore[no-untyped-def]
+    """One step of the optimiser, as `equifed.training.optimizer_step` has it, with what the loss adds to the gradient
+    besides the rows' part. taken: steps of Adam, this one included."""
+    size = len(weights)
+    if len(centre):
+        for p in range(size):
+            gradient[p] += mu * (weights[p] - centre[p])
+    if len(linear):
+        for p in range(size):
+            gradient[p] += linear[p]
+    if decay != f32(0):
+        for p in range(size):
+            gradient[p] += decay * weights[p]
+    if adam:
+        c1, c2 = f32(1 - 0.9**taken), f32(1 - 0.999**taken)
+        for p in range(size):
+            g = gradient[p]
+            m = f32(0.9) * state[0, p] + f32(1 - 0.9) * g
+            v = f32(0.999) * state[1, p] + f32(1 - 0.999) * g * g
+            state[0, p] = m
+            state[1, p] = v
+            weights[p] -= rate * (m / c1) / (np.sqrt(v / c2) + f32(1e-8))
+    elif momentum != f32(0):
+        for p in range(size):
+            state[0, p] = momentum * state[0, p] + gradient[p]
+            weights[p] -= rate * state[0, p]
+    else:
+        for p in range(size):
+            weights[p] -= rate * gradient[p]
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+
+def obstacle(network: Network) -> str:
+    """Why this kernel is not for a network: "wide", where torch's own products are faster. Empty where it is."""
+    return "wide" if max(network.widths[1:-1], default=0) > WIDEST else ""
+
+
+def features(x: Tensor) -> Tensor:
+    """Rows [rows, inputs] padded to whole vectors, with zeros."""
+    short = -x.shape[1] % LANES
+    return torch.nn.functional.pad(x, (0, short)) if short else x.contiguous()
+
+
+def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs: range) -> None:
+    """These epochs of all lanes: parameters [L, U, size], the optimiser's numbers [L, U, moments, size] and how many
+    steps each lane has taken [L] are changed in place."""
+    layers, place, size, values = layout(problem.network)
+    local, n = problem.local, problem.n.numpy()
+    work = np.cumsum(n) * len(epochs) * theta.shape[1] * (problem.network.products + PER_ROW)
+    pieces = int(min(PIECES * problem.threads, work[-1] // SMALLEST)) if problem.threads > 1 else 1
+    # about the same work in each; lanes come in order of their rows, most first
+    ends = np.searchsorted(work, work[-1] * np.arange(1, pieces) / max(pieces, 1), side="left") + 1
+    bounds = np.unique(np.concatenate([[0], np.minimum(ends, len(n)), [len(n)]]))
+    shift, factor = (features(part).numpy() for part in problem.scaling) if problem.scaling else (_NONE_2, _NONE_2)
+    given = (
+        *(layers, place, size, values, LOSSES[problem.network.loss]),
+        *(local.optimizer == "adam", f32(local.momentum), f32(local.weight_decay), f32(problem.rate)),
+        *(problem.batch_size, epochs.start, epochs.stop),
+        *(problem.x.numpy(), problem.y.numpy(), problem.index.numpy()),
+        *(problem.start.numpy(), n, problem.keys.numpy().view(np.uint64), shift, factor),
+        *(_NONE_3 if part is None else part.numpy() for part in (problem.weights,)),
+        *(_NONE_2 if part is None else part.numpy() for part in (problem.mu,)),
+        *(_NONE_3 if part is None else part.numpy() for part in (problem.centre, problem.linear)),
+        _NO_ROWS if problem.chosen is None else problem.chosen.numpy(),
+        *(theta.numpy(), state.numpy(), taken.numpy()),
+    )
+    share_out(lambda piece: _lanes(bounds[piece], bounds[piece + 1], *given), len(bounds) - 1, problem.threads)
+
+
+_NONE_2, _NONE_3, _NO_ROWS = np.zeros((0, 0), f32), np.zeros((0, 0, 0), f32), np.zeros((0, 0), np.int32)
+
+
+@_compiled
+def _lanes(  # type: ignore[no-untyped-def]
+    begin,
+    end,
+    layers,
+    place,
+    size,
+    values_per_row,
+    loss,
+    adam,
+    momentum,
+    decay,
+    rate,
+    batch,
+    first_epoch,
+    last_epoch,
+    x,
+    y,
+    index,
+    start,
+    n,
+    keys,
+    shift,
+    factor,
+    weights,
+    mu,
+    centre,
+    linear,
+    chosen,
+    theta,
+    state,
+    taken,
+):
+    """Lanes begin to end; see `Problem` for the arrays. Those that are not there are empty."""
+    models, moments = theta.shape[1], state.shape[2]
+    in_stride = layers[0, IN_STRIDE]
+    outputs, out_stride, final = layers[-1, OUTPUTS], layers[-1, OUT_STRIDE], layers[-1, VALUES] * u64(TILE)
+    longest = 0
+    for lane in range(begin, end):
+        longest = max(longest, n[lane])
+    order, left, right = np.empty(longest, np.int32), np.empty(longest, np.uint32), np.empty(longest, np.uint32)
+    values, labels, scale = np.zeros(values_per_row * TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
+    widest = max(layers[:, IN_STRIDE].max(), layers[:, OUT_STRIDE].max())
+    slope, spare, rows = np.zeros(widest * u64(TILE), f32), np.zeros(widest * u64(TILE), f32), np.empty(TILE, np.int64)
+    w, g, s = np.zeros((models, size), f32), np.zeros((models, size), f32), np.zeros((models, moments, size), f32)
+    c, h = np.zeros((models, size if len(centre) else 0), f32), np.zeros((models, size if len(linear) else 0), f32)
+    for lane in range(begin, end):
+        count = n[lane]
+        if count == 0:
+            continue
+        for model in range(models):
+            for p in range(len(place)):
+                w[model, place[p]] = theta[lane, model, p]
+                for k in range(moments):
+                    s[model, k, place[p]] = state[lane, model, k, p]
+                if len(centre):
+                    c[model, place[p]] = centre[lane, model, p]
+                if len(linear):
+                    h[model, place[p]] = linear[lane, model, p]
+        for epoch in range(first_epoch, last_epoch):
+            if batch:
+                fill_order(keys[lane], epoch, count, left, right, order)
+            else:
+                for p in range(count):
+                    order[p] = p
+            step = batch if batch else count
+            for first in range(0, count, step):
+                whole = min(step, count - first)
+                for model in range(models):
+                    for p in range(size):
+                        g[model, p] = f32(0)
+                for begun in range(first, first + whole, TILE):
+                    tile = min(TILE, first + whole - begun)
+                    for row in range(u64(tile)):
+                        own = np.int64(order[u64(begun) + row])
+                        if len(chosen):
+                            own = np.int64(chosen[lane, own])
+                        rows[row] = own
+                        source = index[start[lane] + own]
+                        labels[row] = y[source]
+                        if len(shift):
+                            for d in range(in_stride):
+                                values[row * in_stride + d] = (x[source, d] - shift[lane, d]) * factor[lane, d]
+                        else:
+                            for d in range(in_stride):
+                                values[row * in_stride + d] = x[source, d]
+                    for model in range(models):
+                        for row in range(tile):
+                            scale[row] = f32(1) / f32(whole)
+                        if len(weights):
+                            for row in range(tile):
+                                scale[row] *= weights[lane, model, rows[row]]
+                        _forward(layers, w[model], values, tile)
+                        _slope(loss, outputs, out_stride, values, final, labels, scale, tile, slope)
+                        _backward(layers, w[model], values, tile, slope, spare, g[model])
+                taken[lane] += 1
+                for model in range(models):
+                    pull = mu[lane, model] if len(centre) else f32(0)
+                    _move(
+                        w[model], g[model], s[model], taken[lane], adam, momentum, decay, rate, pull, c[model], h[model]
+                    )
+        for model in range(models):
+            for p in range(len(place)):
+                theta[lane, model, p] = w[model, place[p]]
+                for k in range(moments):
+                    state[lane, model, k, p] = s[model, k, place[p]]

@@ -1,0 +1,123 @@
+"""From a phase's local training to the kernels and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.protocol import EmpiricalRisk
+from equifed.simulator.fused.problem import Network, Problem, network_of
+from equifed.simulator.job import Job
+from equifed.simulator.lane_steps import LaneTraining
+from equifed.simulator.tables import Tables
+from equifed.tree import Tree
+
+
+class Fused:
+    """What the fused path needs of a job."""
+
+    def __init__(self, job: Job, tables: Tables) -> None:
+        self.job, self.tables = job, tables
+
+    @cached_property
+    def network(self) -> Network | None:
+        return network_of(self.job.task)
+
+    @cached_property
+    def _kernels(self) -> Any:
+        """The module that trains on this job's device."""
+        from equifed.simulator.fused import cpu
+
+        return cpu
+
+    @cached_property
+    def _columns(self) -> tuple[Tensor, Tensor]:
+        """Features [rows, inputs] and labels [rows] of all rows, as kernels read them."""
+        flat = self.tables.x.reshape(len(self.tables.x), -1)
+        return self._kernels.features(flat), self.tables.y.to(torch.float32)
+
+    @cached_property
+    def _model_obstacle(self) -> str:
+        if self.job.device.type != "cpu":
+            return "device"
+        return "model" if self.network is None else self._kernels.obstacle(self.network)
+
+    def obstacle(self, work: LaneTraining, parameters: Tree) -> str:
+        """Why this training takes another path: a word that the note "kernel" explains; empty where it need not."""
+        if type(work.steps.work.loss) is not EmpiricalRisk:
+            return "loss"
+        if self._model_obstacle:
+            return self._model_obstacle
+        assert self.network is not None
+        same = isinstance(parameters, dict) and set(parameters) == set(self.network.names)
+        return "" if same else "parameters"
+
+    def _pack(self, parameters: Tree, lanes: int) -> Tensor:
+        """Parameters by name [L, ..., shape] as one vector for each model of each lane [L, U, size]."""
+        assert self.network is not None
+        shapes = self._shapes
+        parts = [parameters[name].reshape(lanes, -1, shapes[name].numel()) for name in self.network.names]
+        return torch.cat(parts, -1)
+
+    def _unpack(self, theta: Tensor, like: Tree) -> Tree:
+        """The inverse of `_pack`, with the shapes and the order of `like`."""
+        assert self.network is not None
+        sizes = [self._shapes[name].numel() for name in self.network.names]
+        parts = dict(zip(self.network.names, theta.split(sizes, -1), strict=True))
+        return {name: parts[name].reshape(leaf.shape) for name, leaf in like.items()}
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        return {name: parameter.shape for name, parameter in self.job.task.module.named_parameters()}
+
+    def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
+        """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
+        loss, local, count = work.steps.work.loss, self.job.task.local, len(work.lanes)
+        assert self.network is not None
+        assert isinstance(loss, EmpiricalRisk)
+        theta = self._pack(parameters, count)
+        moments = 2 if local.optimizer == "adam" else int(local.momentum > 0)
+        state = theta.new_zeros(*theta.shape[:2], moments, theta.shape[2])
+        taken = torch.zeros(count, dtype=torch.int64, device=theta.device)
+        problem = Problem(
+            *(self.network, local, *self._columns, self.tables.index),
+            *(work.inputs.start, work.inputs.n, work.keys, work.rate),
+            scaling=tree.map(lambda leaf: leaf.reshape(count, -1), work.inputs.scaling),
+            weights=_row_weights(loss, work.per_row, count),
+            mu=None if loss.mu is None else self._mu(work, theta),
+            threads=self.job.threads,
+        )
+        epochs = range(local.epochs)
+        for some in [epochs] if work.resample is None else [range(e, e + 1) for e in epochs]:
+            if work.resample is not None:
+                work = work.resampled(self._unpack(theta, parameters), some.start)
+            centre, linear = (
+                None if name is None else self._pack(work.context[name], count)
+                for name in (None if loss.mu is None else loss.centre, loss.linear)
+            )
+            problem = replace(problem, centre=centre, linear=linear, chosen=work.chosen)
+            self._kernels.train(problem, theta, state, taken, some)
+        return self._unpack(theta, parameters), work.context
+
+    def _mu(self, work: LaneTraining, theta: Tensor) -> Tensor:
+        """For each model of each lane [L, U]."""
+        mu = work.steps.mu(work.inputs.hyper).to(theta)
+        lanes, models = theta.shape[:2]
+        if mu.dim() < 2:
+            return mu.reshape(-1, 1).expand(lanes, models).contiguous()
+        return mu.repeat_interleave(models // mu.shape[1], 1).contiguous()
+
+
+def _row_weights(loss: EmpiricalRisk, per_row: dict[str, Tensor], lanes: int) -> Tensor | None:
+    """w of each lane's rows for each model [L, U, n]."""
+    if loss.weights is None:
+        return None
+    values = per_row[loss.weights]
+    if loss.models:
+        values = values.movedim(-1, -2)
+    return values.reshape(lanes, -1, values.shape[-1]).to(torch.float32).contiguous()

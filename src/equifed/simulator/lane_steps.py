@@ -1,0 +1,113 @@
+"""Local training in lanes: what is to be done, whichever way the steps are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from equifed import tree
+from equifed.protocol import Data, LocalTraining, Phase, Task
+from equifed.simulator.lane_data import Inputs, Lanes
+from equifed.training import optimizer_start, optimizer_step
+from equifed.tree import Tree
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]
+"""x, y, s and mask of a step's rows, and the rows' own values."""
+
+
+@dataclass(frozen=True)
+class LaneSteps:
+    """The step of a phase's local training, for one lane and for many."""
+
+    phase: Callable[[dict[str, Tensor]], Phase]
+    """The phase with these hyper-parameters."""
+    work: LocalTraining
+    """That of the first run: the form of its loss is that of all."""
+    task: Task
+    shared: bool
+    """Whether settings share lanes: parameters, context and hyper-parameters then have leaves [L, V, ...]."""
+
+    def start(self, parameters: Tree) -> Tree:
+        """What the steps change: (parameters, the optimiser's state), leaves [L, ...] or [L, V, ...]."""
+        start: Callable[[Tree], Tree] = lambda one: optimizer_start(self.task.local, one)  # noqa: E731
+        for _ in range(2 if self.shared else 1):
+            start = vmap(start)
+        return parameters, start(parameters) if tree.leaves(parameters) else ()
+
+    def step(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
+        """One step of any number of lanes; all leaves [L, ...]."""
+        return vmap(self._lane)(carry, context, inputs, batch)
+
+    def _lane(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
+        if not self.shared:
+            return self.one(carry, context, inputs, batch)
+        x, y, s, mask, own = batch
+
+        def setting(carry: Tree, context: Tree, hyper: dict[str, Tensor], own: dict[str, Tensor]) -> Tree:
+            return self.one(carry, context, inputs._replace(hyper=hyper), (x, y, s, mask, own))
+
+        return vmap(setting)(carry, context, inputs.hyper, own)
+
+    def one(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
+        """One step of one lane with one setting: the definition."""
+        (parameters, optimizer), (x, y, s, mask, own) = carry, batch
+        if inputs.scaling:
+            x = (x - inputs.scaling[0]) * inputs.scaling[1]
+        work: Any = self.phase(inputs.hyper).client
+        data = Data(x, y, s, mask, self.task, own, inputs.draws, inputs.client_group, learning_rate=inputs.rate)
+        gradient = grad(work.loss)(parameters, context, data)
+        return optimizer_step(self.task.local, parameters, gradient, optimizer, inputs.rate)
+
+    def mu(self, hyper: dict[str, Tensor]) -> Tensor:
+        """The weight of the proximal term of an `EmpiricalRisk`: one number, or [L] or [L, V] where it is swept."""
+
+        def one(hyper: dict[str, Tensor]) -> Tensor:
+            work: Any = self.phase(hyper).client
+            return torch.as_tensor(work.loss.mu)
+
+        for _ in range(next(iter(hyper.values())).dim() if hyper else 0):
+            one = vmap(one)
+        return one(hyper)
+
+
+@dataclass(frozen=True)
+class LaneTraining:
+    """Local training of many lanes in one phase of one round."""
+
+    place: tuple[str, int]
+    """(stage, position): with the shapes, what a prepared step is known by."""
+    name: str
+    """The phase's name."""
+    steps: LaneSteps
+    context: Tree
+    """What the loss needs besides the parameters, leaves [L, ...] or [L, V, ...]."""
+    inputs: Inputs
+    per_row: dict[str, Tensor]
+    """Values of each lane's rows [L, n, ...], or [L, V, n, ...] where settings share the lane."""
+    lanes: Lanes
+    keys: Tensor
+    """Keys of the lanes' orders of rows [L], int64 with the bits of a uint64; epoch e has `shuffle.folded(key, e)`."""
+    rate: float
+    """The step size."""
+    resample: Callable[[Tree, Tree, int], tuple[Tree, Tensor]] | None
+    """Before each epoch, (parameters, context, epoch) -> (context, rows to train on [L, n])."""
+    chosen: Tensor | None = None
+    """The rows of this epoch [L, n], where they are resampled."""
+
+    def part(self, lanes: slice) -> LaneTraining:
+        """The same for some of the lanes."""
+        context, inputs, per_row, keys = tree.take((self.context, self.inputs, self.per_row, self.keys), lanes)
+        parts = {"context": context, "inputs": inputs, "per_row": per_row, "keys": keys}
+        return replace(self, lanes=self.lanes.part(lanes), **parts)
+
+    def resampled(self, parameters: Tree, epoch: int) -> LaneTraining:
+        """As it is in this epoch."""
+        if self.resample is None:
+            return self
+        context, chosen = self.resample(parameters, self.context, epoch)
+        return replace(self, context=context, chosen=chosen)

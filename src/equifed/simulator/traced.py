@@ -1,0 +1,236 @@
+"""Local training of many lanes as steps of all of them at once, for any model and loss.
+
+A step takes every lane's next batch from the shared rows with one `index_select`, and moves all models with one `vmap`.
+Lanes are sorted by their number of steps, so those that have finished fall off the end. The step is traced once per
+width to plain tensor operations, without vmap's and autograd's Python, and compiled when the run is long enough to pay
+for it.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.notes import Note
+from equifed.simulator.cuda_graphs import CudaSteps
+from equifed.simulator.fused.cpu import fill_orders
+from equifed.simulator.job import Job
+from equifed.simulator.lane_data import Inputs, portions
+from equifed.simulator.lane_steps import LaneSteps, LaneTraining
+from equifed.simulator.tables import Tables
+from equifed.tree import Tree
+
+TRACE_FROM = 100
+"""Steps of one shape in the whole job from which tracing it (about 0.1 s) pays."""
+COMPILE_FROM = 25_000
+"""Steps in the whole job from which compiling (some 10 s the first time, 1 s for each width later) pays."""
+COMPILE_WORK = 400_000
+"""Multiplications per layer and step above which compiling no longer helps: the time is spent in them."""
+
+Step = Callable[..., list[Tensor]]
+"""One step of all lanes."""
+Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
+"""(carry, what stays the same, what each step has of its own [T, ...]) -> carry after all these steps."""
+
+
+class Traced:
+    def __init__(self, job: Job, tables: Tables, notes: list[Note]) -> None:
+        self.job, self.tables, self.notes = job, tables, notes
+        self._ready: dict[Any, Run] = {}
+
+    def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
+        """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
+        carry = work.steps.start(parameters)
+        size = self.job.task.local.batch_size
+        if size is not None:
+            return self._epochs(work, carry, size)
+        # full batches: lanes of similar size together, so that padding stays small
+        settings = tree.prototype(parameters).shape[1] if work.steps.shared else 1
+        done = [
+            self._epochs(work.part(lanes), tree.take(carry, lanes), width)
+            for lanes, width in portions(work.lanes.n, self.job.row_bytes(settings))
+        ]
+        joined: tuple[Tree, Tree] = tree.map(lambda *parts: torch.cat(parts), *done)
+        return joined
+
+    def _epochs(self, work: LaneTraining, carry: Tree, size: int) -> tuple[Tree, Tree]:
+        for epoch in range(self.job.task.local.epochs):
+            work = work.resampled(carry[0], epoch)
+            carry = self._epoch(work, carry, size, epoch)
+        return carry[0], work.context
+
+    def _epoch(self, work: LaneTraining, carry: Tree, size: int, epoch: int) -> Tree:
+        positions = self._orders(work, epoch)
+        count = -(-work.lanes.n // size)
+        # a compiled step is quick but each width takes seconds to compile: use fewer of them
+        shrink = 0.5 if self._worth_compiling(carry, size) else 0.7
+        idle = bool(count[-1] < count[0])
+        for begin, end, width in segments(count, shrink):
+            some = slice(width)
+            same, moving = tree.map(
+                lambda leaf, some=some: leaf[some].contiguous(), ((work.context, work.inputs.for_steps()), carry)
+            )
+            batches = self._batches(work, positions, begin, end, width, size)
+            run = self._prepared(work, (moving, same, tree.take(batches, 0)), size, idle, end - begin)
+            flat, structure = tree.flatten(moving)
+            moving = tree.unflatten(run(flat, tree.leaves(same), tree.leaves(batches)), structure)
+            carry = tree.map(
+                lambda new, leaf, width=width: new if width == len(leaf) else torch.cat([new, leaf[width:]]),
+                moving,
+                carry,
+            )
+        return carry
+
+    def _orders(self, work: LaneTraining, epoch: int) -> Tensor:
+        """The order of each lane's rows [L, longest]; beyond its own, its first row."""
+        out = np.zeros((len(work.lanes), max(int(work.lanes.n[0]), 1)), dtype=np.int32)
+        if self.job.task.local.batch_size is None:
+            out[:] = np.arange(out.shape[1], dtype=np.int32)
+            out[out >= work.lanes.n[:, None]] = 0
+        else:
+            fill_orders(work.keys.cpu().numpy().view(np.uint64), epoch, work.lanes.n, out)
+        return torch.from_numpy(out).to(self.job.device)
+
+    def _batches(
+        self, work: LaneTraining, positions: Tensor, begin: int, end: int, width: int, size: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Steps begin to end of an epoch for the first `width` lanes: the batches' rows in the tables [T, W, B], how
+        many of the B are rows [T, W], and the rows' own values. Beyond them the client's first row stands in, with
+        mask 0."""
+        steps, device = end - begin, self.job.device
+        taken = positions[:width, begin * size : end * size]
+        taken = torch.nn.functional.pad(taken, (0, steps * size - taken.shape[1]))
+        places = taken.view(width, steps, size).transpose(0, 1).contiguous()
+        lane = torch.arange(width, device=device)[:, None]
+        if work.chosen is not None:
+            places = work.chosen[lane, places]
+        start = torch.from_numpy(work.lanes.start[:width].astype(np.int32)).to(device)
+        rows = self.tables.index[(places + start[:, None]).clamp_(max=len(self.tables.index) - 1)]
+        left = work.lanes.n[None, :width] - np.arange(begin, end)[:, None] * size
+        filled = torch.from_numpy(np.clip(left, 0, size).astype(np.int32)).to(device)
+
+        def of_rows(values: Tensor) -> Tensor:
+            if not work.steps.shared:
+                return values[lane, places]
+            # [T, W, V, B, ...]: each setting's values of the rows that all of them take
+            return values[lane[..., None], torch.arange(values.shape[1], device=device)[:, None], places[:, :, None]]
+
+        return rows, filled, tree.map(of_rows, work.per_row)
+
+    def _prepared(self, work: LaneTraining, example: tuple[Any, ...], size: int, idle: bool, steps: int) -> Run:
+        """A function that carries out the steps of a segment, as fast as is worth the preparation."""
+        values, structure = tree.flatten(example)
+        whole = self._whole_step(work.steps, size, idle)
+
+        def flat(*values: Tensor) -> list[Tensor]:
+            return whole(*tree.unflatten(values, structure))
+
+        if steps * self.job.task.local.epochs * self.job.rounds < TRACE_FROM:
+            return one_by_one(flat)
+        key = (work.place, size, idle, tuple(value.shape for value in values))
+        if key not in self._ready:
+            traced = self._traced(flat, values, self._worth_compiling(example[0], size))
+            make: Callable[[Step], Run] = CudaSteps if self.job.device.type == "cuda" else one_by_one
+            self._ready[key] = make(traced)
+        return self._ready[key]
+
+    def _whole_step(self, steps: LaneSteps, size: int, idle: bool) -> Step:
+        """A step from row positions to new parameters. `idle`: some lanes have finished and must not move."""
+        tables = self.tables
+
+        def whole(
+            carry: Tree, fixed: tuple[Tree, Inputs], batch: tuple[Tensor, Tensor, dict[str, Tensor]]
+        ) -> list[Tensor]:
+            rows, filled, own = batch
+            width = rows.shape[0]
+            flat = rows.reshape(-1)
+            x = tables.x.index_select(0, flat).view(width, size, *tables.x.shape[1:])
+            y = tables.y.index_select(0, flat).view(width, size)
+            s = tables.s.index_select(0, flat).view(width, size)
+            mask = (torch.arange(size, device=rows.device) < filled[:, None]).to(torch.float32)
+            new = steps.step(carry, *fixed, (x, y, s, mask, own))
+            moved = tree.where(filled > 0, new, carry) if idle else new
+            # the next step expects the layout it was prepared for
+            return [leaf.contiguous() for leaf in tree.leaves(moved)]
+
+        return whole
+
+    def _traced(self, flat: Step, values: list[Tensor], compiling: bool) -> Step:
+        """The step as a plain list of tensor operations: what vmap and grad do in Python is done once, here."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        graph = make_fx(flat)(*values)
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        if not compiling:
+            return graph
+        try:
+            from torch import _inductor
+
+            # straight to the compiler: torch.compile would check its guards at every step, which costs as much again
+            compiled: Step = _inductor.compile(graph, [*values])
+            compiled(*values)
+        except Exception as error:  # a broken compiler must not cost the run
+            self._note(Note("compiling-failed", {"error": type(error).__name__}))
+            return graph
+        return compiled
+
+    def _worth_compiling(self, carry: Tree, size: int) -> bool:
+        if self.job.settings.kernel != "auto":
+            return self.job.settings.kernel == "compiled"
+        if self.job.device.type != "cpu":
+            return False
+        local, sizes = self.job.task.local, self.tables.sizes
+        typical = int(np.median(sizes.max(1))) if local.batch_size else 1
+        planned = -(-typical // size) * local.epochs * self.job.rounds
+        effort = size * sum(leaf.numel() for leaf in tree.leaves(carry))
+        if planned < COMPILE_FROM or effort > COMPILE_WORK:
+            return False
+        if not _has_compiler():
+            self._note(Note("no-compiler"))
+            return False
+        return True
+
+    def _note(self, note: Note) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+@cache
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+
+
+def one_by_one(step: Step) -> Run:
+    def run(carry: list[Tensor], same: list[Tensor], batches: list[Tensor]) -> list[Tensor]:
+        for batch in zip(*batches, strict=True):
+            carry = step(*carry, *same, *batch)
+        return carry
+
+    return run
+
+
+def segments(count: np.ndarray, shrink: float) -> list[tuple[int, int, int]]:
+    """Stretches (begin, end, width) of an epoch: `count` holds each lane's number of steps, most first.
+
+    As lanes finish, the width falls, but each time by the factor `shrink`, since every new width has to be traced.
+    """
+    widths = [len(count)]
+    while widths[-1] > 4:
+        widths.append(math.ceil(widths[-1] * shrink))
+    parts, begin = [], 0
+    for width, smaller in zip(widths, [*widths[1:], 0], strict=True):
+        # with this width until all lanes beyond the next smaller one have finished
+        end = int(count[smaller]) if smaller < len(count) and smaller > 0 else int(count[0])
+        if end > begin:
+            parts.append((begin, end, width))
+            begin = end
+    return parts
