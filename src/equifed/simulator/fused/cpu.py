@@ -35,6 +35,7 @@ SMALLEST = 200_000
 """Multiplications below which handing a share to a thread costs more than it gains."""
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
+ONE, TWO, THREE, FOUR = (np.uint64(number) for number in range(1, 5))
 # not "nnan" and "ninf": a diverged model must show
 _compiled: Any = njit(
     nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"}
@@ -191,21 +192,46 @@ def _forward(layers, weights, values, rows):  # type: ignore[no-untyped-def]
         inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, activation, start = layers[number]
         target = start * u64(TILE)
         if by_output:
-            for row in range(rows):
-                for o in range(outputs):
-                    total = f32(0)
+            for o in range(outputs):
+                line, added = weight + o * in_stride, weights[bias + o] if has_bias else f32(0)
+                for row in range(u64(0), rows - rows % FOUR, FOUR):
+                    a, out = source + row * in_stride, target + row * out_stride + o
+                    b, c, d = a + in_stride, a + TWO * in_stride, a + THREE * in_stride
+                    t0, t1, t2, t3 = added, added, added, added
                     for i in range(in_stride):
-                        total += values[source + row * in_stride + i] * weights[weight + o * in_stride + i]
-                    if has_bias:
-                        total += weights[bias + o]
+                        w = weights[line + i]
+                        t0 += values[a + i] * w
+                        t1 += values[b + i] * w
+                        t2 += values[c + i] * w
+                        t3 += values[d + i] * w
+                    values[out], values[out + out_stride] = t0, t1
+                    values[out + TWO * out_stride], values[out + THREE * out_stride] = t2, t3
+                for row in range(rows - rows % FOUR, rows):
+                    a, total = source + row * in_stride, added
+                    for i in range(in_stride):
+                        total += values[a + i] * weights[line + i]
                     values[target + row * out_stride + o] = total
         else:
             for row in range(rows):
                 at = target + row * out_stride
                 for o in range(out_stride):
                     values[at + o] = weights[bias + o] if has_bias else f32(0)
-                for i in range(inputs):
-                    value, line = values[source + row * in_stride + i], weight + i * out_stride
+                first = source + row * in_stride
+                for i in range(u64(0), inputs - inputs % FOUR, FOUR):
+                    v0, v1, v2, v3 = (
+                        values[first + i],
+                        values[first + i + ONE],
+                        values[first + i + TWO],
+                        values[first + i + THREE],
+                    )
+                    a = weight + i * out_stride
+                    b, c, d = a + out_stride, a + TWO * out_stride, a + THREE * out_stride
+                    for o in range(out_stride):
+                        values[at + o] += (v0 * weights[a + o] + v1 * weights[b + o]) + (
+                            v2 * weights[c + o] + v3 * weights[d + o]
+                        )
+                for i in range(inputs - inputs % FOUR, inputs):
+                    value, line = values[first + i], weight + i * out_stride
                     for o in range(out_stride):
                         values[at + o] += value * weights[line + o]
         if activation == 1:
@@ -260,23 +286,48 @@ def _backward(layers, weights, values, rows, slope, spare, gradient):  # type: i
         inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, _, _ = layers[number]
         source = layers[number - 1, VALUES] * u64(TILE) if number else u64(0)
         if by_output:
-            for row in range(rows):
-                for o in range(outputs):
-                    d, line = slope[row * out_stride + o], weight + o * in_stride
+            for o in range(outputs):
+                line = weight + o * in_stride
+                for row in range(u64(0), rows - rows % FOUR, FOUR):
+                    a, at = source + row * in_stride, row * out_stride + o
+                    b, c, d = a + in_stride, a + TWO * in_stride, a + THREE * in_stride
+                    s0, s1 = slope[at], slope[at + out_stride]
+                    s2, s3 = slope[at + TWO * out_stride], slope[at + THREE * out_stride]
                     for i in range(in_stride):
-                        gradient[line + i] += d * values[source + row * in_stride + i]
-                    if has_bias:
-                        gradient[bias + o] += d
+                        gradient[line + i] += (s0 * values[a + i] + s1 * values[b + i]) + (
+                            s2 * values[c + i] + s3 * values[d + i]
+                        )
+                for row in range(rows - rows % FOUR, rows):
+                    a, s0 = source + row * in_stride, slope[row * out_stride + o]
+                    for i in range(in_stride):
+                        gradient[line + i] += s0 * values[a + i]
+                if has_bias:
+                    total = f32(0)
+                    for row in range(rows):
+                        total += slope[row * out_stride + o]
+                    gradient[bias + o] += total
         else:
-            for row in range(rows):
+            for row in range(u64(0), rows - rows % FOUR, FOUR):
+                a, first = row * out_stride, source + row * in_stride
+                b, c, d = a + out_stride, a + TWO * out_stride, a + THREE * out_stride
+                for i in range(inputs):
+                    v0, v1 = values[first + i], values[first + in_stride + i]
+                    v2, v3 = values[first + TWO * in_stride + i], values[first + THREE * in_stride + i]
+                    line = weight + i * out_stride
+                    for o in range(out_stride):
+                        gradient[line + o] += (v0 * slope[a + o] + v1 * slope[b + o]) + (
+                            v2 * slope[c + o] + v3 * slope[d + o]
+                        )
+            for row in range(rows - rows % FOUR, rows):
                 at = row * out_stride
                 for i in range(inputs):
                     value, line = values[source + row * in_stride + i], weight + i * out_stride
                     for o in range(out_stride):
                         gradient[line + o] += value * slope[at + o]
-                if has_bias:
+            if has_bias:
+                for row in range(rows):
                     for o in range(out_stride):
-                        gradient[bias + o] += slope[at + o]
+                        gradient[bias + o] += slope[row * out_stride + o]
         if number == 0:
             return
         for q in range(rows * in_stride):
