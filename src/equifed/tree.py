@@ -7,27 +7,72 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch.func import vmap
 
 Tree = Any
 """A nest of dicts, tuples, lists and NamedTuples with tensors as leaves; every function keeps its structure."""
 
 
+def _parts(tree: Tree) -> list[Any] | None:
+    """The entries of a node; None for a leaf."""
+    if isinstance(tree, dict):
+        return list(tree.values())
+    return list(tree) if isinstance(tree, tuple | list) else None
+
+
+def _rebuilt(tree: Tree, parts: list[Any]) -> Tree:
+    """A node like this one with other entries."""
+    if isinstance(tree, dict):
+        return dict(zip(tree, parts, strict=True))
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+
+
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `function` leaf by leaf over trees of one structure."""
-    return pytree.tree_map(function, tree, *others)
+    parts = _parts(tree)
+    if parts is None:
+        return function(tree, *others)
+    if not others:
+        return _rebuilt(tree, [map(function, part) for part in parts])
+    if isinstance(tree, dict):  # by name: the order of names may differ
+        if any(other.keys() != tree.keys() for other in others):
+            raise ValueError(f"Trees differ: one has {list(tree)}, others {[list(other) for other in others]}.")
+        rest = [[other[name] for name in tree] for other in others]
+    else:
+        rest = [list(other) for other in others]
+    return _rebuilt(tree, [map(function, *each) for each in zip(parts, *rest, strict=True)])
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    return pytree.tree_leaves(tree)
+    parts = _parts(tree)
+    if parts is None:
+        return [tree]
+    return [leaf for part in parts for leaf in leaves(part)]
 
 
-def flatten(tree: Tree) -> tuple[list[Tensor], Any]:
-    return pytree.tree_flatten(tree)
+def flatten(tree: Tree) -> tuple[list[Tensor], Tree]:
+    """The leaves, and the structure from which `unflatten` makes the tree again: the same with positions as leaves."""
+    values = leaves(tree)
+    positions = iter(range(len(values)))
+    return values, map(lambda _: next(positions), tree)
 
 
-def unflatten(values: Sequence[Any], structure: Any) -> Tree:
-    return pytree.tree_unflatten(list(values), structure)
+def unflatten(values: Sequence[Any], structure: Tree) -> Tree:
+    return map(values.__getitem__, structure)
+
+
+def vectorised(function: Callable[..., Tree], *trees: Tree) -> Tree:
+    """`torch.func.vmap` of the function over the leading axis of all leaves; vmap takes nests apart too, but slowly."""
+    values, structure = flatten(trees)
+    found: list[Tree] = []
+
+    def flat(*values: Tensor) -> tuple[Tensor, ...]:
+        result, shape = flatten(function(*unflatten(values, structure)))
+        found.append(shape)
+        return tuple(result)
+
+    made = vmap(flat)(*values)
+    return unflatten(made, found[0])
 
 
 def add(a: Tree, b: Tree) -> Tree:
@@ -111,16 +156,16 @@ def num_bytes(tree: Tree) -> int:
 
 def named(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     """Leaves by their path, "theta.layer.weight": what checkpoints and result files store."""
-    entries = pytree.tree_flatten_with_path(tree)[0]
-    return {_join(prefix, path): leaf for path, leaf in entries}
+    if isinstance(tree, dict):
+        entries = list(tree.items())
+    elif isinstance(tree, tuple | list):
+        entries = list(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    else:
+        return {prefix: tree}
+    inside = (named(part, f"{prefix}.{name}" if prefix else str(name)) for name, part in entries)
+    return {path: leaf for each in inside for path, leaf in each.items()}
 
 
 def from_named(like: Tree, values: dict[str, Tensor], prefix: str = "") -> Tree:
     """The inverse of `named`, with the structure of `like`."""
-    entries, structure = pytree.tree_flatten_with_path(like)
-    return unflatten([values[_join(prefix, path)] for path, _ in entries], structure)
-
-
-def _join(prefix: str, path: Sequence[Any]) -> str:
-    parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
-    return ".".join([prefix, *parts] if prefix else parts)
+    return unflatten([values[path] for path in named(like, prefix)], flatten(like)[1])

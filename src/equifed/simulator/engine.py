@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -117,6 +118,14 @@ def initial_state(job: Job) -> State:
         tree.stack(servers),
         tree.map(lambda leaf: leaf.unsqueeze(1).expand(-1, many, *leaf.shape[1:]).clone(), tree.stack(clients)),
     )
+
+
+def over_runs(function: Callable[..., Tree], values: tuple[Tree, ...], count: int) -> Tree:
+    """The function of every run's values, leaves [R, ...]. One run alone is spared vmap, which costs more than what
+    servers compute."""
+    if count > 1:
+        return tree.vectorised(function, *values)
+    return tree.map(lambda leaf: leaf.unsqueeze(0), function(*tree.take(values, 0)))
 
 
 def validation_data(job: Job, tables: Tables) -> Tree:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.notes import Note
@@ -26,6 +25,7 @@ from equifed.simulator.lane_data import Inputs, KeptRows, LaneData, LaneRows, La
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.stepper import Stepper
 from equifed.simulator.tables import Tables
+from equifed.training import start_from_theta
 from equifed.tree import Tree
 
 
@@ -118,9 +118,11 @@ class LaneExchange:
                 def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
                     return part(self.phase(hyper).client, *values, data)
 
-                return (vmap(setting) if settings > 1 else setting)(values, inputs.hyper)
+                if settings == 1:
+                    return setting(values, inputs.hyper)
+                return tree.vectorised(setting, values, inputs.hyper)
 
-            results.append(vmap(one)(tree.take(values, lane), some, kept))
+            results.append(tree.vectorised(one, tree.take(values, lane), some, kept))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
     def _kept(self, lanes: Lanes, lane: slice, inputs: Inputs, width: int) -> dict[str, Tensor]:
@@ -156,7 +158,10 @@ class LaneExchange:
         def finish(work: LocalTraining, parameters: Tree, down: Record, own: Tree, context: Tree, data: Data) -> Any:
             return work.finish(parameters, down, own, data, context)
 
-        begin: Start = self.map(prepare, (down, own), inputs, lanes, settings)
+        if work.prepare is start_from_theta:
+            begin = Start(down["theta"])
+        else:
+            begin = self.map(prepare, (down, own), inputs, lanes, settings)
         local, seeds = job.task.local, np.array([run.seed % 2**64 for run in job.runs], np.uint64)
         clients = np.array(job.client_keys, np.uint64)[lanes.client]
         keys = randomness.batch_keys(seeds[lanes.run], self.round, clients, self.first.name)

@@ -14,13 +14,21 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from equifed import tree
 from equifed.channel import Gathered
 from equifed.errors import RunError
 from equifed.protocol import LocalTraining, Phase, Record, Stage
-from equifed.simulator.engine import Exchange, LocalEngine, Rejection, State, check_reply, data_of, record_message
+from equifed.simulator.engine import (
+    Exchange,
+    LocalEngine,
+    Rejection,
+    State,
+    check_reply,
+    data_of,
+    over_runs,
+    record_message,
+)
 from equifed.simulator.job import Job
 from equifed.simulator.lane_clients import LaneClients, LaneExchange
 from equifed.simulator.lane_data import Lanes
@@ -116,7 +124,7 @@ class LanesEngine(LocalEngine):
 
         values = (server, replies, self.job.hyper, self.validation)
         if self.job.method.sweepable:
-            new = vmap(one)(*values)
+            new = over_runs(one, values, len(self.job.runs))
         else:
             new = tree.stack([one(*tree.take(values, run)) for run in range(len(self.job.runs))])
         if answered.all():

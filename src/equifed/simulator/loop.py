@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from equifed import tree
 from equifed.errors import RunError
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
-from equifed.protocol import Stage
-from equifed.simulator.engine import Engine, Rejection, State
+from equifed.protocol import Method, Stage
+from equifed.simulator.engine import Engine, Rejection, State, over_runs
 from equifed.simulator.evaluate import Measure
 from equifed.simulator.job import Job
 
@@ -98,14 +97,16 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
 
 def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """What the method observes in every run, by name [R], and which runs have converged [R]."""
-    if not tree.leaves(state.server):
+    kind = type(job.method)
+    unseen = kind.observe is Method.observe and kind.converged is Method.converged
+    if unseen or not tree.leaves(state.server):
         return {}, np.zeros(len(job.runs), dtype=bool)
 
     def one(server: Any, hyper: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         method, _ = job.configured(hyper)
         return method.observe(server), method.converged(server)
 
-    observed, converged = vmap(one)(state.server, job.hyper)
+    observed, converged = over_runs(one, (state.server, job.hyper), len(job.runs))
     values = torch.stack([value.to(job.device, torch.float64) for value in (*observed.values(), converged)])
     *seen, ended = values.cpu().numpy()
     return dict(zip(observed, seen, strict=True)), ended > 0
