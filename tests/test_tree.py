@@ -29,7 +29,7 @@ def test_map_keeps_the_structure_and_goes_by_name() -> None:
     assert {name: float(value) for name, value in tree.add(one, other).items()} == {"a": 6, "b": 3}
     with pytest.raises(ValueError, match="Trees differ"):
         tree.add(one, {"a": torch.ones(1)})
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         tree.add((torch.ones(1),), (torch.ones(1), torch.ones(1)))
 
 
