@@ -63,12 +63,13 @@ class LaneSteps:
         gradient = grad(work.loss)(parameters, context, data)
         return optimizer_step(self.task.local, parameters, gradient, optimizer, inputs.rate)
 
-    def mu(self, hyper: dict[str, Tensor]) -> Tensor:
-        """The weight of the proximal term of an `EmpiricalRisk`: one number, or [L] or [L, V] where it is swept."""
+    def number(self, name: str, hyper: dict[str, Tensor]) -> Tensor:
+        """A number of the declared loss, such as an `EmpiricalRisk`'s mu: one, or [L] or [L, V] where it is swept."""
 
         def one(hyper: dict[str, Tensor]) -> Tensor:
             work: Any = self.phase(hyper).client
-            return torch.as_tensor(work.loss.mu)
+            value = getattr(work.loss, name)
+            return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
         for _ in range(next(iter(hyper.values())).dim() if hyper else 0):
             one = vmap(one)

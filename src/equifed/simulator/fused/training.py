@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.edge_popup import EdgePopup, kept
 from equifed.protocol import EmpiricalRisk
 from equifed.simulator.fused.problem import Network, Problem, network_of
 from equifed.simulator.job import Job
 from equifed.simulator.lane_steps import LaneTraining
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
+
+if TYPE_CHECKING:
+    from equifed.simulator.fused.edges import Edges
 
 
 class Fused:
@@ -49,9 +53,11 @@ class Fused:
 
     def obstacle(self, work: LaneTraining, parameters: Tree) -> str:
         """Why this training takes another path: a word that the note "kernel" explains; empty where it need not."""
-        if type(work.steps.work.loss) is not EmpiricalRisk:
+        loss = work.steps.work.loss
+        if type(loss) not in (EmpiricalRisk, EdgePopup):
             return "loss"
-        if self._model_obstacle:
+        # edge-popup's products are BLAS's: no layer is too wide for them
+        if self._model_obstacle and not (self._model_obstacle == "wide" and type(loss) is EdgePopup):
             return self._model_obstacle
         assert self.network is not None
         same = isinstance(parameters, dict) and set(parameters) == set(self.network.names)
@@ -79,7 +85,7 @@ class Fused:
         """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
         loss, local, count = work.steps.work.loss, self.job.task.local, len(work.lanes)
         assert self.network is not None
-        assert isinstance(loss, EmpiricalRisk)
+        assert isinstance(loss, EmpiricalRisk | EdgePopup)
         theta = self._pack(parameters, count)
         moments = 2 if local.optimizer == "adam" else int(local.momentum > 0)
         state = theta.new_zeros(*theta.shape[:2], moments, theta.shape[2])
@@ -88,11 +94,16 @@ class Fused:
             *(self.network, local, *self._columns, self.tables.index),
             *(work.inputs.start, work.inputs.n, work.keys, work.rate),
             scaling=tree.map(lambda leaf: leaf.reshape(count, -1), work.inputs.scaling),
-            weights=_row_weights(loss, work.per_row, count),
-            mu=None if loss.mu is None else self._mu(work, theta),
             threads=self.job.threads,
         )
         epochs = range(local.epochs)
+        if isinstance(loss, EdgePopup):
+            from equifed.simulator.fused import edges
+
+            edges.train(problem, self._edges(loss, work, theta), theta, state, taken, epochs)
+            return self._unpack(theta, parameters), work.context
+        mu = None if loss.mu is None else self._of_models(work.steps.number("mu", work.inputs.hyper).to(theta), theta)
+        problem = replace(problem, weights=_row_weights(loss, work.per_row, count), mu=mu)
         for some in [epochs] if work.resample is None else [range(e, e + 1) for e in epochs]:
             if work.resample is not None:
                 work = work.resampled(self._unpack(theta, parameters), some.start)
@@ -104,13 +115,23 @@ class Fused:
             self._kernels.train(problem, theta, state, taken, some)
         return self._unpack(theta, parameters), work.context
 
-    def _mu(self, work: LaneTraining, theta: Tensor) -> Tensor:
-        """For each model of each lane [L, U]."""
-        mu = work.steps.mu(work.inputs.hyper).to(theta)
+    def _of_models(self, number: Tensor, theta: Tensor) -> Tensor:
+        """A number of the loss for each model of each lane [L, U]."""
         lanes, models = theta.shape[:2]
-        if mu.dim() < 2:
-            return mu.reshape(-1, 1).expand(lanes, models).contiguous()
-        return mu.repeat_interleave(models // mu.shape[1], 1).contiguous()
+        if number.dim() < 2:
+            return number.reshape(-1, 1).expand(lanes, models).contiguous()
+        return number.repeat_interleave(models // number.shape[1], 1).contiguous()
+
+    def _edges(self, loss: EdgePopup, work: LaneTraining, theta: Tensor) -> Edges:
+        from equifed.simulator.fused.edges import Edges
+
+        assert self.network is not None
+        keep = self._of_models(work.steps.number("keep", work.inputs.hyper), theta)
+        numbers = [torch.as_tensor(kept(keep, self._shapes[name].numel())) for name in self.network.names]
+        # settings that share a lane share its seed, and so the weights
+        weights = self._pack(work.context, len(theta))[:, 0].contiguous()
+        groups = self.job.task.num_groups if loss.by_group else 0
+        return Edges(weights, torch.stack(numbers, -1).contiguous(), self.tables.s.long(), groups)
 
 
 def _row_weights(loss: EmpiricalRisk, per_row: dict[str, Tensor], lanes: int) -> Tensor | None:
