@@ -37,7 +37,7 @@ SMALLEST = 200_000
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 ONE, TWO, THREE, FOUR = (np.uint64(number) for number in range(1, 5))
 # not "nnan" and "ninf": a diverged model must show
-_compiled: Any = njit(
+compiled: Any = njit(
     nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"}
 )
 _inlined: Any = njit(inline="always", boundscheck=False, error_model="numpy")
@@ -99,12 +99,12 @@ def _exp(v):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _sigmoid(v):  # type: ignore[no-untyped-def]
+def sigmoid(v):  # type: ignore[no-untyped-def]
     return f32(1) / (f32(1) + _exp(-v))
 
 
 @_inlined
-def _tanh(v):  # type: ignore[no-untyped-def]
+def tanh(v):  # type: ignore[no-untyped-def]
     """By the exponential, and near zero, where that would lose digits, by a polynomial."""
     square = v * v
     p = f32(-5.70498872745e-3)
@@ -138,7 +138,7 @@ def _moved(cell, other, key, side):  # type: ignore[no-untyped-def]
     return min(moved, u32(moved - u32(side)))  # modulo the side: what is below zero wraps around
 
 
-@_compiled
+@compiled
 def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
     """`shuffle.order` of an epoch in out[:n]; l and r are scratch."""
     if n == 0:
@@ -172,7 +172,7 @@ def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
             out[p] = i32(left) * i32(b) + i32(right)
 
 
-@_compiled
+@compiled
 def fill_orders(keys, epoch, n, out):  # type: ignore[no-untyped-def]
     """The orders of many lanes, out[lane, :n[lane]]."""
     longest = out.shape[1]
@@ -184,7 +184,7 @@ def fill_orders(keys, epoch, n, out):  # type: ignore[no-untyped-def]
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@compiled
 def _forward(layers, weights, values, rows):  # type: ignore[no-untyped-def]
     """All activations of a tile of rows, from its features at the start of `values`."""
     source, rows = u64(0), u64(rows)
@@ -236,13 +236,13 @@ def _forward(layers, weights, values, rows):  # type: ignore[no-untyped-def]
                         values[at + o] += value * weights[line + o]
         if activation == 1:
             for q in range(target, target + rows * out_stride):
-                values[q] = _tanh(values[q])
+                values[q] = tanh(values[q])
         elif activation == 2:
             for q in range(target, target + rows * out_stride):
                 values[q] = max(values[q], f32(0))
         elif activation == 3:
             for q in range(target, target + rows * out_stride):
-                values[q] = _sigmoid(values[q])
+                values[q] = sigmoid(values[q])
         if activation and (by_output or activation == 3):
             for row in range(rows):
                 for o in range(outputs, out_stride):
@@ -250,13 +250,13 @@ def _forward(layers, weights, values, rows):  # type: ignore[no-untyped-def]
         source = target
 
 
-@_compiled
-def _slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # type: ignore[no-untyped-def]
+@compiled
+def output_slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # type: ignore[no-untyped-def]
     """The gradient of the weighted loss of each row by the network's outputs: `scale` holds the rows' weights / B."""
     rows = u64(rows)
     if loss == 1:
         for row in range(rows):
-            out[row] = scale[row] * (_sigmoid(z[at + row]) - labels[row])
+            out[row] = scale[row] * (sigmoid(z[at + row]) - labels[row])
     elif loss == 3:
         for row in range(rows):
             out[row] = scale[row] * f32(2) * (z[at + row] - labels[row])
@@ -278,7 +278,7 @@ def _slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # type: ign
             out[row * stride + u64(labels[row])] -= scale[row]
 
 
-@_compiled
+@compiled
 def _backward(layers, weights, values, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
     """Adds a tile's gradient by all parameters to `gradient`, from that by the outputs in `slope`."""
     rows = u64(rows)
@@ -358,8 +358,8 @@ def _backward(layers, weights, values, rows, slope, spare, gradient):  # type: i
         slope, spare = spare, slope
 
 
-@_compiled
-def _move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centre, linear):  # type: ignore[no-untyped-def]
+@compiled
+def move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centre, linear):  # type: ignore[no-untyped-def]
     """One step of the optimiser, as `equifed.training.optimizer_step` has it, with what the loss adds to the gradient
     besides the rows' part. taken: steps of Adam, this one included."""
     size = len(weights)
@@ -433,7 +433,7 @@ def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs:
 _NONE_2, _NONE_3, _NO_ROWS = np.zeros((0, 0), f32), np.zeros((0, 0, 0), f32), np.zeros((0, 0), np.int32)
 
 
-@_compiled
+@compiled
 def _lanes(  # type: ignore[no-untyped-def]
     begin,
     end,
@@ -526,12 +526,12 @@ def _lanes(  # type: ignore[no-untyped-def]
                             for row in range(tile):
                                 scale[row] *= weights[lane, model, rows[row]]
                         _forward(layers, w[model], values, tile)
-                        _slope(loss, outputs, out_stride, values, final, labels, scale, tile, slope)
+                        output_slope(loss, outputs, out_stride, values, final, labels, scale, tile, slope)
                         _backward(layers, w[model], values, tile, slope, spare, g[model])
                 taken[lane] += 1
                 for model in range(models):
                     pull = mu[lane, model] if len(centre) else f32(0)
-                    _move(
+                    move(
                         w[model], g[model], s[model], taken[lane], adam, momentum, decay, rate, pull, c[model], h[model]
                     )
         for model in range(models):

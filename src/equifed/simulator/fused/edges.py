@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from equifed.selection import cut_near
-from equifed.simulator.fused.cpu import _compiled, _move, _sigmoid, _slope, _tanh, f32, fill_order, u64
+from equifed.simulator.fused.cpu import compiled, f32, fill_order, move, output_slope, sigmoid, tanh, u64
 from equifed.simulator.fused.problem import LOSSES, Problem
 from equifed.simulator.threads import share_out
 
@@ -63,7 +63,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-@_compiled
+@compiled
 def _lane(  # type: ignore[no-untyped-def]
     lane, widths, activations, loss, adam, momentum, decay, rate, batch, first_epoch, last_epoch,
     x, y, s, groups, index, start, n, keys, shift, factor, weights, kept, scores, state, taken,
@@ -116,13 +116,13 @@ def _lane(  # type: ignore[no-untyped-def]
                             gradient[p] += part[p]
                 for p in range(size):
                     gradient[p] *= w[p]  # straight through the mask
-                _move(
+                move(
                     scores[lane, model], gradient, state[lane, model], taken[lane], adam, momentum, decay, rate,
                     f32(0), _NONE, _NONE,
                 )  # fmt: skip
 
 
-@_compiled
+@compiled
 def _select(widths, w, scores, kept, cuts, theta):  # type: ignore[no-untyped-def]
     """theta^w * M; `cuts` holds those of the step before."""
     begin = 0
@@ -135,7 +135,7 @@ def _select(widths, w, scores, kept, cuts, theta):  # type: ignore[no-untyped-de
         cuts[layer], begin = cut, end
 
 
-@_compiled
+@compiled
 def _tile(widths, activations, loss, theta, values, labels, scale, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
     """The gradient of these rows' scaled losses by the network's weights, from features at the start of `values`."""
     depth, source, begin = len(widths) - 1, 0, 0
@@ -147,15 +147,15 @@ def _tile(widths, activations, loss, theta, values, labels, scale, rows, slope, 
         np.dot(into, weight.T, out.reshape(rows, outputs))
         if activations[layer] == 1:
             for q in range(len(out)):
-                out[q] = _tanh(out[q])
+                out[q] = tanh(out[q])
         elif activations[layer] == 2:
             for q in range(len(out)):
                 out[q] = max(out[q], f32(0))
         elif activations[layer] == 3:
             for q in range(len(out)):
-                out[q] = _sigmoid(out[q])
+                out[q] = sigmoid(out[q])
         source, begin = target, end
-    _slope(loss, widths[-1], widths[-1], values, u64(source), labels, scale, rows, slope)
+    output_slope(loss, widths[-1], widths[-1], values, u64(source), labels, scale, rows, slope)
     for layer in range(depth - 1, -1, -1):
         inputs, outputs = widths[layer], widths[layer + 1]
         end, begin = begin, begin - inputs * outputs
