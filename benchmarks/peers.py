@@ -61,13 +61,12 @@ class Peer:
     environment: str | None = None
     """One of ENVIRONMENTS; none: that of the project."""
     seeds: int = 1
-    threads: int = 1
 
 
 def equifed(seeds: int, threads: int) -> Peer:
     name = "equifed, 1 seed" if seeds == 1 else f"equifed, per seed of {seeds}"
     name += "" if threads == 1 else f", {threads} threads"
-    return Peer(name, "run_equifed.py", (str(seeds),), seeds=seeds, threads=threads)
+    return Peer(name, "run_equifed.py", (str(seeds), str(threads)), seeds=seeds)
 
 
 LOADER = Peer("torch loop with DataLoader", "run_torch.py", ("dataloader",))
@@ -161,14 +160,13 @@ def python_of(name: str | None, base: str) -> str:
 
 
 def environ_of(peer: Peer) -> dict[str, str]:
-    """No GPU, as many threads as the peer is to have, and nothing sent to anybody."""
-    threads = str(peer.threads)
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-    limits["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads={threads}"
-    quiet = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    quiet |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    """No GPU, one thread for whatever does not ask for more, and nothing sent to anybody."""
+    own = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    own["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    own |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or not peer.environment}
-    return inherited | limits | quiet
+    return inherited | own
 
 
 def measure(peer: Peer, python: str, workload: Path) -> Measured:

@@ -118,10 +118,10 @@ def test_the_page_is_written_between_its_marks(peers: ModuleType, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("script", "argument"), [("run_torch.py", "tight"), ("run_torch.py", "dataloader"), ("run_equifed.py", "2")]
+    "command", ["run_torch.py tight", "run_torch.py dataloader", "run_equifed.py 2 1", "run_equifed.py 1 2"]
 )
 def test_scripts_do_the_work(
-    script: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With batches of all rows there is no randomness: the loss is that of FedAvg in NumPy."""
     rng = np.random.default_rng(1)
@@ -129,7 +129,8 @@ def test_scripts_do_the_work(
     y = (x.sum(-1) + rng.normal(size=(3, 1000)) > 0).astype(np.float32)
     np.savez(tmp_path / "workload.npz", x=x, y=y, rounds=3, epochs=2, batch=1000, rate=0.5)
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "workload.npz"), argument])
+    script, *arguments = command.split()
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "workload.npz"), *arguments])
     runpy.run_path(str(SCRIPTS / script), run_name="__main__")
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -144,6 +145,6 @@ def test_scripts_do_the_work(
     probability = 1 / (1 + np.exp(-one @ theta))
     loss = -np.mean(np.log(np.where(y == 1, probability, 1 - probability)))
     assert said["losses"] == pytest.approx([loss] * len(said["losses"]), rel=1e-6)
-    assert len(said["losses"]) == (2 if argument == "2" else 1)
+    assert len(said["losses"]) == (2 if arguments[0] == "2" else 1)
     assert said["steady"] > 0
     assert said["versions"]["torch"]
