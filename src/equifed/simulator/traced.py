@@ -21,6 +21,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.notes import Note
 from equifed.simulator.cuda_graphs import CudaSteps
+from equifed.simulator.fused import cuda
 from equifed.simulator.fused.cpu import fill_orders
 from equifed.simulator.job import Job
 from equifed.simulator.lane_data import Inputs, portions
@@ -91,7 +92,10 @@ class Traced:
 
     def _orders(self, work: LaneTraining, epoch: int) -> Tensor:
         """The order of each lane's rows [L, longest]; beyond its own, its first row."""
-        out = np.zeros((len(work.lanes), max(int(work.lanes.n[0]), 1)), dtype=np.int32)
+        longest = max(int(work.lanes.n[0]), 1)
+        if self.job.device.type == "cuda" and cuda.has_triton() and self.job.task.local.batch_size is not None:
+            return cuda.orders(work.keys, epoch, work.inputs.n, longest)
+        out = np.zeros((len(work.lanes), longest), dtype=np.int32)
         if self.job.task.local.batch_size is None:
             out[:] = np.arange(out.shape[1], dtype=np.int32)
             out[out >= work.lanes.n[:, None]] = 0

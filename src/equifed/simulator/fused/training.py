@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -34,10 +35,9 @@ class Fused:
 
     @cached_property
     def _kernels(self) -> Any:
-        """The module that trains on this job's device."""
-        from equifed.simulator.fused import cpu
-
-        return cpu
+        """The module that trains on this job's device; each is imported only where it is used."""
+        name = "equifed.simulator.fused." + self.job.device.type
+        return importlib.import_module(name)
 
     @cached_property
     def _columns(self) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class Fused:
 
     @cached_property
     def _model_obstacle(self) -> str:
-        if self.job.device.type != "cpu":
+        if self.job.device.type not in ("cpu", "cuda"):
             return "device"
         return "model" if self.network is None else self._kernels.obstacle(self.network)
 

@@ -1,0 +1,165 @@
+"""Local training on a GPU: all steps of all lanes in one launch of a Triton kernel, one program for each model."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equifed.simulator.fused.problem import LOSSES, Network, Problem
+
+PRODUCTS, OUTPUTS = 20_000, 256
+"""Multiplications for a row's way through the network, and outputs, up to which the kernels are faster than torch's own
+batched products."""
+SMALL = 32
+"""The widest layer of a network whose weights stay in registers; wider ones are taken in chunks."""
+TILE = 64
+"""Rows taken at once, at most."""
+FLAT = 16
+"""The most outputs of a network of one layer that are computed one by one, without products of matrices."""
+FEATURES = 8192
+"""Features that such a network takes at once, at most."""
+PROGRAMS = 528
+"""Programs at a time, at most, where each needs memory of its own: four for each multiprocessor of an H100 or H200."""
+ORDER_BLOCK = 256
+"""Positions of an order computed by one program."""
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton, which comes with most builds of torch for CUDA, is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def obstacle(network: Network) -> str:
+    """Why these kernels are not for a network: "triton", where that is not installed, or "wide", where torch's own
+    products are faster. Empty where they are."""
+    if not has_triton():
+        return "triton"
+    return "wide" if network.products > PRODUCTS or network.widths[-1] > OUTPUTS else ""
+
+
+def features(x: Tensor) -> Tensor:
+    """Rows [rows, inputs] as the kernels read them: one after another."""
+    return x.contiguous()
+
+
+def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs: range) -> None:
+    """These epochs of all lanes: parameters [L, U, size], the optimiser's numbers [L, U, moments, size] and how many
+    steps each lane has taken [L] are changed in place."""
+    assert theta.is_contiguous()
+    assert state.is_contiguous()
+    assert epochs.step == 1
+    lanes, models, _ = theta.shape
+    if not lanes or not epochs:
+        return
+    from equifed.simulator.fused import cuda_kernels as kernels
+
+    network, local = problem.network, problem.local
+    plan = plan_of(network, problem.batch_size)
+    adam = local.optimizer == "adam"
+    # b1^t and b2^t before the first step: one minus them, which Adam divides by, needs more than float32's digits
+    powers = torch.stack([beta ** taken.double() for beta in (0.9, 0.999)], 1) if adam else None
+    weighed, chosen = (0 if values is None else values.shape[-1] for values in (problem.weights, problem.chosen))
+    shift, factor = problem.scaling or (None, None)
+    programs = lanes * models if plan.small else min(lanes * models, PROGRAMS)
+    scratch = {} if plan.small else {"scratch": theta.new_empty(programs * plan.scratch), "every": lanes * models}
+    kernel = kernels.train_small if plan.small else kernels.train_wide
+    with torch.cuda.device_of(theta):
+        kernel[(programs,)](
+            theta, state, problem.x, problem.y, problem.index, problem.start, problem.n, problem.keys, shift, factor,
+            problem.weights, problem.mu, problem.centre, problem.linear, problem.chosen, powers,
+            models=models, weights_row=weighed, chosen_row=chosen, first=epochs.start, last=epochs.stop,
+            batch=problem.batch_size, rate=problem.rate, decay=local.weight_decay, momentum=local.momentum,
+            RULE=2 if adam else int(local.momentum > 0), num_warps=plan.warps, num_stages=1, enable_fp_fusion=True,
+            **scratch, **plan.constants,
+        )  # fmt: skip
+    steps = -(-problem.n // problem.batch_size) if problem.batch_size else (problem.n > 0)
+    taken += len(epochs) * steps
+
+
+def orders(keys: Tensor, epoch: int, n: Tensor, longest: int) -> Tensor:
+    """The orders of n rows of each lane in this epoch [L, longest], int32, as `equifed.shuffle` has them; 0 beyond the
+    rows. Keys are int64 with the bits of a uint64."""
+    from equifed.simulator.fused import cuda_kernels as kernels
+
+    result = torch.empty(len(keys), longest, dtype=torch.int32, device=keys.device)
+    if result.numel():
+        with torch.cuda.device_of(keys):
+            grid = (len(keys), -(-longest // ORDER_BLOCK))
+            kernels.orders[grid](keys, epoch, n, result, longest, BLOCK=ORDER_BLOCK, enable_fp_fusion=True)
+    return result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a network is trained: what its kernel is compiled for."""
+
+    small: bool
+    """Whether the weights stay in registers."""
+    warps: int
+    """Groups of 32 threads for each model."""
+    constants: dict[str, object]
+    """The kernel's constants."""
+    scratch: int = 0
+    """Numbers that a program keeps in memory of its own."""
+
+
+@functools.cache
+def plan_of(network: Network, batch_size: int) -> Plan:
+    """The plan for batches of this size; 0: all rows."""
+    widths, layers = network.widths, len(network.widths) - 1
+    pads = [max(16, _power(width)) for width in widths]
+    rows = _power(batch_size or TILE)
+    if layers == 1 and widths[1] <= FLAT and pads[0] * widths[1] <= 2 * FEATURES:
+        rows = min(rows, max(1, FEATURES // pads[0]))
+        many = pads[0] * widths[1] > FEATURES
+        warps = 1 if rows * pads[0] <= 512 else 2 if rows * pads[0] <= 1024 else 8 if many else 4
+        parts = {"PARTS": widths[1], "BIASED": network.biases * widths[1], "PADS": tuple(pads)}
+        return Plan(True, warps, {**_common(network), **parts, "TILE": rows, "ONE": 0 < batch_size <= rows})
+    rows = max(16, min(rows, TILE))  # products of matrices need at least 16
+    if max(pads) <= SMALL:
+        pads[-1] = 1 if widths[-1] == 1 else pads[-1]
+        warps = 1 if rows * max(pads) <= 512 else 2
+        parts = {"PARTS": layers, "BIASED": network.biases, "PADS": tuple(pads)}
+        return Plan(True, warps, {**_common(network), **parts, "TILE": rows, "ONE": 0 < batch_size <= rows})
+    pitches = tuple(-(-width // 4) * 4 for width in widths)  # aligned, so that loads are wide
+    sizes = [network.size, *(rows * pitch for pitch in pitches[:-1]), *(rows * pitch for pitch in pitches[1:]),
+             *(inputs * pitch for inputs, pitch in zip(widths, pitches[1:], strict=False))]  # fmt: skip
+    places = tuple(itertools.accumulate(-(-size // 4) * 4 for size in sizes))
+    constants = {
+        "BIASES": network.biases,
+        "TILE": rows,
+        "SPANS": tuple(min(64, _power(width)) for width in widths),
+        "PITCHES": pitches,
+        "INPUTS": places[:layers],
+        "SLOPES": places[layers : 2 * layers],
+        "TURNED": places[2 * layers : 3 * layers],
+        "SCRATCH": places[-1],
+        "LAST": _power(widths[-1]),
+        "UNROLL": 8,
+    }
+    return Plan(False, rows // 16, {**_common(network), **constants}, places[-1])
+
+
+def _common(network: Network) -> dict[str, object]:
+    """The constants that both kernels have."""
+    layers = zip(network.widths, network.widths[1:], network.biases, strict=False)
+    starts = itertools.accumulate(((inputs + bias) * outputs for inputs, outputs, bias in layers), initial=0)
+    return {
+        "WIDTHS": network.widths,
+        "OFFSETS": tuple(starts)[:-1],
+        "ACTS": network.activations,
+        "LAYERS": len(network.widths) - 1,
+        "SIZE": network.size,
+        "LOSS": LOSSES[network.loss],
+    }
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << max(number - 1, 0).bit_length()

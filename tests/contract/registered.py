@@ -1,0 +1,36 @@
+"""One of every method in the registry, with numbers at which its parts matter. Also benchmarks/gpu.py uses them, where
+nothing of the test suite's tools is."""
+
+from __future__ import annotations
+
+from equifed import methods
+from equifed.protocol import Method
+
+METHODS: tuple[Method, ...] = (
+    methods.FedAvg(),
+    methods.FedProx(mu=0.3),
+    methods.LocalOnly(),
+    methods.FedMom(beta=0.8),
+    methods.FedDemon(beta0=0.8),
+    methods.FedAvgLR(),
+    methods.FedAvgGR(),
+    methods.FedVal(),
+    methods.FairFate(lambda0=0.4, rho=0.2),
+    methods.FedFair(epsilon=0.01, dual_step_size=2.0),
+    methods.LCO(epsilon=0.01, dual_step_size=2.0),
+    methods.SeparateTraining(epsilon=0.01, dual_step_size=2.0),
+    methods.AgnosticFair(steps=2),
+    methods.FairFed(),
+    methods.KFFL(fairness_weight=20.0, step_size=2.0),
+    methods.KFFLTD(fairness_weight=20.0, step_size=2.0),
+    methods.LocalKernel(fairness_weight=20.0),
+    methods.CentralizedKernel(fairness_weight=20.0),
+    methods.FedMinMax(adversary_rate=0.3),
+    methods.SFFL(fairness_step=3.0),
+    methods.FedEM(),
+    methods.FCFL(epsilon=0.05),
+    methods.FRL(),
+    methods.E2FL(),
+    methods.IFCA(),
+    methods.QFFL(q=0.7),
+)
