@@ -56,6 +56,8 @@ class Fused:
         loss = work.steps.work.loss
         if type(loss) not in (EmpiricalRisk, EdgePopup):
             return "loss"
+        if type(loss) is EdgePopup and self.job.device.type != "cpu":
+            return "device"
         # edge-popup's products are BLAS's: no layer is too wide for them
         if self._model_obstacle and not (self._model_obstacle == "wide" and type(loss) is EdgePopup):
             return self._model_obstacle
