@@ -3,7 +3,8 @@
     python benchmarks/speed.py [--quick]
 
 Workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches; a
-large population of which few take part; a sweep of KFFL over 20 weights, and rounds of full gradients (FedFair).
+large population of which few take part; a sweep of KFFL over 20 weights, and rounds of full gradients (FedFair);
+rankings of edges (FRL, E2FL).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import equifed as ef
+from equifed import edge_popup
 
 
 def federation(sizes: list[int], features: int, seed: int = 0) -> ef.Federation:
@@ -216,6 +218,38 @@ def sweeps(quick: bool) -> dict[str, float]:
     }
 
 
+def rankings(quick: bool) -> dict[str, float]:
+    """Sizes of Adult in E2FL: 5 clients of 7,200 rows, 101 features, MLP 100-100 without biases; CPU seconds, since the
+    fused path takes all cores. Before, steps were traced and topk found which edges remain."""
+    fed = federation([1200 if quick else 7200] * 5, 101)
+    model = ef.models.MLP((100, 100), bias=False)
+    counting = edge_popup.threshold
+
+    def topk(values: torch.Tensor, keep: float) -> torch.Tensor:
+        return values.topk(edge_popup.kept(keep, len(values)), sorted=False).values.amin()
+
+    def seconds(method: ef.Method, kernel: str) -> float:
+        # the first round of a process loads the kernels
+        ef.simulate(method, federation([64] * 2, 101), model=model, rounds=1, kernel=kernel, device="cpu")
+        begin = time.process_time()
+        ef.simulate(method, fed, model=model, rounds=2, kernel=kernel, device="cpu", eval_every=2)
+        return (time.process_time() - begin) / 2
+
+    results = {}
+    for name, method in (("FRL", ef.methods.FRL()), ("E2FL", ef.methods.E2FL(groups="sensitive"))):
+        fused, traced = seconds(method, "fused"), seconds(method, "traced")
+        edge_popup.threshold = topk
+        before = seconds(method, "traced")
+        edge_popup.threshold = counting
+        results |= {
+            f"{name}, topk and traced, CPU s per round": before,
+            f"{name}, traced, CPU s per round": traced,
+            f"{name}, fused, CPU s per round": fused,
+            f"{name}, topk and traced vs fused (target >= 10)": before / fused,
+        }
+    return results
+
+
 def memory(quick: bool) -> dict[str, float]:
     """Peak memory of a run over the data's own size, for equal clients and for one large beside many small ones."""
     many = 10_000 if quick else 400_000
@@ -241,7 +275,8 @@ def main() -> None:
     torch.set_num_threads(1)
     # memory first: the peak of a process never falls
     results = {
-        work.__name__: work(options.quick) for work in (memory, large_batches, small_batches, population, sweeps)
+        work.__name__: work(options.quick)
+        for work in (memory, large_batches, small_batches, population, sweeps, rankings)
     }
     if options.json:
         print(json.dumps(results, indent=2))

@@ -95,8 +95,9 @@ def _lane(  # type: ignore[no-untyped-def]
                         own[rows] = source
                         rows += 1
                 _select(widths, w, scores[lane, model], kept[lane, model], cuts[model], theta)
-                for p in range(size):
-                    gradient[p] = f32(0)
+                if rows == 0:
+                    for p in range(size):
+                        gradient[p] = f32(0)
                 for begun in range(0, rows, tile):
                     some = min(tile, rows - begun)
                     features = values[: some * widths[0]].reshape(some, widths[0])
