@@ -19,7 +19,7 @@ from equifed.settings import Local
 from equifed.simulator.fused.edges import Edges, train
 from equifed.simulator.fused.problem import Network, Problem
 
-from .test_fused import RELU, SIGMOID, TANH, gradient, make, problem
+from .fused_reference import RELU, SIGMOID, TANH, gradient, make, problem
 
 SIZES = [70, 40, 8, 1, 0]
 

@@ -56,6 +56,8 @@ class Fused:
         loss = work.steps.work.loss
         if type(loss) not in (EmpiricalRisk, EdgePopup):
             return "loss"
+        if type(loss) is EdgePopup and work.resample is not None:  # its kernel takes the lane's own rows
+            return "loss"
         if type(loss) is EdgePopup and self.job.device.type != "cpu":
             return "device"
         # edge-popup's products are BLAS's: no layer is too wide for them
