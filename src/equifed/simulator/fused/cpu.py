@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from torch import Tensor
 
 from equifed.simulator.fused.problem import LOSSES, Network, Problem
@@ -35,6 +38,7 @@ SMALLEST = 200_000
 """Multiplications below which handing a share to a thread costs more than it gains."""
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
+LINE = np.uint64(16)  # numbers in a cache line
 ONE, TWO, THREE, FOUR = (np.uint64(number) for number in range(1, 5))
 # not "nnan" and "ninf": a diverged model must show
 compiled: Any = njit(
@@ -181,59 +185,71 @@ def fill_orders(keys, epoch, n, out):  # type: ignore[no-untyped-def]
         fill_order(keys[lane], epoch, n[lane], l, r, out[lane])
 
 
+@intrinsic
+def _fetch(typing: Any, array: Any, position: Any) -> Any:
+    """Starts to bring the cache line at this position of an array, without waiting for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        values = context.make_array(signature.args[0])(context, builder, given[0])
+        address = builder.bitcast(builder.gep(values.data, [given[1]]), cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, *[ir.IntType(32)] * 3])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [address, *(ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), generate
+
+
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def _forward(layers, weights, values, rows):  # type: ignore[no-untyped-def]
-    """All activations of a tile of rows, from its features at the start of `values`."""
+def _forward(layers, weights, x, lines, values, starts, rows):  # type: ignore[no-untyped-def]
+    """All activations of a tile of rows, in `values`, from the features in x, of which each row's start at `lines`."""
     source, rows = u64(0), u64(rows)
     for number in range(len(layers)):
         inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, activation, start = layers[number]
         target = start * u64(TILE)
+        came, at = (values, starts) if number else (x, lines)
+        if number:
+            for row in range(rows):
+                starts[row] = source + row * in_stride
         if by_output:
             for o in range(outputs):
                 line, added = weight + o * in_stride, weights[bias + o] if has_bias else f32(0)
                 for row in range(u64(0), rows - rows % FOUR, FOUR):
-                    a, out = source + row * in_stride, target + row * out_stride + o
-                    b, c, d = a + in_stride, a + TWO * in_stride, a + THREE * in_stride
-                    t0, t1, t2, t3 = added, added, added, added
+                    a, b, c, d = at[row], at[row + ONE], at[row + TWO], at[row + THREE]
+                    out, t0, t1, t2, t3 = target + row * out_stride + o, added, added, added, added
                     for i in range(in_stride):
                         w = weights[line + i]
-                        t0 += values[a + i] * w
-                        t1 += values[b + i] * w
-                        t2 += values[c + i] * w
-                        t3 += values[d + i] * w
+                        t0 += came[a + i] * w
+                        t1 += came[b + i] * w
+                        t2 += came[c + i] * w
+                        t3 += came[d + i] * w
                     values[out], values[out + out_stride] = t0, t1
                     values[out + TWO * out_stride], values[out + THREE * out_stride] = t2, t3
                 for row in range(rows - rows % FOUR, rows):
-                    a, total = source + row * in_stride, added
+                    a, total = at[row], added
                     for i in range(in_stride):
-                        total += values[a + i] * weights[line + i]
+                        total += came[a + i] * weights[line + i]
                     values[target + row * out_stride + o] = total
         else:
             for row in range(rows):
-                at = target + row * out_stride
+                first, out = at[row], target + row * out_stride
                 for o in range(out_stride):
-                    values[at + o] = weights[bias + o] if has_bias else f32(0)
-                first = source + row * in_stride
+                    values[out + o] = weights[bias + o] if has_bias else f32(0)
                 for i in range(u64(0), inputs - inputs % FOUR, FOUR):
-                    v0, v1, v2, v3 = (
-                        values[first + i],
-                        values[first + i + ONE],
-                        values[first + i + TWO],
-                        values[first + i + THREE],
-                    )
+                    v0, v1 = came[first + i], came[first + i + ONE]
+                    v2, v3 = came[first + i + TWO], came[first + i + THREE]
                     a = weight + i * out_stride
                     b, c, d = a + out_stride, a + TWO * out_stride, a + THREE * out_stride
                     for o in range(out_stride):
-                        values[at + o] += (v0 * weights[a + o] + v1 * weights[b + o]) + (
-                            v2 * weights[c + o] + v3 * weights[d + o]
-                        )
+                        near, far = v0 * weights[a + o] + v1 * weights[b + o], v2 * weights[c + o] + v3 * weights[d + o]
+                        values[out + o] += near + far
                 for i in range(inputs - inputs % FOUR, inputs):
-                    value, line = values[first + i], weight + i * out_stride
+                    value, line = came[first + i], weight + i * out_stride
                     for o in range(out_stride):
-                        values[at + o] += value * weights[line + o]
+                        values[out + o] += value * weights[line + o]
         if activation == 1:
             for q in range(target, target + rows * out_stride):
                 values[q] = tanh(values[q])
@@ -279,28 +295,32 @@ def output_slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # typ
 
 
 @compiled
-def _backward(layers, weights, values, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
+def _backward(layers, weights, x, lines, values, starts, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
     """Adds a tile's gradient by all parameters to `gradient`, from that by the outputs in `slope`."""
     rows = u64(rows)
     for number in range(len(layers) - 1, -1, -1):
         inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, _, _ = layers[number]
         source = layers[number - 1, VALUES] * u64(TILE) if number else u64(0)
+        came, at = (values, starts) if number else (x, lines)
+        if number:
+            for row in range(rows):
+                starts[row] = source + row * in_stride
         if by_output:
             for o in range(outputs):
                 line = weight + o * in_stride
                 for row in range(u64(0), rows - rows % FOUR, FOUR):
-                    a, at = source + row * in_stride, row * out_stride + o
-                    b, c, d = a + in_stride, a + TWO * in_stride, a + THREE * in_stride
-                    s0, s1 = slope[at], slope[at + out_stride]
-                    s2, s3 = slope[at + TWO * out_stride], slope[at + THREE * out_stride]
+                    a, b, c, d = at[row], at[row + ONE], at[row + TWO], at[row + THREE]
+                    place = row * out_stride + o
+                    s0, s1 = slope[place], slope[place + out_stride]
+                    s2, s3 = slope[place + TWO * out_stride], slope[place + THREE * out_stride]
                     for i in range(in_stride):
-                        gradient[line + i] += (s0 * values[a + i] + s1 * values[b + i]) + (
-                            s2 * values[c + i] + s3 * values[d + i]
+                        gradient[line + i] += (s0 * came[a + i] + s1 * came[b + i]) + (
+                            s2 * came[c + i] + s3 * came[d + i]
                         )
                 for row in range(rows - rows % FOUR, rows):
-                    a, s0 = source + row * in_stride, slope[row * out_stride + o]
+                    a, s0 = at[row], slope[row * out_stride + o]
                     for i in range(in_stride):
-                        gradient[line + i] += s0 * values[a + i]
+                        gradient[line + i] += s0 * came[a + i]
                 if has_bias:
                     total = f32(0)
                     for row in range(rows):
@@ -308,22 +328,22 @@ def _backward(layers, weights, values, rows, slope, spare, gradient):  # type: i
                     gradient[bias + o] += total
         else:
             for row in range(u64(0), rows - rows % FOUR, FOUR):
-                a, first = row * out_stride, source + row * in_stride
+                p0, p1, p2, p3 = at[row], at[row + ONE], at[row + TWO], at[row + THREE]
+                a = row * out_stride
                 b, c, d = a + out_stride, a + TWO * out_stride, a + THREE * out_stride
                 for i in range(inputs):
-                    v0, v1 = values[first + i], values[first + in_stride + i]
-                    v2, v3 = values[first + TWO * in_stride + i], values[first + THREE * in_stride + i]
+                    v0, v1, v2, v3 = came[p0 + i], came[p1 + i], came[p2 + i], came[p3 + i]
                     line = weight + i * out_stride
                     for o in range(out_stride):
                         gradient[line + o] += (v0 * slope[a + o] + v1 * slope[b + o]) + (
                             v2 * slope[c + o] + v3 * slope[d + o]
                         )
             for row in range(rows - rows % FOUR, rows):
-                at = row * out_stride
+                first, a = at[row], row * out_stride
                 for i in range(inputs):
-                    value, line = values[source + row * in_stride + i], weight + i * out_stride
+                    value, line = came[first + i], weight + i * out_stride
                     for o in range(out_stride):
-                        gradient[line + o] += value * slope[at + o]
+                        gradient[line + o] += value * slope[a + o]
             if has_bias:
                 for row in range(rows):
                     for o in range(out_stride):
@@ -414,23 +434,26 @@ def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs:
     # about the same work in each; lanes come in order of their rows, most first
     ends = np.searchsorted(work, work[-1] * np.arange(1, pieces) / max(pieces, 1), side="left") + 1
     bounds = np.unique(np.concatenate([[0], np.minimum(ends, len(n)), [len(n)]]))
-    shift, factor = (features(part).numpy() for part in problem.scaling) if problem.scaling else (_NONE_2, _NONE_2)
+    shift, factor = (features(part).numpy() for part in problem.scaling) if problem.scaling else [_given(None, 2)] * 2
     given = (
         *(layers, place, size, values, LOSSES[problem.network.loss]),
         *(local.optimizer == "adam", f32(local.momentum), f32(local.weight_decay), f32(problem.rate)),
         *(problem.batch_size, epochs.start, epochs.stop),
-        *(problem.x.numpy(), problem.y.numpy(), problem.index.numpy()),
+        *(problem.x.numpy().reshape(-1), problem.y.numpy(), problem.index.numpy()),
         *(problem.start.numpy(), n, problem.keys.numpy().view(np.uint64), shift, factor),
-        *(_NONE_3 if part is None else part.numpy() for part in (problem.weights,)),
-        *(_NONE_2 if part is None else part.numpy() for part in (problem.mu,)),
-        *(_NONE_3 if part is None else part.numpy() for part in (problem.centre, problem.linear)),
-        _NO_ROWS if problem.chosen is None else problem.chosen.numpy(),
+        _given(problem.weights, 3),
+        _given(problem.mu, 2),
+        _given(problem.centre, 3),
+        _given(problem.linear, 3),
+        _given(problem.chosen, 2, np.int32),
         *(theta.numpy(), state.numpy(), taken.numpy()),
     )
     share_out(lambda piece: _lanes(bounds[piece], bounds[piece + 1], *given), len(bounds) - 1, problem.threads)
 
 
-_NONE_2, _NONE_3, _NO_ROWS = np.zeros((0, 0), f32), np.zeros((0, 0, 0), f32), np.zeros((0, 0), np.int32)
+def _given(values: Tensor | None, axes: int, kind: type = f32) -> np.ndarray:
+    """An array of so many axes, empty where there are no values: the kernel has one type for each argument."""
+    return np.zeros((0,) * axes, kind) if values is None else values.numpy()
 
 
 @compiled
@@ -477,6 +500,8 @@ def _lanes(  # type: ignore[no-untyped-def]
     values, labels, scale = np.zeros(values_per_row * TILE, f32), np.empty(TILE, f32), np.empty(TILE, f32)
     widest = max(layers[:, IN_STRIDE].max(), layers[:, OUT_STRIDE].max())
     slope, spare, rows = np.zeros(widest * u64(TILE), f32), np.zeros(widest * u64(TILE), f32), np.empty(TILE, np.int64)
+    lines, starts = np.empty(TILE, np.uint64), np.empty(TILE, np.uint64)
+    seen = values if len(shift) else x  # scaled rows lie at the start of values, others where they are
     w, g, s = np.zeros((models, size), f32), np.zeros((models, size), f32), np.zeros((models, moments, size), f32)
     c, h = np.zeros((models, size if len(centre) else 0), f32), np.zeros((models, size if len(linear) else 0), f32)
     for lane in range(begin, end):
@@ -513,21 +538,23 @@ def _lanes(  # type: ignore[no-untyped-def]
                         rows[row] = own
                         source = index[start[lane] + own]
                         labels[row] = y[source]
+                        lines[row] = u64(source) * in_stride
+                        for d in range(u64(0), in_stride, LINE):
+                            _fetch(x, lines[row] + d)
                         if len(shift):
                             for d in range(in_stride):
-                                values[row * in_stride + d] = (x[source, d] - shift[lane, d]) * factor[lane, d]
-                        else:
-                            for d in range(in_stride):
-                                values[row * in_stride + d] = x[source, d]
+                                value = (x[lines[row] + d] - shift[lane, d]) * factor[lane, d]
+                                values[row * in_stride + d] = value
+                            lines[row] = row * in_stride
                     for model in range(models):
                         for row in range(tile):
                             scale[row] = f32(1) / f32(whole)
                         if len(weights):
                             for row in range(tile):
                                 scale[row] *= weights[lane, model, rows[row]]
-                        _forward(layers, w[model], values, tile)
+                        _forward(layers, w[model], seen, lines, values, starts, tile)
                         output_slope(loss, outputs, out_stride, values, final, labels, scale, tile, slope)
-                        _backward(layers, w[model], values, tile, slope, spare, g[model])
+                        _backward(layers, w[model], seen, lines, values, starts, tile, slope, spare, g[model])
                 taken[lane] += 1
                 for model in range(models):
                     pull = mu[lane, model] if len(centre) else f32(0)
