@@ -540,7 +540,7 @@ def _lanes(  # type: ignore[no-untyped-def]
                         labels[row] = y[source]
                         lines[row] = u64(source) * in_stride
                         for d in range(u64(0), in_stride, LINE):
-                            _fetch(x, lines[row] + d)
+                            _fetch(x, lines[row] + d)  # type: ignore[call-arg]  # the compiler gives the first
                         if len(shift):
                             for d in range(in_stride):
                                 value = (x[lines[row] + d] - shift[lane, d]) * factor[lane, d]
