@@ -25,6 +25,8 @@ FEATURES = 8192
 """Features that such a network takes at once, at most."""
 PROGRAMS = 528
 """Programs at a time, at most, where each needs memory of its own: four for each multiprocessor of an H100 or H200."""
+BLOCK = 256
+"""Positions whose rows a program looks up at once."""
 ORDER_BLOCK = 256
 """Positions of an order computed by one program."""
 
@@ -67,16 +69,17 @@ def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs:
     weighed, chosen = (0 if values is None else values.shape[-1] for values in (problem.weights, problem.chosen))
     shift, factor = problem.scaling or (None, None)
     programs = lanes * models if plan.small else min(lanes * models, PROGRAMS)
-    scratch = {} if plan.small else {"scratch": theta.new_empty(programs * plan.scratch), "every": lanes * models}
+    kind = torch.int32 if plan.small else torch.float32
+    scratch = torch.empty(programs * plan.scratch, dtype=kind, device=theta.device)
     kernel = kernels.train_small if plan.small else kernels.train_wide
     with torch.cuda.device_of(theta):
         kernel[(programs,)](
             theta, state, problem.x, problem.y, problem.index, problem.start, problem.n, problem.keys, shift, factor,
-            problem.weights, problem.mu, problem.centre, problem.linear, problem.chosen, powers,
+            problem.weights, problem.mu, problem.centre, problem.linear, problem.chosen, powers, scratch,
             models=models, weights_row=weighed, chosen_row=chosen, first=epochs.start, last=epochs.stop,
             batch=problem.batch_size, rate=problem.rate, decay=local.weight_decay, momentum=local.momentum,
             RULE=2 if adam else int(local.momentum > 0), num_warps=plan.warps, num_stages=1, enable_fp_fusion=True,
-            **scratch, **plan.constants,
+            **plan.constants, **({} if plan.small else {"every": lanes * models}),
         )  # fmt: skip
     steps = -(-problem.n // problem.batch_size) if problem.batch_size else (problem.n > 0)
     taken += len(epochs) * steps
@@ -119,14 +122,14 @@ def plan_of(network: Network, batch_size: int) -> Plan:
         rows = min(rows, max(1, FEATURES // pads[0]))
         many = pads[0] * widths[1] > FEATURES
         warps = 1 if rows * pads[0] <= 512 else 2 if rows * pads[0] <= 1024 else 8 if many else 4
-        parts = {"PARTS": widths[1], "BIASED": network.biases * widths[1], "PADS": tuple(pads)}
-        return Plan(True, warps, {**_common(network), **parts, "TILE": rows, "ONE": 0 < batch_size <= rows})
+        parts: dict[str, object] = {"PARTS": widths[1], "BIASED": network.biases * widths[1], "PADS": tuple(pads)}
+        return _in_registers(network, batch_size, rows, warps, parts)
     rows = max(16, min(rows, TILE))  # products of matrices need at least 16
     if max(pads) <= SMALL:
         pads[-1] = 1 if widths[-1] == 1 else pads[-1]
         warps = 1 if rows * max(pads) <= 512 else 2
         parts = {"PARTS": layers, "BIASED": network.biases, "PADS": tuple(pads)}
-        return Plan(True, warps, {**_common(network), **parts, "TILE": rows, "ONE": 0 < batch_size <= rows})
+        return _in_registers(network, batch_size, rows, warps, parts)
     pitches = tuple(-(-width // 4) * 4 for width in widths)  # aligned, so that loads are wide
     sizes = [network.size, *(rows * pitch for pitch in pitches[:-1]), *(rows * pitch for pitch in pitches[1:]),
              *(inputs * pitch for inputs, pitch in zip(widths, pitches[1:], strict=False))]  # fmt: skip
@@ -144,6 +147,14 @@ def plan_of(network: Network, batch_size: int) -> Plan:
         "UNROLL": 8,
     }
     return Plan(False, rows // 16, {**_common(network), **constants}, places[-1])
+
+
+def _in_registers(network: Network, batch_size: int, rows: int, warps: int, parts: dict[str, object]) -> Plan:
+    """The plan for weights that stay in registers."""
+    block = BLOCK if 0 < batch_size <= rows else 0
+    held = rows * _power(network.widths[0]) // (32 * warps)  # features in each thread's registers
+    ahead = block > 0 and held <= (8 if len(network.widths) > 2 else 32)
+    return Plan(True, warps, {**_common(network), **parts, "TILE": rows, "BLOCK": block, "AHEAD": ahead}, 3 * block)
 
 
 def _common(network: Network) -> dict[str, object]:

@@ -260,7 +260,7 @@ def bias_gradient(delta, THERE: tl.constexpr):
 
 @triton.jit
 def flat_gradient(ws, bs, x, y, share, BIASED: tl.constexpr, PARTS: tl.constexpr, LOSS: tl.constexpr):
-    """`gradient` for a network of one layer: by output, without products of matrices."""
+    """`risk_gradient` for a network of one layer: by output, without products of matrices."""
     zs = ()
     for i in tl.static_range(PARTS):
         z = tl.sum(x * ws[i][None, :], 1)
@@ -291,7 +291,7 @@ def gradient(
     ws, bs, x, y, share, WIDTHS: tl.constexpr, PADS: tl.constexpr, ACTS: tl.constexpr, BIASES: tl.constexpr,
     LAYERS: tl.constexpr, LOSS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the sum over a tile's rows of share times loss: weights and biases by part."""
+    """`risk_gradient` for a network of several layers."""
     acts = (x,)
     for i in tl.static_range(LAYERS - 1):
         a = product(acts[i], ws[i])
@@ -327,34 +327,65 @@ def gradient(
 
 
 @triton.jit
-def tile_gradient(
-    ws, bs, begin, end, order, index, chosen, weights, x, y, low, scale, share_all, WIDTHS: tl.constexpr,
-    PADS: tl.constexpr, ACTS: tl.constexpr, BIASED: tl.constexpr, LAYERS: tl.constexpr, PARTS: tl.constexpr,
-    LOSS: tl.constexpr, TILE: tl.constexpr,
+def risk_gradient(
+    ws, bs, x, y, share, WIDTHS: tl.constexpr, PADS: tl.constexpr, ACTS: tl.constexpr, BIASED: tl.constexpr,
+    LAYERS: tl.constexpr, PARTS: tl.constexpr, LOSS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient from a tile of a batch's rows."""
-    rows, there, labels, share = rows_at(begin, end, order, index, chosen, weights, y, TILE)
-    column = tl.arange(0, PADS[0])[None, :]
-    data = tl.load(x + rows[:, None] * WIDTHS[0] + column, mask=there[:, None] & (column < WIDTHS[0]), other=0.0)
+    """The gradient of the sum over a tile's rows of share times loss: weights and biases by part."""
+    if LAYERS == 1:
+        gws, gbs = flat_gradient(ws, bs, x, y, share, BIASED, PARTS, LOSS)
+    else:
+        gws, gbs = gradient(ws, bs, x, y, share, WIDTHS, PADS, ACTS, BIASED, LAYERS, LOSS)
+    return gws, gbs
+
+
+@triton.jit
+def features_of(rows, there, x, low, scale, WIDTH: tl.constexpr, PAD: tl.constexpr):
+    """The features of a tile of rows of the table, standardised where there is a scaling."""
+    column = tl.arange(0, PAD)[None, :]
+    data = tl.load(x + rows[:, None] * WIDTH + column, mask=there[:, None] & (column < WIDTH), other=0.0)
     if low is not None:
         data = (data - low) * scale
-    if LAYERS == 1:
-        gws, gbs = flat_gradient(ws, bs, data, labels, share * share_all, BIASED, PARTS, LOSS)
-    else:
-        gws, gbs = gradient(ws, bs, data, labels, share * share_all, WIDTHS, PADS, ACTS, BIASED, LAYERS, LOSS)
-    return gws, gbs
+    return data
+
+
+@triton.jit
+def look_up(begin, end, order, index, chosen, weights, y, table, BLOCK: tl.constexpr):
+    """Write down for positions from `begin` to `end`: the table's rows, their labels and what they count."""
+    rows, _, labels, share = rows_at(begin, end, order, index, chosen, weights, y, BLOCK)
+    place = table + tl.arange(0, BLOCK)
+    tl.store(place, rows.to(tl.int32))
+    tl.store(place + BLOCK, labels.to(tl.int32, bitcast=True))
+    tl.store(place + 2 * BLOCK, share.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def batch_at(
+    place, count, table, x, low, scale, WIDTH: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A batch of this many of the rows that `look_up` wrote down: features, labels and what each row counts."""
+    line = tl.arange(0, TILE)
+    there = line < count
+    rows = tl.load(table + place + line, mask=there, other=0).to(tl.int64)
+    labels = tl.load(table + BLOCK + place + line, mask=there, other=0).to(tl.float32, bitcast=True)
+    share = tl.load(table + 2 * BLOCK + place + line, mask=there, other=0).to(tl.float32, bitcast=True)
+    return features_of(rows, there, x, low, scale, WIDTH, PAD), labels, share
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def train_small(
     theta, state, x, y, index, starts, counts, keys, shift, factor, weights, mu, centre, linear, chosen, powers,
-    models, weights_row, chosen_row, first, last, batch, rate, decay, momentum,
+    scratch, models, weights_row, chosen_row, first, last, batch, rate, decay, momentum,
     WIDTHS: tl.constexpr, PADS: tl.constexpr, OFFSETS: tl.constexpr, ACTS: tl.constexpr, BIASED: tl.constexpr,
     LAYERS: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr, LOSS: tl.constexpr, RULE: tl.constexpr,
-    TILE: tl.constexpr, ONE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Epochs `first` to `last` of one model of one lane. BIASED: which of its PARTS have a bias; ONE: every batch fits
-    into one tile of rows."""
+    """Epochs `first` to `last` of one model of one lane. BIASED: which of its PARTS have a bias.
+
+    BLOCK: rows of so many positions are looked up at once, for several batches that fit into one tile each, since a
+    step alone would wait for them; 0: a batch is a sum over tiles. AHEAD: rows of the next batch are loaded before the
+    step with this one.
+    """
     model = tl.program_id(0).to(tl.int64)
     lane = model // models
     n = tl.load(counts + lane).to(tl.int32)
@@ -386,49 +417,73 @@ def train_small(
             low = tl.load(shift + lane * WIDTHS[0] + column, mask=column < WIDTHS[0], other=0.0)[None, :]
             scale = tl.load(factor + lane * WIDTHS[0] + column, mask=column < WIDTHS[0], other=0.0)[None, :]
         width = tl.where(batch > 0, batch, n)
+        span, table = width, scratch
+        if BLOCK > 0:
+            span, table = BLOCK // width * width, scratch + model * (3 * BLOCK)
         for epoch in range(first, last):
             order = (folded(key, epoch), n, a, b, turns, batch > 0)
-            for begin in range(0, n, width):
-                end = tl.minimum(begin + width, n)
-                share = 1 / (end - begin).to(tl.float32)
-                if ONE:
-                    gws, gbs = tile_gradient(
-                        ws, bs, begin, end, order, index, chosen, weights, x, y, low, scale, share, WIDTHS, PADS, ACTS,
-                        BIASED, LAYERS, PARTS, LOSS, TILE,
-                    )  # fmt: skip
-                else:
-                    gws, gbs = (), ()
-                    for i in tl.static_range(PARTS):
-                        gws, gbs = gws + (tl.zeros_like(ws[i]),), gbs + (tl.zeros_like(bs[i]),)
-                    for tile in range(begin, end, TILE):
-                        more_ws, more_bs = tile_gradient(
-                            ws, bs, tile, end, order, index, chosen, weights, x, y, low, scale, share, WIDTHS, PADS,
-                            ACTS, BIASED, LAYERS, PARTS, LOSS, TILE,
-                        )  # fmt: skip
-                        sum_ws, sum_bs = (), ()
+            for block in range(0, n, span):
+                stop = tl.minimum(block + span, n)
+                if BLOCK > 0:
+                    tl.debug_barrier()
+                    look_up(block, stop, order, index, chosen, weights, y, table, BLOCK)
+                    tl.debug_barrier()
+                    if AHEAD:
+                        data, labels, share = batch_at(
+                            0, tl.minimum(width, stop - block), table, x, low, scale, WIDTHS[0], PADS[0], TILE, BLOCK
+                        )
+                for begin in range(block, stop, width):
+                    end = tl.minimum(begin + width, stop)
+                    part = 1 / (end - begin).to(tl.float32)
+                    if BLOCK > 0:
+                        if AHEAD:
+                            next_data, next_labels, next_share = batch_at(
+                                begin + width - block, tl.minimum(width, stop - begin - width), table, x, low, scale,
+                                WIDTHS[0], PADS[0], TILE, BLOCK,
+                            )  # fmt: skip
+                        else:
+                            data, labels, share = batch_at(
+                                begin - block, end - begin, table, x, low, scale, WIDTHS[0], PADS[0], TILE, BLOCK
+                            )
+                        gws, gbs = risk_gradient(
+                            ws, bs, data, labels, share * part, WIDTHS, PADS, ACTS, BIASED, LAYERS, PARTS, LOSS
+                        )
+                        if AHEAD:
+                            data, labels, share = next_data, next_labels, next_share
+                    else:
+                        gws, gbs = (), ()
                         for i in tl.static_range(PARTS):
-                            sum_ws, sum_bs = sum_ws + (gws[i] + more_ws[i],), sum_bs + (gbs[i] + more_bs[i],)
-                        gws, gbs = sum_ws, sum_bs
-                power1 *= BETA1
-                power2 *= BETA2
-                c1, c2 = (1 - power1).to(tl.float32), (1 - power2).to(tl.float32)
-                new_ws, new_ws1, new_ws2, new_bs, new_bs1, new_bs2 = (), (), (), (), (), ()
-                for i in tl.static_range(PARTS):
-                    weight, weight_mask, bias, bias_mask = spots(i, WIDTHS, PADS, OFFSETS, LAYERS)
-                    w, s1, s2 = stepped(
-                        ws[i], gws[i], ws1[i], ws2[i], weight, weight_mask, centre, linear, weight_mu, rate, decay,
-                        momentum, c1, c2, RULE,
-                    )  # fmt: skip
-                    new_ws, new_ws1, new_ws2 = new_ws + (w,), new_ws1 + (s1,), new_ws2 + (s2,)
-                    if BIASED[i]:
+                            gws, gbs = gws + (tl.zeros_like(ws[i]),), gbs + (tl.zeros_like(bs[i]),)
+                        for tile in range(begin, end, TILE):
+                            rows, there, labels, share = rows_at(tile, end, order, index, chosen, weights, y, TILE)
+                            data = features_of(rows, there, x, low, scale, WIDTHS[0], PADS[0])
+                            more_ws, more_bs = risk_gradient(
+                                ws, bs, data, labels, share * part, WIDTHS, PADS, ACTS, BIASED, LAYERS, PARTS, LOSS
+                            )
+                            sum_ws, sum_bs = (), ()
+                            for i in tl.static_range(PARTS):
+                                sum_ws, sum_bs = sum_ws + (gws[i] + more_ws[i],), sum_bs + (gbs[i] + more_bs[i],)
+                            gws, gbs = sum_ws, sum_bs
+                    power1 *= BETA1
+                    power2 *= BETA2
+                    c1, c2 = (1 - power1).to(tl.float32), (1 - power2).to(tl.float32)
+                    new_ws, new_ws1, new_ws2, new_bs, new_bs1, new_bs2 = (), (), (), (), (), ()
+                    for i in tl.static_range(PARTS):
+                        weight, weight_mask, bias, bias_mask = spots(i, WIDTHS, PADS, OFFSETS, LAYERS)
                         w, s1, s2 = stepped(
-                            bs[i], gbs[i], bs1[i], bs2[i], bias, bias_mask, centre, linear, weight_mu, rate, decay,
+                            ws[i], gws[i], ws1[i], ws2[i], weight, weight_mask, centre, linear, weight_mu, rate, decay,
                             momentum, c1, c2, RULE,
                         )  # fmt: skip
-                        new_bs, new_bs1, new_bs2 = new_bs + (w,), new_bs1 + (s1,), new_bs2 + (s2,)
-                    else:
-                        new_bs, new_bs1, new_bs2 = new_bs + (bs[i],), new_bs1 + (bs1[i],), new_bs2 + (bs2[i],)
-                ws, ws1, ws2, bs, bs1, bs2 = new_ws, new_ws1, new_ws2, new_bs, new_bs1, new_bs2
+                        new_ws, new_ws1, new_ws2 = new_ws + (w,), new_ws1 + (s1,), new_ws2 + (s2,)
+                        if BIASED[i]:
+                            w, s1, s2 = stepped(
+                                bs[i], gbs[i], bs1[i], bs2[i], bias, bias_mask, centre, linear, weight_mu, rate, decay,
+                                momentum, c1, c2, RULE,
+                            )  # fmt: skip
+                            new_bs, new_bs1, new_bs2 = new_bs + (w,), new_bs1 + (s1,), new_bs2 + (s2,)
+                        else:
+                            new_bs, new_bs1, new_bs2 = new_bs + (bs[i],), new_bs1 + (bs1[i],), new_bs2 + (bs2[i],)
+                    ws, ws1, ws2, bs, bs1, bs2 = new_ws, new_ws1, new_ws2, new_bs, new_bs1, new_bs2
         stored(theta, ws, bs, WIDTHS, PADS, OFFSETS, LAYERS, BIASED, PARTS)
         if RULE >= MOMENTUM:
             stored(state, ws1, bs1, WIDTHS, PADS, OFFSETS, LAYERS, BIASED, PARTS)
