@@ -8,12 +8,15 @@ ifneq ($(wildcard ../shared/data/SHA256SUMS),)
 export EQUIFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-full lint bench bench-peers clean
+.PHONY: demo test test-full lint bench bench-peers lock upgrade clean
 
-.venv/ready: pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.venv/ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) --only-binary :all: --require-hashes -r requirements.lock
+	$(INSTALL) --group torch
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	touch $@
 
 # kffl's weight was chosen on validation rows: README.md says how
@@ -48,6 +51,15 @@ bench: .venv/ready  ## Speed, as ratios within one run.
 
 bench-peers: .venv/ready  ## The same workload in other simulators, in environments of their own: docs/performance.md.
 	$(BIN)/python benchmarks/peers.py --python $(PYTHON)
+
+PEERS := pfl fedjax flower
+LOCK := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --only-binary :all: --generate-hashes \
+	--no-emit-package torch --custom-compile-command "make lock"
+
+upgrade: LOCK += --upgrade
+lock upgrade: .venv/ready  ## Pins for what pyproject.toml asks for: those there are where they fit, or all of them new.
+	$(LOCK) pyproject.toml --extra dev --group install --group torch --output-file requirements.lock
+	set -e; for peer in $(PEERS); do $(LOCK) --group $$peer --output-file benchmarks/peers/$$peer.lock; done
 
 clean:
 	rm -rf .venv build runs demo-report.html

@@ -2,9 +2,9 @@
 
     make bench-peers
 
-Every peer runs in an environment of its own under build/peers (pinned, made once), as a process of its own
-(`benchmarks/peers/run_*.py`), on the same file of rows. All must reach the same training loss. The table goes to
-docs/performance.md, which says how to read it.
+Every peer runs in an environment of its own under build/peers (pinned by `benchmarks/peers/*.lock`, made once), as a
+process of its own (`benchmarks/peers/run_*.py`), on the same file of rows. All must reach the same training loss. The
+table goes to docs/performance.md, which says how to read it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,14 +44,10 @@ order in every epoch (pfl) 1e-4; one round less makes 7e-4, one epoch instead of
 TIMEOUT = 900
 """Seconds that a process may take."""
 
-TORCH = ("-c", str(ROOT / "constraints.txt"), "torch==2.13.0")
-JAX = ("jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "optax==0.2.2", "chex==0.1.86", "dm-haiku==0.0.12")
-ENVIRONMENTS = {
-    "pfl": [TORCH, (*TORCH, "pfl[pytorch]==0.6.*")],
-    "fedjax": [("fedjax==0.0.17", *JAX)],
-    "flower": [TORCH, (*TORCH, "flwr[simulation]==1.41.0")],
-}
-"""What pip installs, one call after the other. torch comes first, so that nothing else chooses its build."""
+TORCH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["torch"]
+"""What pip is asked for; its builds differ, so that no lock has it."""
+ENVIRONMENTS = {"pfl": TORCH, "fedjax": [], "flower": TORCH}
+"""What pip installs in each beside the lock that has its name, in benchmarks/peers."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +144,18 @@ def python_of(name: str | None, base: str) -> str:
     """The interpreter of an environment, which is made now if it is not there as it should be."""
     if name is None:
         return sys.executable
-    folder, wanted = BUILD / name, json.dumps([base, ENVIRONMENTS[name]])
+    folder, lock, unlocked = BUILD / name, ROOT / "benchmarks" / "peers" / f"{name}.lock", ENVIRONMENTS[name]
+    wanted = json.dumps([base, unlocked, lock.read_text(encoding="utf-8")])
     python, ready = str(folder / "bin" / "python"), folder / "ready"
     if not ready.exists() or ready.read_text() != wanted:
         print(f"Making the environment of {name}", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        for command in ([base, "-m", "venv", str(folder)], *([*pip, *packages] for packages in ENVIRONMENTS[name])):
+        commands = [[base, "-m", "venv", str(folder)]]
+        commands.append([*pip, "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", str(lock)])
+        if unlocked:
+            commands.append([*pip, *unlocked])
+        for command in commands:
             call(command, BUILD / f"{name}.log", os.environ)
         ready.write_text(wanted)
     return python
