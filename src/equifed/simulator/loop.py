@@ -66,7 +66,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
     """
     clock = time.perf_counter()
     rejections: list[tuple[int, Rejection]] = []
-    with _settings(job):
+    with _settings():
         done, state = resume or (0, engine.start())
         if not done:
             state = _with_everyone(job, engine, state, "setup", 0, np.ones(len(job.runs), dtype=bool), rejections)
@@ -74,7 +74,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
     for number in range(done + 1, job.rounds + 1):
         if not running.any():
             return
-        with _settings(job):  # not around the yield: the caller's torch settings are its own
+        with _settings():  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
             state, present, obstacle, clipped = _stage(job, engine, state, "round", number, cohorts, here, rejections)
@@ -193,11 +193,12 @@ def _logs(
 
 
 @contextmanager
-def _settings(job: Job) -> Iterator[None]:
-    """No autograd tape, and one torch thread on a CPU: with small batches more threads are slower, and far slower on
-    a busy machine. Whoever sets OMP_NUM_THREADS knows better and is left alone."""
+def _settings() -> Iterator[None]:
+    """No autograd tape, and one torch thread of the CPU, where also a GPU's scores are added up: with small batches
+    more threads are slower, and far slower on a busy machine. Whoever sets OMP_NUM_THREADS knows better and is left
+    alone."""
     before = torch.get_num_threads()
-    if job.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
         with torch.no_grad():
