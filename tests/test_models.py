@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vjp, vmap
 
+from equifed.models import NetworkLinear
 from equifed.models import SharedLinear as Linear
 
 LANES, SETTINGS, ROWS, IN, OUT = 3, 4, 7, 5, 2
@@ -50,9 +51,30 @@ def test_second_derivatives_and_single_rows() -> None:
     torch.testing.assert_close(seconds[0], seconds[1], rtol=1e-4, atol=1e-4)
 
 
-def test_many_models_on_the_same_rows_are_one_product() -> None:
-    layer, x, weight = Linear(IN, OUT, bias=False), torch.randn(64, IN), torch.randn(100, OUT, IN)
-    with torch.profiler.profile(record_shapes=True) as profile:
+@pytest.mark.parametrize("kind", [Linear, NetworkLinear])
+def test_many_models_on_the_same_rows_are_one_product(kind: type[Linear]) -> None:
+    layer, x, weight = kind(IN, OUT, bias=False), torch.randn(64, IN), torch.randn(100, OUT, IN)
+    with torch.no_grad(), torch.profiler.profile(record_shapes=True) as profile:
         vmap(lambda own: functional_call(layer, {"weight": own}, (x,)))(weight)
     products = [event.input_shapes[:2] for event in profile.events() if event.name in ("aten::mm", "aten::bmm")]
     assert products == [[[64, IN], [IN, 100 * OUT]]]
+
+
+def test_a_networks_layer_predicts_together_and_trains_as_torchs() -> None:
+    torch.manual_seed(0)
+    ours, theirs = NetworkLinear(IN, OUT), nn.Linear(IN, OUT)
+    x = torch.randn(LANES, ROWS, IN)
+    own = {"weight": torch.randn(LANES, SETTINGS, OUT, IN), "bias": torch.randn(LANES, SETTINGS, OUT)}
+
+    def nested(work):  # type: ignore[no-untyped-def]
+        return vmap(lambda own, rows: vmap(lambda each: work(each, rows))(own))(own, x)
+
+    with torch.no_grad():
+        both = [nested(lambda p, rows, layer=layer: functional_call(layer, p, (rows,))) for layer in (ours, theirs)]
+        torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
+        # inside grad the very same operations, so the very same bits
+        both = [
+            nested(grad(lambda p, rows, layer=layer: functional_call(layer, p, (rows,)).square().sum()))
+            for layer in (ours, theirs)
+        ]
+    torch.testing.assert_close(*both, rtol=0, atol=0)

@@ -123,7 +123,9 @@ class FairFate(Method):
         def F(model: Tree) -> Tensor:
             return ratios(model, validation, self.fairness, self.as_published)
 
-        f0, fk = F(theta), vmap(F)(own)  # [M], [K, M]
+        together = tree.map(lambda one, many: torch.cat([one[None], many]), theta, own)
+        f = vmap(F)(together)
+        f0, fk = f[0], f[1:]  # [M], [K, M]
         if self.as_published:
             f0, fk = scaled(f0, fk, present)
         f0, fk = torch.nan_to_num(f0.mean(), nan=0.0), fk.mean(1)  # against an undefined F_0 everybody defined is fair

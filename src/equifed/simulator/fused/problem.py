@@ -12,10 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from equifed.models import SharedLinear
+from equifed.models import NetworkLinear, SharedLinear
 from equifed.protocol import Task
 from equifed.settings import Local
 
+LAYERS = (nn.Linear, SharedLinear, NetworkLinear)
+"""Layers that kernels know."""
 LossName = Literal["logistic", "softmax", "squared"]
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: 1, nn.ReLU: 2, nn.Sigmoid: 3}
 """Activations that kernels know, by number."""
@@ -58,7 +60,7 @@ def network_of(task: Task) -> Network | None:
         return None
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         layers = layers[1:]
-    linear = [each for each in layers[::2] if isinstance(each, nn.Linear) and type(each) in (nn.Linear, SharedLinear)]
+    linear = [each for each in layers[::2] if isinstance(each, nn.Linear) and type(each) in LAYERS]
     between = [layer for layer in layers[1::2] if type(layer) in ACTIVATIONS]
     if len(linear) != len(between) + 1 or len(linear) + len(between) != len(layers):
         return None
