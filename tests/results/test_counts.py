@@ -111,6 +111,8 @@ def test_how_many_rows_seeds_share() -> None:
     assert 0.1 < found["test"] < 0.3 > found["validation"]
     again = [ef.Federation.from_arrays([rows(rng, 40)], test=TEST, validation=rows(rng, 30)) for _ in range(2)]
     assert shared(again) == {"test": 1.0, "validation": 0.0}
+    bare = [ef.Federation.from_arrays([rows(rng, 40)], test=TEST) for _ in range(2)]
+    assert shared(bare)["test"] == 1.0
 
 
 def test_histograms_and_local_gaps_are_kept_and_come_back(tmp_path: Path) -> None:

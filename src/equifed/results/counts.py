@@ -132,6 +132,8 @@ def _contents(fed: Federation, split: str) -> list[bytes]:
     """The rows themselves: federations that were made one by one may hold the same ones. Rows that are only alike pass
     for the same, which errs on the careful side."""
     where = _positions(fed, split)
+    if not len(where):
+        return []
     parts = [fed.rows.x[where].reshape(len(where), -1), fed.rows.y[where, None], fed.rows.s[where, None]]
     return [row.tobytes() for row in np.hstack([part.astype(np.float64) for part in parts])]
 
