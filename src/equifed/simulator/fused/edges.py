@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from equifed.selection import cut_near
-from equifed.simulator.fused.cpu import compiled, f32, fill_order, move, output_slope, sigmoid, tanh, u64
+from equifed.simulator.fused.cpu_loop import compiled, f32, fill_order, move, output_slope, sigmoid, tanh, u64
 from equifed.simulator.fused.problem import LOSSES, Problem
 from equifed.simulator.threads import share_out
 
