@@ -14,7 +14,7 @@ from equifed.errors import ConfigError, check_number, unknown_name
 from equifed.target import check_confidence, parse_targets
 
 EngineName = Literal["lanes", "reference"]
-KernelName = Literal["auto", "fused", "traced", "compiled"]
+KernelName = Literal["auto", "fused", "clients", "traced", "compiled"]
 
 SEEDS = 5
 """How many seeds a run has that loads its data itself, from a configuration or the command line."""
@@ -92,8 +92,9 @@ class RunSettings:
     """"auto", "cpu", "cuda" or "cuda:N"."""
     kernel: KernelName = "auto"
     """How local training is carried out: "fused" (a client's steps in one compiled loop; for linear models and fully
-    connected networks, and losses of the usual form), "traced" (all clients at once, for any model and loss) or
-    "compiled" (the same, compiled by torch). "auto" takes what is fastest."""
+    connected networks, and losses of the usual form), "clients" (one client after another by torch's own operations,
+    for large models), "traced" (all clients at once, for any model and loss) or "compiled" (the same, compiled by
+    torch). "auto" takes what is fastest."""
     threads: int | None = None
     """Threads of the CPU. Left out: OMP_NUM_THREADS, else all cores that the process may use."""
     clip: float | None = None

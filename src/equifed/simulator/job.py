@@ -147,11 +147,16 @@ class Job:
         """All clients of every run [R, N]: the cohort of setup and final phases."""
         return np.tile(self._order, (len(self.runs), 1))
 
-    def cohorts(self, round: int) -> np.ndarray:
-        """The clients sampled in this round, for every run [R, K]."""
+    @property
+    def cohort_size(self) -> int:
+        """Clients sampled in each round (K)."""
         count = self.settings.clients_per_round
         assert isinstance(count, int)
-        return np.stack([randomness.cohort(run.seed, round, self._order, count) for run in self.runs])
+        return count
+
+    def cohorts(self, round: int) -> np.ndarray:
+        """The clients sampled in this round, for every run [R, K]."""
+        return np.stack([randomness.cohort(run.seed, round, self._order, self.cohort_size) for run in self.runs])
 
     def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
         """Which of them do not drop out [R, K]."""

@@ -106,6 +106,10 @@ class LaneTraining:
         parts = {"context": context, "inputs": inputs, "per_row": per_row, "keys": keys}
         return replace(self, lanes=self.lanes.part(lanes), **parts)
 
+    def stretches(self, epochs: int) -> list[range]:
+        """Epochs that follow on each other without a look at all lanes between them."""
+        return [range(epochs)] if self.resample is None else [range(epoch, epoch + 1) for epoch in range(epochs)]
+
     def resampled(self, parameters: Tree, epoch: int) -> LaneTraining:
         """As it is in this epoch."""
         if self.resample is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from equifed.errors import ConfigError
 from equifed.notes import NOT_FUSED, Note
+from equifed.simulator.apart import Apart
 from equifed.simulator.fused.training import Fused
 from equifed.simulator.job import Job
 from equifed.simulator.lane_steps import LaneTraining
@@ -23,6 +24,7 @@ class Stepper:
     def __init__(self, job: Job, tables: Tables, notes: list[Note]) -> None:
         self.job, self._notes = job, notes
         self._fused, self._traced = Fused(job, tables), Traced(job, tables, notes)
+        self._apart = Apart(job, tables)
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
         """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
@@ -33,6 +35,8 @@ class Stepper:
             text = f"cannot be 'fused' for {self.job.method.name}, phase {work.name!r}: {NOT_FUSED[obstacle]}."
             raise ConfigError(text, key="kernel", value=wanted)
         fused = wanted in ("auto", "fused") and not obstacle
+        if wanted == "clients":
+            return self._apart.train(work, parameters)
         kernel = "fused" if fused else "compiled" if wanted == "compiled" else "traced"
         note = Note("kernel", {"phase": work.name, "kernel": kernel} | ({"obstacle": obstacle} if obstacle else {}))
         if note not in self._notes:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.notes import Note
+from equifed.simulator import tracing
 from equifed.simulator.cuda_graphs import CudaSteps
 from equifed.simulator.fused import cuda
 from equifed.simulator.fused.cpu import fill_orders
@@ -27,17 +28,14 @@ from equifed.simulator.job import Job
 from equifed.simulator.lane_data import Inputs, portions
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.tables import Tables
+from equifed.simulator.tracing import Step, trace
 from equifed.tree import Tree
 
-TRACE_FROM = 100
-"""Steps of one shape in the whole job from which tracing it (about 0.1 s) pays."""
 COMPILE_FROM = 25_000
 """Steps in the whole job from which compiling (some 10 s the first time, 1 s for each width later) pays."""
 COMPILE_WORK = 400_000
 """Multiplications per layer and step above which compiling no longer helps: the time is spent in them."""
 
-Step = Callable[..., list[Tensor]]
-"""One step of all lanes."""
 Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
 """(carry, what stays the same, what each step has of its own [T, ...]) -> carry after all these steps."""
 
@@ -137,13 +135,15 @@ class Traced:
         def flat(*values: Tensor) -> list[Tensor]:
             return whole(*tree.unflatten(values, structure))
 
-        if steps * self.job.task.local.epochs * self.job.rounds < TRACE_FROM:
+        if steps * self.job.task.local.epochs * self.job.rounds < tracing.TRACE_FROM:
             return one_by_one(flat)
         key = (work.place, size, idle, tuple(value.shape for value in values))
         if key not in self._ready:
-            traced = self._traced(flat, values, self._worth_compiling(example[0], size))
+            step: Step = trace(flat, values)
+            if self._worth_compiling(example[0], size):
+                step = self._compiled(step, values)
             make: Callable[[Step], Run] = CudaSteps if self.job.device.type == "cuda" else one_by_one
-            self._ready[key] = make(traced)
+            self._ready[key] = make(step)
         return self._ready[key]
 
     def _whole_step(self, steps: LaneSteps, size: int, idle: bool) -> Step:
@@ -167,15 +167,7 @@ class Traced:
 
         return whole
 
-    def _traced(self, flat: Step, values: list[Tensor], compiling: bool) -> Step:
-        """The step as a plain list of tensor operations: what vmap and grad do in Python is done once, here."""
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        graph = make_fx(flat)(*values)
-        graph.graph.eliminate_dead_code()
-        graph.recompile()
-        if not compiling:
-            return graph
+    def _compiled(self, graph: Any, values: list[Tensor]) -> Step:
         try:
             from torch import _inductor
 

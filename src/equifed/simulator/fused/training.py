@@ -100,23 +100,22 @@ class Fused:
             scaling=tree.map(lambda leaf: leaf.reshape(count, -1), work.inputs.scaling),
             threads=self.job.threads,
         )
-        epochs = range(local.epochs)
         if isinstance(loss, EdgePopup):
             from equifed.simulator.fused import edges
 
-            edges.train(problem, self._edges(loss, work, theta), theta, state, taken, epochs)
+            edges.train(problem, self._edges(loss, work, theta), theta, state, taken, range(local.epochs))
             return self._unpack(theta, parameters), work.context
         mu = None if loss.mu is None else self._of_models(work.steps.number("mu", work.inputs.hyper).to(theta), theta)
         problem = replace(problem, weights=_row_weights(loss, work.per_row, count), mu=mu)
-        for some in [epochs] if work.resample is None else [range(e, e + 1) for e in epochs]:
+        for epochs in work.stretches(local.epochs):
             if work.resample is not None:
-                work = work.resampled(self._unpack(theta, parameters), some.start)
+                work = work.resampled(self._unpack(theta, parameters), epochs.start)
             centre, linear = (
                 None if name is None else self._pack(work.context[name], count)
                 for name in (None if loss.mu is None else loss.centre, loss.linear)
             )
             problem = replace(problem, centre=centre, linear=linear, chosen=work.chosen)
-            self._kernels.train(problem, theta, state, taken, some)
+            self._kernels.train(problem, theta, state, taken, epochs)
         return self._unpack(theta, parameters), work.context
 
     def _of_models(self, number: Tensor, theta: Tensor) -> Tensor:

@@ -1,0 +1,163 @@
+"""Local training of one client after another with torch's own kernels, the clients shared out over threads.
+
+Where a step's time is arithmetic, all lanes at once gain nothing: torch multiplies one client's matrices as fast as
+those of many. A client's batches are taken as they are, the last one shorter, so nothing is padded and no more than one
+batch for each thread is in memory. Lanes are independent: the numbers are the same however many threads there are.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.simulator import tracing
+from equifed.simulator.fused.cpu import fill_orders
+from equifed.simulator.job import Job
+from equifed.simulator.lane_steps import LaneSteps, LaneTraining
+from equifed.simulator.tables import Tables
+from equifed.simulator.threads import share_out
+from equifed.simulator.tracing import Step, trace
+from equifed.tree import Tree
+
+class Apart:
+    def __init__(self, job: Job, tables: Tables) -> None:
+        self.job, self.tables = job, tables
+        self._traced: dict[Any, Step] = {}
+        self._thread = threading.local()
+        self._thread.task = job.task
+
+    def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
+        """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
+        # a copy, since every lane writes its part
+        carry = tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), work.steps.start(parameters))
+        for epochs in work.stretches(self.job.task.local.epochs):
+            work = work.resampled(carry[0], epochs.start)
+            flat = _Flat.of(work, carry)
+            steps = self._steps(work, flat)
+            some = int(np.count_nonzero(work.lanes.n))  # the others, who have no rows, are the last
+            share_out(partial(self._lane, work, flat, epochs, steps), some, self.job.threads)
+        return carry[0], work.context
+
+    @torch.no_grad()  # which is a setting of each thread
+    def _lane(self, work: LaneTraining, flat: _Flat, epochs: range, steps: dict[int, Step], lane: int) -> None:
+        """These epochs of one lane; its part of what the steps change is changed in place."""
+        models, eager = flat.models(lane), self._eager(work.steps, flat)
+        moving = [carry for carry, _, _ in models]
+        for epoch in epochs:
+            for places in self._batches(work, lane, epoch):
+                step, rows = steps.get(len(places), eager), self._rows(work, lane, places)
+                for number, (_, same, own) in enumerate(models):
+                    moving[number] = step(*moving[number], *same, *rows, *(values[places] for values in own))
+        for (begin, _, _), end in zip(models, moving, strict=True):
+            for leaf, value in zip(begin, end, strict=True):
+                leaf.copy_(value)
+
+    def _batches(self, work: LaneTraining, lane: int, epoch: int) -> Iterator[Tensor]:
+        """The batches of an epoch, as positions among the lane's rows."""
+        n, size = int(work.lanes.n[lane]), self.job.task.local.batch_size
+        order = np.arange(n, dtype=np.int32)[None]
+        if size is not None:
+            key = work.keys[lane : lane + 1].numpy().view(np.uint64)
+            fill_orders(key, epoch, work.lanes.n[lane : lane + 1], order)
+        places = torch.from_numpy(order[0])
+        yield from (places if work.chosen is None else work.chosen[lane][places]).split(size or n)
+
+    def _rows(self, work: LaneTraining, lane: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x, y, s and mask of a batch."""
+        tables, start = self.tables, int(work.lanes.start[lane])
+        rows = tables.index[start : start + int(work.lanes.n[lane])].index_select(0, places)
+        x, y, s = (values.index_select(0, rows) for values in (tables.x, tables.y, tables.s))
+        return x, y, s, torch.ones(len(rows))
+
+    def _steps(self, work: LaneTraining, flat: _Flat) -> dict[int, Step]:
+        """Traced steps by the number of their rows: those that come often enough. Tracing touches what all threads
+        share, so it is done before they start."""
+        size, steps = self.job.task.local.batch_size, {}
+        n = np.unique(work.lanes.n[work.lanes.n > 0])
+        for rows in np.unique(n if size is None else np.concatenate([np.minimum(n, size), n % size])).tolist():
+            if rows == 0 or self._planned(rows) < tracing.TRACE_FROM:
+                continue
+            key = work.place, rows, flat.shapes
+            if key not in self._traced:
+                carry, same, own = flat.models(0)[0]  # the lane with most rows
+                places = torch.arange(rows, dtype=torch.int32)
+                values = [*carry, *same, *self._rows(work, 0, places), *(values[places] for values in own)]
+                self._traced[key] = trace(self._eager(work.steps, flat), values)
+            steps[rows] = self._traced[key]
+        return steps
+
+    def _planned(self, rows: int) -> float:
+        """Steps of so many rows in the whole job."""
+        sizes, size = self.tables.sizes, self.job.task.local.batch_size
+        each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
+        taking_part = self.job.cohort_size / sizes.shape[1]
+        return float(each.sum()) * taking_part * self.job.task.local.epochs * self.job.rounds
+
+    def _eager(self, steps: LaneSteps, flat: _Flat) -> Step:
+        """A step as it is defined."""
+        if not hasattr(self._thread, "task"):
+            # a module holds the parameters it is called with while it runs, so each thread needs one
+            self._thread.task = replace(self.job.task, module=copy.deepcopy(self.job.task.module))
+        steps = replace(steps, task=self._thread.task)
+
+        def step(*values: Tensor) -> list[Tensor]:
+            carry, context, hyper, inputs, batch = tree.unflatten(values, flat.structure)
+            new = steps.one(carry, context, inputs._replace(hyper=hyper), batch)
+            # the next step expects the layout that the first one had
+            return [leaf.contiguous() for leaf in tree.leaves(new)]
+
+        return step
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """The tensors of all lanes as lists, so that taking a lane's part costs little."""
+
+    carry: list[Tensor]
+    """What steps change: parameters and the optimiser's state [L, ...], or [L, V, ...] where settings share a lane."""
+    context: list[Tensor]
+    """What stays the same and may differ between settings; shaped alike."""
+    inputs: list[Tensor]
+    """What belongs to the lane [L, ...]."""
+    own: list[Tensor]
+    """Values of the lane's rows [L, n, ...] or [L, V, n, ...]."""
+    structure: Any
+    """Of (carry, context, hyper-parameters, inputs, batch), which is what a step takes."""
+    shared: bool
+
+    @classmethod
+    def of(cls, work: LaneTraining, carry: Tree) -> _Flat:
+        hyper, inputs = work.inputs.hyper, work.inputs.for_steps()._replace(hyper={})
+        return cls(
+            carry=tree.leaves(carry),
+            context=tree.leaves((work.context, hyper)),
+            inputs=tree.leaves(inputs),
+            own=tree.leaves(work.per_row),
+            structure=tree.flatten((carry, work.context, hyper, inputs, (0, 0, 0, 0, work.per_row)))[1],
+            shared=work.steps.shared,
+        )
+
+    @cached_property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """Of what a step takes besides rows."""
+        return tuple(leaf.shape[1 + self.shared :] for leaf in (*self.carry, *self.context))
+
+    def models(self, lane: int) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
+        """For each of the settings that share a lane: what steps change, as views; what stays the same; values of
+        the rows."""
+        inputs = [leaf[lane] for leaf in self.inputs]
+        settings = [(lane, v) for v in range(self.carry[0].shape[1])] if self.shared else [(lane,)]
+
+        def parts(leaves: list[Tensor], at: tuple[int, ...]) -> list[Tensor]:
+            return [leaf[at] for leaf in leaves]
+
+        return [(parts(self.carry, at), parts(self.context, at) + inputs, parts(self.own, at)) for at in settings]
