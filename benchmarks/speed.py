@@ -2,9 +2,9 @@
 
     python benchmarks/speed.py [--quick]
 
-Workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches; a
-large population of which few take part; a sweep of KFFL over 20 weights, and rounds of full gradients (FedFair);
-rankings of edges (FRL, E2FL).
+Workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches, of
+networks whose time is arithmetic; a large population of which few take part; a sweep of KFFL over 20 weights, and
+rounds of full gradients (FedFair); rankings of edges (FRL, E2FL) on a tabular network.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,15 +25,17 @@ from torch import nn
 
 import equifed as ef
 from equifed import edge_popup
+from equifed.simulation import Simulation
+from equifed.simulator import make_job
 
 
-def federation(sizes: list[int], features: int, seed: int = 0) -> ef.Federation:
+def federation(sizes: list[int], *shape: int, seed: int = 0) -> ef.Federation:
     rng = np.random.default_rng(seed)
-    truth = rng.normal(size=features)
+    truth = rng.normal(size=math.prod(shape))
 
     def part(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        x = rng.normal(size=(n, features)).astype(np.float32)
-        return x, (x @ truth + rng.normal(size=n) > 0).astype(int), rng.integers(0, 2, n)
+        x = rng.normal(size=(n, *shape)).astype(np.float32)
+        return x, (x.reshape(n, -1) @ truth + rng.normal(size=n) > 0).astype(int), rng.integers(0, 2, n)
 
     return ef.Federation.from_arrays([part(rows) for rows in sizes], test=part(1000))
 
@@ -149,17 +153,17 @@ def small_batches(quick: bool) -> dict[str, float]:
     rounds = 30 if quick else 200
     steps = 10 * 20  # of each client in each round
 
-    def lanes(kernel: str, rounds: int) -> Callable[[], object]:
+    def lanes(kernel: str, rounds: int, threads: int = 1) -> Callable[[], object]:
         return lambda: ef.simulate(
             ef.methods.FedAvg(), fed, model=model, rounds=rounds, local=local, seeds=range(5), eval_every=rounds,
-            device="cpu", kernel=kernel,
+            device="cpu", kernel=kernel, threads=threads,
         )  # fmt: skip
 
     plain = timed(
         lambda: tight_loop(fed, nn.Sequential(nn.Linear(14, 10), nn.Tanh(), nn.Linear(10, 1)), 2, 10, 10, 0.01)
     )
     timed(lanes("fused", 1))  # loads the compiled loop
-    fused = timed(lanes("fused", rounds))
+    fused, twice = timed(lanes("fused", rounds)), timed(lanes("fused", rounds, threads=2))
     traced = timed(lanes("traced", rounds))
     timed(lanes("compiled", 3))  # the first compilation ever loads the compiler itself
     compiled = timed(lanes("compiled", rounds))
@@ -170,9 +174,53 @@ def small_batches(quick: bool) -> dict[str, float]:
         "lanes traced, us per client step": traced * scale / rounds,
         f"lanes compiled, {rounds} rounds with compilation, us per client step": compiled * scale / rounds,
         "lanes traced vs fused": traced / fused,
+        "lanes fused, 1 thread vs 2 (target >= 1.6)": fused / twice,
         "lanes traced vs plain loop (target <= 20/550 = 0.036)": traced / rounds / 50 / (plain / 2 / 10),
         "lanes compiled vs plain loop (target <= 20/550 = 0.036)": compiled / rounds / 50 / (plain / 2 / 10),
     }
+
+
+def image_network() -> nn.Module:
+    """Two 3x3 convolutions for images of 28 x 28."""
+    first = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32 * 49, 1))
+
+
+def wide_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(100, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+
+
+def arithmetic(quick: bool) -> dict[str, float]:
+    """Models whose time is multiplications: rounds of 10 clients with 6 steps each, in turn with those of a plain loop;
+    the best of each."""
+    results: dict[str, float] = {}
+    workloads = (
+        ("CNN, batch 20", image_network, (1, 28, 28), 20, ("traced", "clients")),
+        ("MLP 100-256-256-1, batch 20", wide_network, (100,), 20, ("fused", "traced", "clients")),
+        ("MLP 100-256-256-1, batch 128", wide_network, (100,), 128, ("fused", "traced", "clients")),
+    )
+    for name, network, shape, batch, kernels in workloads:
+        fed = federation([6 * batch] * 10, *shape)
+        local = ef.Local(epochs=1, batch_size=batch, learning_rate=0.01)
+
+        def lanes(kernel: str, threads: int, fed=fed, network=network, local=local) -> Callable[[], object]:  # type: ignore[no-untyped-def]
+            settings = ef.RunSettings(
+                rounds=1000, eval_every=1000, local=local, seeds=1, device="cpu", kernel=kernel, threads=threads
+            )  # type: ignore[arg-type]
+            rounds = iter(Simulation(make_job(ef.methods.FedAvg(), fed, network, settings)).rounds())
+            next(rounds)  # traces the step
+            return lambda: next(rounds)
+
+        work = {"plain loop": partial(tight_loop, fed, network(), 1, 1, batch, 0.01), "auto": lanes("auto", 1)}
+        work |= {"auto, 2 threads": lanes("auto", 2)} | {kernel: lanes(kernel, 1) for kernel in kernels}
+        best = dict.fromkeys(work, math.inf)
+        for _ in range(3 if quick else 15):
+            best = {what: min(best[what], timed(rounds)) for what, rounds in work.items()}
+        results |= {f"{name}: {what}, ms per round": 1000 * seconds for what, seconds in best.items()}
+        results[f"{name}: plain loop vs auto (target >= 1)"] = best["plain loop"] / best["auto"]
+        results[f"{name}: auto, 1 thread vs 2 (target >= 1.6)"] = best["auto"] / best["auto, 2 threads"]
+    return results
 
 
 def population(quick: bool) -> dict[str, float]:
@@ -276,7 +324,7 @@ def main() -> None:
     # memory first: the peak of a process never falls
     results = {
         work.__name__: work(options.quick)
-        for work in (memory, large_batches, small_batches, population, sweeps, rankings)
+        for work in (memory, large_batches, small_batches, arithmetic, population, sweeps, rankings)
     }
     if options.json:
         print(json.dumps(results, indent=2))

@@ -158,7 +158,7 @@ def _constraint_nearly_met(
 NOT_FUSED = {
     "loss": "its loss is not of the form that compiled loops know (EmpiricalRisk)",
     "model": "the model is not a linear one or a fully connected network of tanh, relu and sigmoid layers",
-    "wide": "the model's layers are so wide that the time goes into products, which torch does faster",
+    "wide": "the model and its batches are so large that the time goes into products, which torch does faster",
     "parameters": "it trains more than the model's own parameters",
     "device": "it ran on a device for which there are none",
     "triton": "Triton, which compiles loops for a GPU, is not installed",
@@ -169,8 +169,9 @@ NOT_FUSED = {
 def _kernel(phase: str, kernel: str, obstacle: str = "") -> str:
     if kernel == "fused":
         return f"Local training ({phase}) ran fused: all steps of a client in one compiled loop."
+    way = "one client after another by torch's own operations" if kernel == "clients" else "for all clients at once"
     why = f": {NOT_FUSED[obstacle]}" if obstacle else ""
-    return f"Local training ({phase}) ran step by step for all clients at once, not in one compiled loop{why}."
+    return f"Local training ({phase}) ran step by step, {way}, not in one compiled loop{why}."
 
 
 WORDS: Mapping[str, Callable[..., str]] = {

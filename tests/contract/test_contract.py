@@ -18,7 +18,7 @@ from equifed.federation import Federation, Rows, RowSets
 from equifed.metrics.catalogue import CATALOGUE
 from equifed.protocol import Method
 from equifed.simulation import Simulation
-from equifed.simulator import check_swept, lane_data, make_job, reference, traced
+from equifed.simulator import check_swept, lane_data, make_job, reference, tracing
 
 from .registered import METHODS
 from .sketches import SKETCHES
@@ -185,13 +185,29 @@ def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Feder
     assert_same(lanes, run(method, uneven, local=local, engine="reference"), tolerance)
 
 
+def _shape(method: Method) -> bool:
+    """Whether it stands for a shape of local training: values per row, several models, rows chosen for each epoch."""
+    return method.name in ("fedavg-lr", "fedem") or method.hyper.get("debias") == "fairbatch"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=() if _shape(m) else pytest.mark.full) for m in (*METHODS, *OTHERS)],
+    ids=shown,
+)
+def test_one_client_after_another_equals_reference(method: Method, uneven: Federation) -> None:
+    """Whole batches are traced here; the last ones, each of its own size, are too few for that."""
+    clients = run(method, uneven, kernel="clients", threads=2)
+    assert_same(clients, plain(method, uneven, engine="reference"))
+
+
 @every_method_in_full
 def test_fused_and_traced_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert traced.TRACE_FROM == 100  # steps, more than these runs have
+    assert tracing.TRACE_FROM == 100  # steps, more than these runs have
     eager = run(method, uneven, kernel="traced")
-    monkeypatch.setattr(traced, "TRACE_FROM", 1)
+    monkeypatch.setattr(tracing, "TRACE_FROM", 1)
     assert_same(eager, run(method, uneven, kernel="traced"))
     assert_same(eager, plain(method, uneven))
 

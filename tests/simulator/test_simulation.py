@@ -21,7 +21,7 @@ from equifed.federation import Federation
 from equifed.methods.fedavg import FedAvg, apply_mean_update, weighted_update
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Server
-from equifed.simulator import lane_data, make_job, traced
+from equifed.simulator import lane_data, make_job, tracing
 from equifed.simulator.lane_data import grid_up, portions
 from equifed.simulator.traced import segments
 from equifed.tree import Tree
@@ -168,7 +168,7 @@ def test_one_federation_per_seed_equals_each_alone() -> None:
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 def test_compiled_steps_equal_the_reference(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "TRACE_FROM", 1)
+    monkeypatch.setattr(tracing, "TRACE_FROM", 1)
     settings = {**QUICK, "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.05, momentum=0.5)}
     compiled = ef.simulate(ef.methods.FedProx(mu=0.3), uneven, kernel="compiled", seeds=[0, 1], **settings)  # type: ignore[arg-type]
     assert [note.fields["kernel"] for note in compiled.notes] == ["compiled"]
@@ -182,7 +182,7 @@ def test_a_broken_compiler_is_said_and_costs_nothing(uneven: Federation, monkeyp
     def fail(*_: object) -> None:
         raise OSError("no such compiler")
 
-    monkeypatch.setattr(traced, "TRACE_FROM", 1)
+    monkeypatch.setattr(tracing, "TRACE_FROM", 1)
     monkeypatch.setattr("torch._inductor.compile", fail)
     result = ef.simulate(FedAvg(), uneven, kernel="compiled", **QUICK)  # type: ignore[arg-type]
     assert Note("compiling-failed", {"error": "OSError"}) in result.notes

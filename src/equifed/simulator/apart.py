@@ -8,10 +8,10 @@ batch for each thread is in memory. Lanes are independent: the numbers are the s
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.protocol import Task
 from equifed.simulator import tracing
 from equifed.simulator.fused.cpu import fill_orders
 from equifed.simulator.job import Job
@@ -28,12 +29,20 @@ from equifed.simulator.threads import share_out
 from equifed.simulator.tracing import Step, trace
 from equifed.tree import Tree
 
+
 class Apart:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self._traced: dict[Any, Step] = {}
-        self._thread = threading.local()
-        self._thread.task = job.task
+
+    @cached_property
+    def _tasks(self) -> SimpleQueue[Task]:
+        """The task once for each thread: a module holds the parameters it is called with while it runs."""
+        tasks: SimpleQueue[Task] = SimpleQueue()
+        tasks.put(self.job.task)
+        for _ in range(self.job.threads - 1):
+            tasks.put(replace(self.job.task, module=copy.deepcopy(self.job.task.module)))
+        return tasks
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
         """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
@@ -42,15 +51,25 @@ class Apart:
         for epochs in work.stretches(self.job.task.local.epochs):
             work = work.resampled(carry[0], epochs.start)
             flat = _Flat.of(work, carry)
-            steps = self._steps(work, flat)
+            # before the threads start, since both touch what threads share
+            steps, tasks = self._steps(work, flat), self._tasks
             some = int(np.count_nonzero(work.lanes.n))  # the others, who have no rows, are the last
-            share_out(partial(self._lane, work, flat, epochs, steps), some, self.job.threads)
+            share_out(partial(self._lane, work, flat, epochs, steps, tasks), some, self.job.threads)
         return carry[0], work.context
 
     @torch.no_grad()  # which is a setting of each thread
-    def _lane(self, work: LaneTraining, flat: _Flat, epochs: range, steps: dict[int, Step], lane: int) -> None:
+    def _lane(
+        self,
+        work: LaneTraining,
+        flat: _Flat,
+        epochs: range,
+        steps: dict[int, Step],
+        tasks: SimpleQueue[Task],
+        lane: int,
+    ) -> None:
         """These epochs of one lane; its part of what the steps change is changed in place."""
-        models, eager = flat.models(lane), self._eager(work.steps, flat)
+        task = tasks.get()
+        models, eager = flat.models(lane), flat.step(replace(work.steps, task=task))
         moving = [carry for carry, _, _ in models]
         for epoch in epochs:
             for places in self._batches(work, lane, epoch):
@@ -60,6 +79,7 @@ class Apart:
         for (begin, _, _), end in zip(models, moving, strict=True):
             for leaf, value in zip(begin, end, strict=True):
                 leaf.copy_(value)
+        tasks.put(task)
 
     def _batches(self, work: LaneTraining, lane: int, epoch: int) -> Iterator[Tensor]:
         """The batches of an epoch, as positions among the lane's rows."""
@@ -79,8 +99,7 @@ class Apart:
         return x, y, s, torch.ones(len(rows))
 
     def _steps(self, work: LaneTraining, flat: _Flat) -> dict[int, Step]:
-        """Traced steps by the number of their rows: those that come often enough. Tracing touches what all threads
-        share, so it is done before they start."""
+        """Traced steps by the number of their rows: those that come often enough."""
         size, steps = self.job.task.local.batch_size, {}
         n = np.unique(work.lanes.n[work.lanes.n > 0])
         for rows in np.unique(n if size is None else np.concatenate([np.minimum(n, size), n % size])).tolist():
@@ -91,7 +110,7 @@ class Apart:
                 carry, same, own = flat.models(0)[0]  # the lane with most rows
                 places = torch.arange(rows, dtype=torch.int32)
                 values = [*carry, *same, *self._rows(work, 0, places), *(values[places] for values in own)]
-                self._traced[key] = trace(self._eager(work.steps, flat), values)
+                self._traced[key] = trace(flat.step(work.steps), values)
             steps[rows] = self._traced[key]
         return steps
 
@@ -101,21 +120,6 @@ class Apart:
         each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
         taking_part = self.job.cohort_size / sizes.shape[1]
         return float(each.sum()) * taking_part * self.job.task.local.epochs * self.job.rounds
-
-    def _eager(self, steps: LaneSteps, flat: _Flat) -> Step:
-        """A step as it is defined."""
-        if not hasattr(self._thread, "task"):
-            # a module holds the parameters it is called with while it runs, so each thread needs one
-            self._thread.task = replace(self.job.task, module=copy.deepcopy(self.job.task.module))
-        steps = replace(steps, task=self._thread.task)
-
-        def step(*values: Tensor) -> list[Tensor]:
-            carry, context, hyper, inputs, batch = tree.unflatten(values, flat.structure)
-            new = steps.one(carry, context, inputs._replace(hyper=hyper), batch)
-            # the next step expects the layout that the first one had
-            return [leaf.contiguous() for leaf in tree.leaves(new)]
-
-        return step
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,17 @@ class _Flat:
     def shapes(self) -> tuple[torch.Size, ...]:
         """Of what a step takes besides rows."""
         return tuple(leaf.shape[1 + self.shared :] for leaf in (*self.carry, *self.context))
+
+    def step(self, steps: LaneSteps) -> Step:
+        """A step of one lane with one setting, as it is defined."""
+
+        def step(*values: Tensor) -> list[Tensor]:
+            carry, context, hyper, inputs, batch = tree.unflatten(values, self.structure)
+            new = steps.one(carry, context, inputs._replace(hyper=hyper), batch)
+            # the next step expects the layout that the first one had
+            return [leaf.contiguous() for leaf in tree.leaves(new)]
+
+        return step
 
     def models(self, lane: int) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
         """For each of the settings that share a lane: what steps change, as views; what stays the same; values of

@@ -95,14 +95,25 @@ class Job:
     def row_bytes(self, models: int = 1) -> int:
         """Memory that one row takes in the forward pass of so many models, its features and all activations: what
         bounds how many are taken at once."""
-        return 4 * (math.prod(self.federation.shape) + models * self._activations)
+        return 4 * (math.prod(self.federation.shape) + models * self._forward[0])
+
+    @property
+    def row_products(self) -> int:
+        """Multiplications of one row's forward pass, as far as linear layers and convolutions do them."""
+        return self._forward[1]
 
     @cached_property
-    def _activations(self) -> int:
+    def _forward(self) -> tuple[int, int]:
+        """Numbers that one row's forward pass makes, and the multiplications it takes."""
         sizes: list[int] = []
+        products: list[int] = []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
             sizes.extend(leaf.numel() for leaf in tree.leaves(output) if isinstance(leaf, Tensor))
+            if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+                # all weights of an output, or at a transposed convolution of an input, for each place
+                placed = inputs[0] if getattr(module, "transposed", False) else output
+                products.append(module.weight.numel() * placed.numel() // module.weight.shape[0])
 
         hooks = [module.register_forward_hook(note) for module in self.task.module.modules()]
         try:
@@ -111,7 +122,7 @@ class Job:
         finally:
             for hook in hooks:
                 hook.remove()
-        return sum(sizes)
+        return sum(sizes), sum(products)
 
     @cached_property
     def channel(self) -> Channel:
@@ -251,6 +262,9 @@ def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSe
         count = fed.num_clients if count == "all" else fed.sampled
     plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(RunSettings)}
     local, device = settings.local.for_task(fed.task), _device(settings.device)
+    if settings.kernel == "clients" and device != "cpu":
+        text = f"'clients' is a way of the CPU, and this runs on {device!r}, which needs the work of many at once."
+        raise ConfigError(text, key="kernel", value="clients")
     return RunSettings(**plain | {"seeds": seeds, "clients_per_round": count, "device": device, "local": local})
 
 

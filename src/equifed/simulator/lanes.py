@@ -107,9 +107,11 @@ class LanesEngine(LocalEngine):
         """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero. at: the run
         and the slot of each."""
 
+        everyone = bool(use.all())
+
         def spread(leaf: Tensor) -> Tensor:
             out = leaf.new_zeros(*cohorts.shape, *leaf.shape[use.dim() :])
-            out[at] = tree.where(use, leaf, torch.zeros_like(leaf))
+            out[at] = leaf if everyone else tree.where(use, leaf, torch.zeros_like(leaf))
             return out
 
         stacked: Record = tree.map(spread, reply)

@@ -1,4 +1,4 @@
-"""Steps of local training as plain lists of tensor operations: what vmap, grad and the model do in Python is done once."""
+"""Steps of local training as plain lists of tensor operations: the Python of vmap, grad and the model is run once."""
 
 from __future__ import annotations
 

@@ -60,8 +60,7 @@ class Fused:
             return "loss"
         if type(loss) is EdgePopup and self.job.device.type != "cpu":
             return "device"
-        # edge-popup's products are BLAS's: no layer is too wide for them
-        if self._model_obstacle and not (self._model_obstacle == "wide" and type(loss) is EdgePopup):
+        if self._model_obstacle:
             return self._model_obstacle
         assert self.network is not None
         same = isinstance(parameters, dict) and set(parameters) == set(self.network.names)
