@@ -32,6 +32,8 @@ class Native:
 
     def __init__(self, module: str, name: str, *kinds: Kind) -> None:
         self.module, self.name, self.kinds = module, name, kinds
+        self._engines: list[Any] = []
+        """Which own loaded code: it lives as long as this function. Two threads may both load it."""
 
     def given(self, *arguments: Any) -> Callable[..., None]:
         """The function with these first arguments; the others are numbers. It lets go of Python's lock."""
@@ -61,11 +63,11 @@ class Native:
         target = llvm.Target.from_default_triple().create_target_machine(
             **_processor(), opt=3, reloc="default", codemodel="jitdefault", jit=True
         )
-        # the engine owns the code: it lives as long as this function
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(self._code(target)))
-        self._engine.finalize_object()
-        address = self._engine.get_function_address(self.name)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+        self._engines.append(engine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(self._code(target)))
+        engine.finalize_object()
+        address = engine.get_function_address(self.name)
         parameters = [ctypes.c_void_p if axes else NUMBERS[dtype] for dtype, axes in self.kinds]
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p, *parameters)(address)
 
