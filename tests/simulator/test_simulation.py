@@ -333,6 +333,8 @@ def test_unequal_lanes_waste_little() -> None:
     assert sum(width * (end - begin) for begin, end, width in segments(-(-n // 32), 0.7)) * 32 < 5 * n.sum()
     assert sum(width * (part.stop - part.start) for part, width in portions(n, 4)) < 1.5 * n.sum()
     assert [part.stop - part.start for part, _ in portions(np.full(1000, 1000), 2**20)] == [1] * 1000  # memory
+    assert portions(n, 4, whole=4 * len(n) * grid_up(int(n[0]))) == [(slice(0, len(n)), grid_up(int(n[0])))]
+    assert portions(n, 4, whole=4 * len(n) * grid_up(int(n[0])) - 1) == portions(n, 4)
 
 
 def test_memory_of_a_row_counts_activations() -> None:

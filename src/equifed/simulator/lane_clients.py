@@ -21,7 +21,7 @@ from equifed import randomness, tree
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage, Start
 from equifed.simulator.job import Job
-from equifed.simulator.lane_data import Inputs, KeptRows, LaneData, LaneRows, Lanes, portions
+from equifed.simulator.lane_data import WHOLE_BYTES, Inputs, KeptRows, LaneData, LaneRows, Lanes, portions
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.stepper import Stepper
 from equifed.simulator.tables import Tables
@@ -107,8 +107,9 @@ class LaneExchange:
     ) -> Any:
         """part(the phase's work, *values, data) for every lane, in portions of similar size. settings: how many share
         a lane."""
-        results = []
-        for lane, width in portions(lanes.n, self.clients.job.row_bytes(settings)):
+        job, results = self.clients.job, []
+        whole = 0 if part is call else WHOLE_BYTES.get(job.device.type, 0)  # before and after local training
+        for lane, width in portions(lanes.n, job.row_bytes(settings), whole):
             some = tree.take(inputs, lane)
             kept = self._kept(lanes, lane, some, width) if part is call else {}
 

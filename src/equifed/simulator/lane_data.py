@@ -145,9 +145,16 @@ PORTION_BYTES = 256 * 2**20
 """Lanes whose whole rows are needed at once are taken in portions of about this size."""
 
 
-def portions(n: np.ndarray, row_bytes: int) -> list[tuple[slice, int]]:
+WHOLE_BYTES = {"cpu": 8 * 2**20, "cuda": PORTION_BYTES}
+"""What is done once in a round takes all lanes in one portion up to this size, by device: rows that pad it cost less
+than another call."""
+
+
+def portions(n: np.ndarray, row_bytes: int, whole: int = 0) -> list[tuple[slice, int]]:
     """Slices of lanes (sorted by rows, most first) with a padded width each: at most half of it padding, and not too
-    much memory at once."""
+    much memory at once; or all in one, where that takes no more than `whole` bytes."""
+    if len(n) and (widest := grid_up(int(n[0]))) * len(n) * row_bytes <= whole:
+        return [(slice(0, len(n)), widest)]
     parts, begin = [], 0
     while begin < len(n):
         width = grid_up(int(n[begin]))
