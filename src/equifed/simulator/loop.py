@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -194,12 +193,10 @@ def _logs(
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """No autograd tape, and one torch thread of the CPU, where also a GPU's scores are added up: with small batches
-    more threads are slower, and far slower on a busy machine. Whoever sets OMP_NUM_THREADS knows better and is left
-    alone."""
+    """No autograd tape, and one torch thread of the CPU, where also a GPU's scores are added up: threads share clients,
+    and operations on small batches are slower with more of them, far slower on a busy machine."""
     before = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         with torch.no_grad():
             yield
