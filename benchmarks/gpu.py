@@ -156,7 +156,6 @@ def speed() -> None:
         ("logistic 50", Logistic(), 50, 128, (550,)),
         ("MLP 50-50-1", MLP(hidden=(50,), activation="tanh"), 50, 32, (550,)),
         ("MLP 100-64-64-1", MLP(hidden=(64, 64), activation="tanh"), 100, 64, (50, 550)),
-        ("MLP 100-256-256-1", MLP(hidden=(256, 256), activation="tanh"), 100, 64, (50,)),
     ]
     for name, model, features, batch, lane_counts in workloads:
         for lanes in lane_counts:
