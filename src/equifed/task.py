@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TaskKind = Literal["classification", "regression"]
 LabelKind = Literal["binary", "multiclass", "regression"]
+LEAST_PROBABILITY = 1e-7
+"""How far the probabilities that a loss is computed from are kept off 0 and 1."""
 
 
 def label_kind(task: TaskKind, num_classes: int) -> LabelKind:
@@ -80,14 +82,14 @@ class Task:
         return torch.sigmoid(out) if self.binary else torch.softmax(out, -1)
 
     def loss_of_prediction(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row from what `predict` returned; probabilities are kept off 0 and 1 by 1e-7."""
+        """The loss of each row from what `predict` returned; probabilities are kept off 0 and 1."""
         if self.kind == "regression":
             return (prediction - y).square()
         if prediction.dim() == 1:
             picked = torch.where(y == 1, prediction, 1 - prediction)
         else:
             picked = torch.gather(prediction, -1, y.unsqueeze(-1)).squeeze(-1)
-        return -picked.clamp(1e-7, 1 - 1e-7).log()
+        return -picked.clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY).log()
 
     @staticmethod
     def decide(prediction: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -48,10 +49,19 @@ class Nodes(Grid):
         """Silos that are not connected."""
         self.sent: list[tuple[str, str]] = []
         """(silo, message type) of everything that was sent."""
+        self.keys: dict[int, bytes] = {}
+        """Public keys of nodes that have another than their silo."""
         self._replies: dict[str, Message] = {}
 
     def silo(self, node: int) -> str:
         return str(self.contexts[node].node_config.get("client-id"))
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.key(node)) for node in self.get_node_ids()]
+
+    def key(self, node: int) -> bytes:
+        """A node's public key: that of the silo whose configuration it has, unless it is given another."""
+        return self.keys.get(node, f"key of {self.silo(node)}".encode())
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node in self.contexts if self.silo(node) not in self.gone]

@@ -169,11 +169,11 @@ def test_nothing_is_said_of_groups_one_of_which_is_withheld(hidden: bool) -> Non
     [
         ("counts", lambda counts: counts - 60, "negative counts"),
         ("counts", lambda counts: np.where(counts == 50, -1, counts), "negative counts"),
-        ("counts", lambda counts: counts * 9, "counts 1800 test rows where it has 200"),
-        ("predicted", lambda counts: counts * 9, "counts 1800 test rows where it has 200"),
+        ("counts", lambda counts: counts * 9, "test rows where it has 200"),
+        ("predicted", lambda counts: counts * 9, "test rows where it has 200"),
         ("predicted", lambda counts: counts[:, ::-1].copy(), "contradicts itself"),
         ("predicted", lambda counts: counts * 0 - 1, "contradicts itself"),
-        ("loss", lambda loss: -loss, "negative loss"),
+        ("loss", lambda loss: -loss, "losses in its evaluation that its rows cannot have"),
         ("loss", lambda loss: loss * np.nan, "NaN or Inf"),
     ],
 )
@@ -280,7 +280,7 @@ def test_regression(tmp_path: Path) -> None:
         there.index.get_level_values("scope") == "global"
     )
     assert there[unknown].isna().all()
-    np.testing.assert_allclose(there[~unknown], simulated[~unknown], rtol=1e-5)
+    np.testing.assert_allclose(there[~unknown], simulated[~unknown], rtol=1e-5, atol=1e-6)
     shy = setting(tmp_path, **sections, flower={"min-count": 8})
     some = federate(shy, nodes(shy), tmp_path / "runs", "shy")
     counts = expected.metrics.query("scope == 'client:a' and metric == 'rows'")["value"]

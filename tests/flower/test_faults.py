@@ -134,8 +134,13 @@ def test_a_refused_reply_is_as_none(silos: Path, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "too large a position": (methods.E2FL(), "ranking.0.weight", lambda v: v * 0 + 255, "cannot be read (DataError)"),
-    "no order": (methods.E2FL(), "ranking.0.weight", lambda v: v * 0, "cannot be read (DataError)"),
+    "too large a position": (
+        methods.E2FL(),
+        "ranking.0.weight",
+        lambda v: v * 0 + 255,
+        "cannot be read: A packed ranking",
+    ),
+    "no order": (methods.E2FL(), "ranking.0.weight", lambda v: v * 0, "cannot be read: A packed ranking"),
     "an unknown group": (methods.IFCA(), "group", lambda v: v * 0 + 99, "has group outside -1 to 1"),
     "too many rows": (methods.KFFLTD(), "gradient_rows", lambda v: v * 0 - 5, "has gradient_rows outside 0 to 37"),
     "a negative weight": (methods.FairFed(), "weight", lambda v: v * 0 - 1e6, "has weight outside 0 to inf"),

@@ -14,6 +14,8 @@ from equifed.errors import DataError, RowError
 from equifed.partition.base import as_text
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MAX_STANDARDISED = 1e15
+"""Of a column that is standardised: the squares of so large numbers can still be added up, over any number of rows."""
 NUMBERS_SHARE = 0.9
 """A text column with a larger share of numbers is a number column with bad cells."""
 
@@ -125,11 +127,11 @@ def check_complete(frame: pd.DataFrame, columns: Iterable[str]) -> None:
             )
 
 
-def check_size(values: NDArray[np.float64], series: pd.Series[Any]) -> None:
-    """Scaled values must still be numbers in float32."""
-    bad = ~(np.abs(values) <= MAX_FLOAT32)
+def check_size(values: NDArray[np.float64], series: pd.Series[Any], most: float = MAX_FLOAT32) -> None:
+    """Scaled values must still be numbers in float32, and those to be standardised have squares too."""
+    bad = ~(np.abs(values) <= most)
     if bad.any():
-        text = "the value is too large after scaling. Correct it, or widen the range in the schema."
+        text = f"the value is too large, beyond {most:.0e} after scaling. Correct it, or widen the range in the schema."
         raise row_error(series, int(np.argmax(bad)), text)
 
 

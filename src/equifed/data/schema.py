@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from equifed.data.encode import (
+    MAX_FLOAT32,
+    MAX_STANDARDISED,
     check_size,
     codes_of,
     column_of,
@@ -362,9 +364,9 @@ class Schema(_Strict):
                     EquifedWarning,
                     stacklevel=4,
                 )
-            check_size(values, series)
-            x[:, start] = values
             scale[start] = self.scaling == "standard"
+            check_size(values, series, MAX_STANDARDISED if scale[start] else MAX_FLOAT32)
+            x[:, start] = values
             names.append(column.name)
         return x, tuple(names), scale
 

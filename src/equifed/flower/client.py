@@ -39,6 +39,7 @@ from equifed.protocol import Phase, Record, Stage
 from equifed.simulator import Evaluator, Reference, finite, make_tables
 from equifed.simulator.engine import check_reply
 from equifed.store.environment import fingerprint
+from equifed.words import clean, quoted, traceback_of
 
 Work = Callable[[Message, Context], RecordDict]
 
@@ -69,7 +70,7 @@ def app_of(setting: Setting) -> ClientApp:
         """The silo, opened once for the messages of one process; what it remembers, and what it is asked."""
         asked = read_about(message.content)
         name, file = _whose(setting, context)
-        scaling, min_count = _scaling(message), max(_min_count(context), setting.flower.min_count)
+        scaling, min_count = _scaling(message, len(setting.scaled)), max(_min_count(context), setting.flower.min_count)
         changed = file.stat().st_mtime_ns if file.exists() else 0
         key = (name, file, changed, scaling and scaling[0].tobytes(), min_count)
         if key not in silos:
@@ -166,16 +167,20 @@ class OpenSilo:
     def work(self, phase: Phase, down: Record, state: Any, number: int) -> tuple[Record, Any]:
         with torch.no_grad():
             reply, state = self.engine.work(phase, self._on_device(down), self._on_device(state), 0, self.place, number)
+        check_reply(self.engine.job.method, phase, reply)
         if not finite(state):
             raise BadMessage("would leave NaN or Inf in what the silo remembers")
-        check_reply(self.engine.job.method, phase, reply)
+        _check_finite(reply)
         return reply, state
 
     def evaluated(self, down: Record, state: Any) -> ArrayRecord:
         """Counts on its own test rows, small ones withheld."""
         server = self.engine.job.method.received(self._on_device(down))
         with torch.no_grad():
-            return withheld(self.evaluator.own(server, self._on_device(state), self.place), self.min_count)
+            scored = self.evaluator.own(server, self._on_device(state), self.place)
+        if not (np.isfinite(scored.loss).all() and np.isfinite(scored.unknown_loss).all()):
+            raise BadMessage("would have NaN or Inf in its evaluation: the model's predictions are no numbers")
+        return withheld(scored, self.min_count)
 
 
 def _answering(work: Work) -> Callable[[Message, Context], Message]:
@@ -185,9 +190,9 @@ def _answering(work: Work) -> Callable[[Message, Context], Message]:
         try:
             content = work(message, context)
         except Exception as error:
-            logging.getLogger("flwr").error("equifed could not answer.", exc_info=error)
+            logging.getLogger("flwr").error("equifed could not answer.\n%s", traceback_of(error))
             name = str(context.node_config.get("client-id", ""))
-            content = RecordDict({ABOUT: about({"client": name, "refused": _disclosed(error)})})
+            content = RecordDict({ABOUT: about({"client": clean(name), "refused": clean(_disclosed(error))})})
         return Message(content, reply_to=message)
 
     return handle
@@ -230,12 +235,27 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
 def _min_count(context: Context) -> int:
     value = context.node_config.get("min-count", 0)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"the node's min-count must be a whole number, got {value!r}.")
+        raise ConfigError(f"the node's min-count must be a whole number, got {quoted(value)}.")
     return value
 
 
-def _scaling(message: Message) -> Scaling | None:
-    record = message.content.get(SCALING)
-    if not isinstance(record, ArrayRecord):
+def _scaling(message: Message, inputs: int) -> Scaling | None:
+    """What the server says that the inputs [d] are standardised by."""
+    if SCALING not in message.content:
         return None
-    return record["shift"].numpy(), record["factor"].numpy()
+    like = {name: torch.zeros(inputs) for name in ("shift", "factor")}
+    try:
+        read = unpack(message.content, SCALING, like)
+    except BadMessage as error:
+        raise ConfigError(f"the server's message {error}") from error
+    shift, factor = (read[name].numpy() for name in like)
+    if not (factor > 0).all():
+        raise ConfigError("the server's message multiplies inputs by zero or less, which leaves nothing of them")
+    return shift, factor
+
+
+def _check_finite(reply: Record) -> None:
+    """A silo sends no NaN, whatever the server's numbers made of its own."""
+    for name, leaf in tree.named(reply).items():
+        if not leaf.isfinite().all():
+            raise BadMessage(f"would have NaN or Inf in {name}: training has run away (try a smaller learning rate)")

@@ -17,13 +17,25 @@ from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
 from equifed.flower.link import Link, Request
 from equifed.flower.memory import MOST_EXCHANGES, exchange_number
-from equifed.flower.records import ABOUT, EVALUATION, FIELDS, SCALING, BadMessage, about, pack, read_about, unpack
+from equifed.flower.records import (
+    ABOUT,
+    EVALUATION,
+    FIELDS,
+    SCALING,
+    BadMessage,
+    about,
+    distrusting,
+    pack,
+    read_about,
+    unpack,
+)
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import LIMITS, ROWS, STAGES, Phase, Record, Stage
 from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, finite, gather
 from equifed.simulator.engine import Exchange, data_of, initial_state, record_message, validation_data
 from equifed.tree import Tree
+from equifed.words import clean, quoted
 
 LATE = "was not here in the exchanges before round 1, which the method needs"
 
@@ -100,11 +112,11 @@ class FlowerEngine:
         """The exchange with the server's step taken, or what stood in its way."""
         clients, method = np.array(list(replies)), self.job.method
         moved = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
-        gathered = gather(self.job, phase, moved, clients)
         try:
+            gathered = gather(self.job, phase, moved, clients)
             server = phase.server(tree.take(state.server, 0), gathered.replies, data_of(self._validation, self.job))
         except Exception as error:  # replies that are each possible, and together are not
-            failed = {"phase": phase.name, "error": f"{type(error).__name__}: {error}"}
+            failed = {"phase": phase.name, "error": clean(f"{type(error).__name__}: {error}")}
             return replace(exchange, obstacle=Note("server-step-failed", failed))
         if not finite(method.sent(server, method.predicts_with)):
             return replace(exchange, obstacle=Note("model-not-finite", {"phase": phase.name}))
@@ -195,8 +207,9 @@ class FlowerEngine:
         for k in sampled:
             silo = self._ids[k]
             try:
-                reply = unpack(_readable(answers[silo]), FIELDS, like, self._codecs)
-                self._check(phase, down, reply, self.link.members[silo].rows)
+                with distrusting():
+                    reply = unpack(_readable(answers[silo]), FIELDS, like, self._codecs)
+                    self._check(phase, down, reply, self.link.members[silo].rows)
             except BadMessage as error:
                 refused.append(Rejection(0, silo, phase.name, str(error), not isinstance(error, NoAnswer)))
             else:
@@ -223,8 +236,9 @@ class FlowerEngine:
         problems = {}
         for silo in self._ids:
             try:
-                content, rows = _readable(answers[silo]), self.link.members[silo].test_rows
-                counted.append(evaluation.read(content, self.job.task, rows))
+                with distrusting():
+                    content, rows = _readable(answers[silo]), self.link.members[silo].test_rows
+                    counted.append(evaluation.read(content, self.job.task, rows))
             except BadMessage as error:
                 counted.append(None)
                 problems[silo] = error
@@ -251,13 +265,14 @@ def _opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict | Ba
     if isinstance(answer, str):
         return NoAnswer(answer)
     try:
-        about = read_about(answer)
+        with distrusting():
+            about = read_about(answer)
     except BadMessage as error:
         return error
     if "refused" in about:
-        return BadMessage(str(about["refused"]))
+        return BadMessage(about["refused"])
     if about.get("client") != silo:
-        return BadMessage(f"is signed by {about.get('client')!r}")
+        return BadMessage(f"is signed by {quoted(about.get('client'))}")
     if about.get("exchange") != str(number):
         return BadMessage("belongs to another exchange")
     return answer

@@ -16,6 +16,7 @@ its mean score.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,10 +28,15 @@ from equifed.flower.records import EVALUATION, BadMessage, unpack
 from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.scored import Scored
 from equifed.protocol import Record, Task
+from equifed.task import LEAST_PROBABILITY
 
 WITHHELD = -1
 ROUNDING = 1e-6
 """Mean scores may lie so far outside their bin."""
+MOST_LOSS = -math.log(LEAST_PROBABILITY) * (1 + ROUNDING)
+"""Of a row, where the label is a class."""
+MOST_NUMBER = 1e15
+"""That a model may predict where the label is a number: larger ones are those of a model that has run away."""
 FIELDS = Scored._fields
 """Of one client."""
 
@@ -98,6 +104,9 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
     counts, loss, calibration = (
         np.concatenate([part, one[None]]) for part, one in zip((counts, loss, calibration), unknown, strict=True)
     )
+    for part in (counts, predicted, calibration):  # before anything is added up: sums of huge numbers wrap
+        if (part > rows).any():
+            raise BadMessage(f"counts {part.max():.0f} test rows where it has {rows}")
     predicted = np.concatenate([predicted, counts[-1:].sum(-2).clip(WITHHELD)])
     hidden, hidden_predictions = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
     shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
@@ -105,12 +114,16 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
         raise BadMessage(f"counts {shown} test rows where it has {rows}")
     if (~hidden & (hidden_predictions | (counts.sum(-2) != predicted).any(-1))).any():
         raise BadMessage("contradicts itself in its evaluation")
-    if (loss < 0).any():
-        raise BadMessage("has a negative loss in its evaluation")
+    regression = task.kind == "regression"
+    most = (2 * MOST_NUMBER) ** 2 if regression else MOST_LOSS
+    shown_rows = np.where(hidden[:, None], 0, counts.sum(-1))
+    if (loss < 0).any() or (loss > shown_rows * most).any():
+        raise BadMessage("has losses in its evaluation that its rows cannot have")
+    if not 0 <= ks <= 1 or (np.abs(mean) > MOST_NUMBER).any():
+        raise BadMessage("has predictions in its evaluation that are out of all bounds")
     shapeless = ~np.any(calibration, axis=(-2, -1))
     if (~shapeless & (hidden | ~_agree(calibration, counts))).any() or not _possible(calibration):
         raise BadMessage("contradicts itself in the histograms of its evaluation")
-    regression = task.kind == "regression"
     by_group = (
         np.where(hidden[:, None, None], np.nan, counts),
         np.where(hidden[:, None], np.nan, loss),

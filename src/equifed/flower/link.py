@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from equifed.data.encode import MAX_FLOAT32
+from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
-from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, read_about, unpack
+from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, distrusting, read_about, unpack
+from equifed.words import clean, quoted
 
 POLL = 0.5
 """Seconds between two looks for replies."""
+MOST_ROWS = 2**40
+"""That a silo may say it has."""
+FAR = 1e4
+"""So many times the size that a column has at the silo in the middle is no other population but another unit, or a
+lie, which would make everybody's inputs one and the same number."""
 
 
 class Request(NamedTuple):
@@ -35,11 +42,14 @@ class Member:
     test_rows: int
     sums: tuple[np.ndarray, np.ndarray] | None
     """Sums and sums of squares of the inputs to be standardised."""
+    key: str = ""
+    """The fingerprint of its node's public key, to which the silo's name belongs from its first joining on."""
 
 
 @dataclass(eq=False)
 class Link:
-    """Asks silos by name. Node ids are Flower's own and change; a silo is who its node's configuration says."""
+    """Asks silos by name. Node ids are Flower's own and change; a silo is who its node's configuration says, and
+    who has the key that it joined the run with."""
 
     grid: Grid
     silos: Sequence[str]
@@ -70,6 +80,7 @@ class Link:
             if everyone or time.monotonic() >= end:
                 break
             time.sleep(POLL)
+        self._compare()
         if len(self._nodes) < enough:
             raise RunError(
                 f"Only {len(self._nodes)} of {len(self.silos)} silos joined and at least {enough} are needed. "
@@ -87,7 +98,8 @@ class Link:
 
     def welcome(self, patience: float) -> None:
         """Ask new nodes who they are, and read the answers of those asked before; nobody is waited for."""
-        connected = set(self.grid.get_node_ids())
+        keys = {node.node_id: _fingerprint(node.public_key) for node in self.grid.get_nodes()}
+        connected = set(keys)
         self._seen &= connected  # who has left is asked again when it comes back
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
@@ -95,26 +107,57 @@ class Link:
         self._seen.update(new)
         for node, answer in self._collect(self._joining):
             if not isinstance(answer, str):
-                self._admit(node, answer, connected)
+                self._admit(node, answer, keys)
             elif node in connected:
                 self._seen.discard(node)  # it failed before it could answer, and is asked again
 
-    def _admit(self, node: int, answer: RecordDict, connected: set[int]) -> None:
+    def _admit(self, node: int, answer: RecordDict, keys: Mapping[int, str]) -> None:
+        """Let the silo in that a node says it is. keys: of the nodes that are connected."""
         try:
-            name = str(read_about(answer).get("client", ""))
+            with distrusting():
+                name = str(read_about(answer).get("client", ""))
         except BadMessage:
             name = ""
-        there = self._nodes.get(name)
-        if name not in self.silos or (there is not None and there != node and there in connected):
-            self.strangers.append(f"a node that calls itself {name!r}")
+        there, known = self._nodes.get(name), self.members.get(name)
+        if name not in self.silos or (there is not None and there != node and there in keys):
+            self.strangers.append(f"a node that calls itself {quoted(name)}")
+            return
+        key = keys.get(node, "")
+        if known is not None and known.key != key:
+            self.strangers.append(f"a node that calls itself {quoted(name)}, with another key than {name} joined with")
             return
         try:
-            self.members[name] = _introduced(answer, self.scaled)
+            with distrusting():
+                member = _introduced(answer, self.scaled)
+            if known is not None and (known.rows, known.test_rows) != (member.rows, member.test_rows):
+                raise BadMessage("has another number of rows than when it first joined this run. Put its file back")
         except BadMessage as error:
             self.refused[name] = str(error)
+            self._nodes.pop(name, None)
         else:
+            self.members[name] = replace(member, key=key)
             self._nodes[name] = node
             self.refused.pop(name, None)
+
+    def _compare(self) -> None:
+        """Send silos away whose inputs are of quite another size than those of the silo in the middle. Two cannot be
+        told apart."""
+        sizes = {
+            silo: np.sqrt(member.sums[1] / member.rows)
+            for silo, member in self.members.items()
+            if member.sums is not None and member.rows
+        }
+        if len(sizes) < 3:
+            return
+        middle = np.median(list(sizes.values()), axis=0)
+        for silo, size in sizes.items():
+            if ((middle > 0) & (size > FAR * middle)).any():
+                self.refused[silo] = (
+                    f"has an input that is on average more than {FAR:,.0f} times as large as at the other silos: look "
+                    "for another unit, or a wrong number"
+                )
+                del self.members[silo]
+                self._nodes.pop(silo, None)
 
     def ask(self, requests: Mapping[str, Request], deadline: float) -> dict[str, RecordDict | str]:
         """Each silo's reply, or why there is none. What comes later than the deadline is never read."""
@@ -149,27 +192,35 @@ class Link:
 
 def _content(reply: Message) -> RecordDict | str:
     if reply.has_error():
-        return " ".join(f"Flower reports: {reply.error.reason}".split())[:300]
+        return clean(" ".join(f"Flower reports: {reply.error.reason}".split()))
     return reply.content
+
+
+def _fingerprint(key: bytes) -> str:
+    """What a public key is known by."""
+    return hashlib.sha256(key).hexdigest() if key else ""
+
+
+def _rows(about: Mapping[str, Any], name: str) -> int:
+    number = about.get(name)
+    if type(number) is not int or not 0 <= number <= MOST_ROWS:
+        raise BadMessage(f"declares {quoted(number)} as its {name}, no whole number from 0 to {MOST_ROWS:,}")
+    return number
 
 
 def _introduced(content: RecordDict, scaled: int) -> Member:
     about = read_about(content)
     if "refused" in about:
-        raise BadMessage(str(about["refused"]))
-    try:
-        rows, tests = int(about["rows"]), int(about["test-rows"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadMessage(f"does not introduce itself properly ({error})") from None
-    if rows < 0 or tests < 0:
-        raise BadMessage("declares a negative number of rows")
+        raise BadMessage(about["refused"])
+    rows, tests = _rows(about, "rows"), _rows(about, "test-rows")
     if FIELDS not in content:
         return Member(rows, tests, None)
     like = {name: torch.zeros(scaled, dtype=torch.float64) for name in ("sum", "squares")}
     sums = unpack(content, FIELDS, like)
     total, squares = (sums[name].numpy() for name in like)
-    # |x| fits 32 bits, and by Cauchy and Schwarz (sum x)^2 <= n sum x^2
-    far = (np.abs(total) > rows * MAX_FLOAT32).any() or (squares < 0).any() or (squares > rows * MAX_FLOAT32**2).any()
+    most = MAX_STANDARDISED
+    far = (np.abs(total) > rows * most).any() or (squares < 0).any() or (squares > rows * most**2).any()
+    # by Cauchy and Schwarz (sum x)^2 <= n sum x^2
     if far or (total**2 > rows * squares * (1 + 1e-6)).any():
         raise BadMessage("introduces itself with sums that no rows have")
     return Member(rows, tests, (total, squares))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from equifed import tree
 from equifed.codec import CODECS
+from equifed.errors import DataError
 from equifed.protocol import Record
+from equifed.words import clean, quoted
 
 ABOUT = "about"
 """The record with what a message is about: which run, which exchange, who answers."""
@@ -25,13 +30,27 @@ SCALING = "scaling"
 
 
 class BadMessage(Exception):
-    """Content that is not what it should be, in words that may follow "its reply"."""
+    """Content that is not what it should be, in words that may follow "its reply". Some of them are the sender's."""
+
+    def __init__(self, text: object) -> None:
+        super().__init__(clean(text))
+
+
+@contextmanager
+def distrusting() -> Iterator[None]:
+    """Whatever goes wrong inside, where content from elsewhere is read, is the fault of that content."""
+    try:
+        yield
+    except BadMessage:
+        raise
+    except Exception as error:
+        raise BadMessage(f"cannot be used ({type(error).__name__}: {error})") from error
 
 
 def check_run(run: str) -> str:
     """A run's id, which folders are called by: refused when it could name another place."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
-        raise BadMessage(f"is for a run called {run[:100]!r}, which is no name for a folder")
+        raise BadMessage(f"is for a run called {quoted(run)}, which is no name for a folder")
     return run
 
 
@@ -76,22 +95,41 @@ def unpack(content: RecordDict, record: str, like: Record, codecs: Mapping[str, 
 
 
 def _tensor(name: str, array: Array, like: torch.Tensor, codec: str | None) -> torch.Tensor:
-    try:
-        values = array.numpy()
-        if codec:
-            values = CODECS[codec].decode(values.astype(np.uint8, casting="no").tobytes(), like.shape)
-    except Exception as error:  # whatever the bytes make numpy say
-        raise BadMessage(f"has a field {name} that cannot be read ({type(error).__name__})") from error
-    if values.shape != tuple(like.shape):
-        raise BadMessage(f"has {name} of shape {list(values.shape)} where {list(like.shape)} belongs")
-    tensor = torch.from_numpy(values)
+    shape = (CODECS[codec].size(like.shape),) if codec else tuple(like.shape)
+    values = _numbers(name, array, np.dtype(np.uint8) if codec else _numpy_type(like.dtype), shape)
     if codec:
-        return tensor.to(like.dtype)
-    if tensor.dtype != like.dtype:
-        raise BadMessage(f"has {name} of type {values.dtype} where {str(like.dtype).removeprefix('torch.')} belongs")
+        try:
+            return torch.from_numpy(CODECS[codec].decode(values.tobytes(), like.shape)).to(like.dtype)
+        except DataError as error:
+            raise BadMessage(f"has a field {name} that cannot be read: {error}") from error
+    tensor = torch.from_numpy(values)
     if not tensor.isfinite().all():
         raise BadMessage(f"has NaN or Inf in {name}")
     return tensor
+
+
+def _numbers(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """An array of this type and shape, both of which are compared before memory is taken for a single number."""
+    stream = io.BytesIO(array.data)
+    try:
+        if array.stype != "numpy.ndarray" or np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("another format")
+        found_shape, by_column, found_type = np.lib.format.read_array_header_1_0(stream)
+    except Exception as error:  # whatever the bytes make numpy say
+        raise BadMessage(f"has a field {name} that cannot be read ({type(error).__name__})") from error
+    if found_shape != shape:
+        raise BadMessage(f"has {name} of shape {list(found_shape)} where {list(shape)} belongs")
+    if found_type != dtype:
+        raise BadMessage(f"has {name} of type {found_type} where {dtype} belongs")
+    size = len(array.data) - stream.tell()
+    if size != math.prod(shape) * dtype.itemsize:
+        raise BadMessage(f"has {name} in {size} bytes where {math.prod(shape) * dtype.itemsize} belong")
+    values = np.frombuffer(array.data, dtype, offset=stream.tell())
+    return values.reshape(shape, order="F" if by_column else "C").copy()
+
+
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty((), dtype=dtype).numpy().dtype
 
 
 def _shortened(names: set[str]) -> str:

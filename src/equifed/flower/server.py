@@ -190,7 +190,7 @@ def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member],
         folder / FEDERATION,
         {
             "app": setting.digest,
-            "silos": _declared(members),
+            "silos": {silo: {**said, "key": members[silo].key} for silo, said in _declared(members).items()},
             "scaling": None if scaling is None else [part.tolist() for part in scaling],
         },
     )

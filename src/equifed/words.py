@@ -1,0 +1,51 @@
+"""Words that come from elsewhere: a silo's reason, a node's name, a field of a message, a cell of a file.
+
+They are cut and cleaned here, before they reach a terminal, a log, a file or a page: nobody else may fill a disk with
+them, forge a line, or send a command to somebody's terminal.
+"""
+
+from __future__ import annotations
+
+import traceback
+from itertools import islice
+
+MOST = 300
+"""Characters that are shown of what somebody else wrote."""
+SHORT = 100
+"""The same of a single value."""
+
+
+def clean(text: object, most: int = MOST) -> str:
+    """The text in at most so many characters, in which everything that is not printable is shown as an escape."""
+    whole = str(text)
+    parts = [_shown(character) for character in islice(whole, most + 1)]
+    if sum(map(len, parts)) <= most:
+        return "".join(parts)
+    ending = f"... ({len(whole):,} characters)"
+    room = most - len(ending)
+    kept = 0
+    while kept < len(parts) and room >= len(parts[kept]):
+        room -= len(parts[kept])
+        kept += 1
+    return "".join(parts[:kept]) + ending
+
+
+def quoted(value: object, most: int = SHORT) -> str:
+    """A value as Python writes it, cut."""
+    if isinstance(value, str | bytes):
+        value = value[: most + 1]  # its escapes need not be made for all of it
+    return clean(repr(value), most)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Where an error came from, as Python prints it, with the words of each error cut and cleaned."""
+    lines = []
+    cause: BaseException | None = error
+    while cause is not None:
+        lines.append("".join(traceback.format_tb(cause.__traceback__)) + clean(f"{type(cause).__name__}: {cause}"))
+        cause = cause.__cause__
+    return "\n\nbecause of\n".join(lines)
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
