@@ -16,6 +16,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from equifed.jit import kept
+
 LOWEST, BEYOND = -0x7F800001, 0x7F800001
 """Places of minus infinity and after infinity: all values are at or above the one, none counts for the other."""
 NEAR = 1 << 14
@@ -24,7 +26,7 @@ SAMPLE = 256
 """Values that the first guess comes from."""
 
 f32, i32, i64 = np.float32, np.int32, np.int64
-_compiled: Any = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+_compiled = kept(nogil=True, boundscheck=False, error_model="numpy")
 _inlined: Any = njit(inline="always", boundscheck=False, error_model="numpy")
 
 

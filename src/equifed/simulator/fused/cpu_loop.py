@@ -19,9 +19,12 @@ f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 LINE = np.uint64(16)  # numbers in a cache line
 ONE, TWO, THREE, FOUR = (np.uint64(number) for number in range(1, 5))
 # not "nnan" and "ninf": a diverged model must show
-compiled: Any = njit(
-    nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"}
-)
+OPTIONS: dict[str, Any] = {
+    **{"nogil": True, "boundscheck": False, "error_model": "numpy"},
+    "fastmath": {"reassoc", "contract", "arcp", "nsz"},
+}
+# `native` keeps them; numba's own cache would not see that a constant of another module has changed
+_compiled: Any = njit(**OPTIONS)
 _inlined: Any = njit(inline="always", boundscheck=False, error_model="numpy")
 
 
@@ -85,7 +88,7 @@ def _moved(cell, other, key, side):  # type: ignore[no-untyped-def]
     return min(moved, u32(moved - u32(side)))  # modulo the side: what is below zero wraps around
 
 
-@compiled
+@_compiled
 def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
     """`shuffle.order` of an epoch in out[:n]; l and r are scratch."""
     if n == 0:
@@ -119,7 +122,7 @@ def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
             out[p] = i32(left) * i32(b) + i32(right)
 
 
-@compiled
+@_compiled
 def orders(keys, n, l, r, out, epoch):  # type: ignore[no-untyped-def]
     """The orders of many lanes, out[lane, :n[lane]]; l and r are scratch."""
     for lane in range(len(keys)):
@@ -144,7 +147,7 @@ def _fetch(typing: Any, array: Any, position: Any) -> Any:
 # -- a step ------------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@_compiled
 def _forward(layers, weights, x, lines, values, starts, rows):  # type: ignore[no-untyped-def]
     """All activations of a tile of rows, in `values`, from the features in x, of which each row's start at `lines`."""
     source, rows = u64(0), u64(rows)
@@ -207,7 +210,7 @@ def _forward(layers, weights, x, lines, values, starts, rows):  # type: ignore[n
         source = target
 
 
-@compiled
+@_compiled
 def output_slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # type: ignore[no-untyped-def]
     """The gradient of the weighted loss of each row by the network's outputs: `scale` holds the rows' weights / B."""
     rows = u64(rows)
@@ -235,7 +238,7 @@ def output_slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # typ
             out[row * stride + u64(labels[row])] -= scale[row]
 
 
-@compiled
+@_compiled
 def _backward(layers, weights, x, lines, values, starts, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
     """Adds a tile's gradient by all parameters to `gradient`, from that by the outputs in `slope`."""
     rows = u64(rows)
@@ -319,7 +322,7 @@ def _backward(layers, weights, x, lines, values, starts, rows, slope, spare, gra
         slope, spare = spare, slope
 
 
-@compiled
+@_compiled
 def move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centre, linear):  # type: ignore[no-untyped-def]
     """One step of the optimiser, as `equifed.training.optimizer_step` has it, with what the loss adds to the gradient
     besides the rows' part. taken: steps of Adam, this one included."""
@@ -354,7 +357,7 @@ def move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centr
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@_compiled
 def lanes(  # type: ignore[no-untyped-def]
     layers, place, loss, adam, momentum, decay, rate, batch, first_epoch, last_epoch,
     x, y, index, start, n, keys, shift, factor,

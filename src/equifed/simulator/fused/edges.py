@@ -14,13 +14,15 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from equifed.jit import kept
 from equifed.selection import cut_near
-from equifed.simulator.fused.cpu_loop import compiled, f32, fill_order, move, output_slope, sigmoid, tanh, u64
+from equifed.simulator.fused.cpu_loop import OPTIONS, f32, fill_order, move, output_slope, sigmoid, tanh, u64
 from equifed.simulator.fused.problem import LOSSES, Problem
 from equifed.simulator.threads import share_out
 
 TILE = 256
 """Rows that go through the network at a time."""
+_compiled = kept(**OPTIONS)
 _NONE, _NONE_2 = np.zeros(0, f32), np.zeros((0, 0), f32)
 
 
@@ -63,7 +65,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-@compiled
+@_compiled
 def _lane(  # type: ignore[no-untyped-def]
     lane, widths, activations, loss, adam, momentum, decay, rate, batch, first_epoch, last_epoch,
     x, y, s, groups, index, start, n, keys, shift, factor, weights, kept, scores, state, taken,
@@ -123,7 +125,7 @@ def _lane(  # type: ignore[no-untyped-def]
                 )  # fmt: skip
 
 
-@compiled
+@_compiled
 def _select(widths, w, scores, kept, cuts, theta):  # type: ignore[no-untyped-def]
     """theta^w * M; `cuts` holds those of the step before."""
     begin = 0
@@ -136,7 +138,7 @@ def _select(widths, w, scores, kept, cuts, theta):  # type: ignore[no-untyped-de
         cuts[layer], begin = cut, end
 
 
-@compiled
+@_compiled
 def _tile(widths, activations, loss, theta, values, labels, scale, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
     """The gradient of these rows' scaled losses by the network's weights, from features at the start of `values`."""
     depth, source, begin = len(widths) - 1, 0, 0
