@@ -4,6 +4,7 @@ prediction, histograms of scores, and the clients' own gaps."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,8 +39,9 @@ def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]])
     import pandas as pd
 
     fed, labels = job.federation, job.labels
-    cells = pd.MultiIndex.from_product([[*fed.groups, None], [*fed.classes, None], fed.classes], names=COLUMNS[1:4])
-    blocks = [pd.DataFrame(columns=[*labels[0], *COLUMNS])]
+    cells = list(product([*fed.groups, None], [*fed.classes, None], fed.classes))
+    always = np.array([group is not None and label is not None for group, label, _ in cells])
+    lines: list[tuple[Any, ...]] = []
     for run, scored in _last(scores):
         for split in (split for split in SPLITS if split in scored and fed.classes):
             counts, predicted = scored[split].counts[0], scored[split].predicted[0]  # [G, C, C] and [G, C]
@@ -47,10 +49,9 @@ def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]])
             table = np.concatenate([counts, unlabelled[:, None]], axis=1)
             unknown = np.pad(scored[split].unknown[0], ((0, 1), (0, 0)))
             rows = np.concatenate([table, unknown[None]]).ravel() / _times(job, run, split, predicted)
-            block = cells.to_frame(index=False).assign(rows=rows, split=split, **labels[run])
-            blocks.append(block[(block["group"].notna() & block["label"].notna()) | (rows != 0)])
-    frame = pd.concat(blocks[1:] or blocks, ignore_index=True)
-    return frame[[*labels[0], *COLUMNS]].astype({"rows": float})
+            shown = np.flatnonzero(always | (rows != 0))
+            lines += [(*labels[run].values(), split, *cells[i], float(rows[i])) for i in shown]
+    return pd.DataFrame(lines, columns=[*labels[0], *COLUMNS]).astype({"rows": float})
 
 
 def calibration_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
@@ -58,15 +59,15 @@ def calibration_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Score
     import pandas as pd
 
     fed, labels = job.federation, job.labels
-    cells = pd.MultiIndex.from_product([fed.groups, range(BINS)], names=BINNED[1:3])
-    blocks = [pd.DataFrame(columns=[*labels[0], *BINNED])]
+    cells = list(product(fed.groups, range(BINS)))
+    lines: list[tuple[Any, ...]] = []
     for run, scored in _last(scores):
         for split in (split for split in SPLITS if split in scored and fed.classes):
             times = _times(job, run, split, scored[split].predicted[0])
-            sums = pd.DataFrame(scored[split].calibration[0].reshape(-1, 3) / times, columns=BINNED[3:])
-            blocks.append(cells.to_frame(index=False).join(sums).assign(split=split, **labels[run]))
-    frame = pd.concat(blocks[1:] or blocks, ignore_index=True)
-    return frame[[*labels[0], *BINNED]].astype(dict.fromkeys(BINNED[3:], float))
+            sums = (scored[split].calibration[0].reshape(-1, 3) / times).tolist()
+            own = (*labels[run].values(), split)
+            lines += [(*own, *cell, *three) for cell, three in zip(cells, sums, strict=True)]
+    return pd.DataFrame(lines, columns=[*labels[0], *BINNED]).astype(dict.fromkeys(BINNED[3:], float))
 
 
 def local_gaps_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
