@@ -101,6 +101,10 @@ class RunError(EquifedError, RuntimeError):
     exit_code = 4
 
 
+class DiskError(RunError, OSError):
+    """A file that could not be written, and why; an OSError like any other, too."""
+
+
 class EquifedWarning(UserWarning):
     """Something that works but is probably not what was meant."""
 

@@ -1,19 +1,35 @@
-"""Files written so that a reader sees either the old or the new content, whatever happens in between."""
+"""Files written so that a reader sees either the old or the new content, whatever happens in between, and checksums by
+which a reader knows them again."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import math
 import os
+import re
 import secrets
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, DiskError
+
+TEMPORARY = re.compile(r"\..{1,60}\.[0-9a-f]{12}", re.DOTALL)
+"""What a file is called while it is written."""
+SEAL = "blake2"
+"""The key of a sealed file's checksum."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+# -- where one can write -----------------------------------------------------------------------------------------------
 
 
 def unwritable(folder: Path) -> str:
@@ -34,26 +50,68 @@ def writable_folder(folder: Path, otherwise: str) -> None:
         raise ConfigError(f"Cannot write to the folder {folder} ({why}). {otherwise}")
 
 
+def private_folder(folder: Path) -> None:
+    """Make the folder and those above it that are missing, for their user alone."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """All files and folders that the process makes inside are for their user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
 def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write beside the file, flush to the disk, and put it in the file's place in one step. The umask applies to
     `mode`."""
     temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(6)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    try:
-        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync(path.parent)
+    with _explained(path, len(content)):
+        try:
+            _write(temporary, content, os.O_CREAT | os.O_EXCL, mode, flush=True)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    sync_folder(path.parent)
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Remove what `write_atomic` has left where its process was killed. Only for who alone writes in the folder."""
+    for path in folder.iterdir():
+        if TEMPORARY.fullmatch(path.name):
+            os.unlink(path)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write in place, without flushing: for a file that counts only once another one names it."""
+    with _explained(path, len(content)):
+        _write(path, content, os.O_CREAT | os.O_TRUNC)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end, without flushing."""
+    with _explained(path, len(content)):
+        _write(path, content, os.O_CREAT | os.O_APPEND)
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to the disk, where the system can."""
+    """Flush a file to the disk."""
+    with _explained(path, 0):
+        _write(path, b"", 0, flush=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's list of names to the disk, where the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -62,8 +120,90 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, (json.dumps(plain(value), indent=2) + "\n").encode())
+def _write(path: Path, content: bytes, flags: int, mode: int = 0o666, flush: bool = False) -> None:
+    handle = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | flags, mode)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        if flush:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _explained(path: Path, size: int) -> Iterator[None]:
+    """An error of the disk says which file it was about and, on a full disk, how much is missing."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(f"{path} could not be written: {why_not(error, path.parent, size)}") from error
+
+
+def why_not(error: OSError, folder: Path, size: int = 0) -> str:
+    """Why nothing could be written to the folder, in sentences; size: bytes that were to be written."""
+    if error.errno not in FULL:
+        return f"{error.strerror or error}."
+    text = "the disk is full." if error.errno == errno.ENOSPC else "the quota of the disk is used up."
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return text
+    needed = f"{size:,} bytes are needed, " if size else ""
+    if size > free:
+        return f"{text} {needed}{free:,} are free: {size - free:,} are missing."
+    other = ", so a quota or the number of files is at its limit" if size and error.errno == errno.ENOSPC else ""
+    return f"{text} {needed}{free:,} bytes are free{other}."
+
+
+# -- checksums ---------------------------------------------------------------------------------------------------------
+
+
+def blake2(content: bytes = b"") -> Any:
+    """A running checksum, BLAKE2b of 256 bits (`b2sum -l 256`)."""
+    return hashlib.blake2b(content, digest_size=32)
+
+
+def checksum(content: bytes) -> str:
+    digest: str = blake2(content).hexdigest()
+    return digest
+
+
+def checksum_of(path: Path) -> str:
+    """Of a file that may be large."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, blake2).hexdigest()
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """As JSON that carries its own checksum: for a file that changes by itself."""
+    write_atomic(path, _sealed(path.name, value))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` has written under this name; a ValueError if a single bit of the file is another."""
+    content = path.read_bytes()
+    try:
+        value = json.loads(content)
+        del value[SEAL]
+        if _sealed(path.name, value) == content:
+            return dict(value)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ValueError("it does not fit its checksum")
+
+
+def _sealed(name: str, value: dict[str, Any]) -> bytes:
+    return to_json(value | {SEAL: checksum(name.encode() + to_json(value))})
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> bytes:
+    """The text of a file."""
+    return (json.dumps(plain(value), indent=2) + "\n").encode()
 
 
 def plain(value: Any) -> Any:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import re
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from safetensors.numpy import save
 
 from equifed.config import load_config
-from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
+from equifed.errors import ConfigError, DataError, DiskError, EquifedWarning, RunError
+from equifed.files import write_sealed
 from equifed.results import Result
-from equifed.store import RunFolder, Store, load_result
+from equifed.store import RunFolder, Store, load_result, save_result
+from equifed.store.locks import lock_at, take
+from store.faults import Fake
 from store.silos import write_config, write_silos
 
 FRAMES = ("metrics", "messages", "log", "rejections")
@@ -183,8 +190,19 @@ def _flip(path: Path) -> None:
         (lambda path: _flip(path / "checkpoint.safetensors"), "checksum"),
         (lambda path: (path / "checkpoint.safetensors").write_bytes(b"xx"), "header"),
         (lambda path: (path / "checkpoint.safetensors").write_bytes(save({}, {"format": "x"})), "has format 'x'"),
-        (lambda path: (path / "rounds.jsonl").write_text("{}\n"), "rounds.jsonl"),
-        (lambda path: (path / "scores" / "00001.safetensors").unlink(), "scores of round 1"),
+        (
+            lambda path: (path / "checkpoint.safetensors").unlink(),
+            r"checkpoint\.safetensors is damaged \(it is missing",
+        ),
+        (lambda path: (path / "rounds.jsonl").write_text("{}\n"), r"rounds\.jsonl is damaged"),
+        (lambda path: (path / "rounds.jsonl").unlink(), r"rounds\.jsonl is damaged \(No such file"),
+        (lambda path: (path / "scores" / "00001.safetensors").unlink(), r"scores/00001\.safetensors is missing"),
+        (lambda path: _flip(path / "scores" / "00002.safetensors"), r"scores/00002\.safetensors is damaged"),
+        (lambda path: _flip(path / "environment.json"), r"environment\.json is damaged"),
+        (lambda path: (path / "data.json").write_bytes(b"\xff"), r"data\.json is damaged"),
+        (lambda path: (path / "SUMS.json").write_bytes(b"["), r"SUMS\.json is damaged"),
+        (lambda path: (path / "SUMS.json").unlink(), r"an older version of equifed"),
+        (lambda path: _flip(path / "status.json"), r"status\.json cannot be read: it does not fit its checksum"),
     ],
 )
 def test_damage_is_refused_with_what_to_do(place, harm, said):
@@ -192,8 +210,9 @@ def test_damage_is_refused_with_what_to_do(place, harm, said):
     folder = stopped(store, load_config(write_config(place)), after=2)
     harm(folder.path)
     with pytest.raises(RunError, match=said) as error:
-        store.resume(folder.id)
+        store.resume(str(folder.path))
     assert f"equifed run {folder.path}/config.toml" in str(error.value)
+    assert RunFolder(folder.path).lock.is_locked is False
 
 
 def test_another_configuration_or_other_data_are_refused(place):
@@ -201,7 +220,7 @@ def test_another_configuration_or_other_data_are_refused(place):
     folder = stopped(store, load_config(write_config(place)), after=2)
     before = (folder.path / "config.toml").read_text()
     (folder.path / "config.toml").write_text(before.replace("learning-rate = 0.1", "learning-rate = 0.2"))
-    with pytest.raises(RunError, match=r"config\.toml was changed"):
+    with pytest.raises(RunError, match=r"config\.toml is damaged: its content is not what was written. Put back"):
         store.resume(folder.id)
     (folder.path / "config.toml").write_text(before)
     write_silos(place, seed=1)
@@ -211,12 +230,12 @@ def test_another_configuration_or_other_data_are_refused(place):
     resumed(store, folder)
 
 
-def test_another_environment_is_mentioned(place):
+def test_another_environment_is_mentioned(place, monkeypatch):
     store = Store(place / "runs")
     folder = stopped(store, load_config(write_config(place)), after=2)
-    path = folder.path / "environment.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": "1.0"}))
-    with pytest.warns(EquifedWarning, match=r"torch 1\.0 ->"), store.resume(folder.id):
+    now = folder.record("environment.json") | {"torch": "99.0"}
+    monkeypatch.setattr("equifed.store.environment", lambda device: now)
+    with pytest.warns(EquifedWarning, match=r"torch \S+ -> 99\.0"), store.resume(folder.id):
         pass
 
 
@@ -354,18 +373,167 @@ def test_hyper_parameters_come_back_as_they_were(place):
     assert again.info["hyper_parameters"] == result.info["hyper_parameters"]
 
 
+def test_a_damaged_result_is_made_again_from_the_checkpoint(place):
+    store = Store(place / "runs")
+    folder, result = whole(store, load_config(write_config(place)))
+    for name in ("metrics.parquet", "result.json", "final.safetensors", "timings.json"):
+        _flip(folder.path / name)
+        with pytest.raises(RunError, match=rf"{name} is damaged.*`equifed resume {folder.path}` makes its"):
+            load_result(folder.path)
+        resumed(store, folder)
+        pd.testing.assert_frame_equal(folder.result().metrics, result.metrics, check_exact=True)
+    with pytest.raises(RunError, match="already finished"):
+        store.resume(folder.id)
+
+
+def test_what_the_result_does_not_need_is_warned_of(place):
+    folder, result = whole(Store(place / "runs"), load_config(write_config(place)))
+    _flip(folder.path / "scores" / "00001.safetensors")
+    _flip(folder.path / "checkpoint.safetensors")
+    with pytest.warns(EquifedWarning, match=r"checkpoint.safetensors is damaged.*scores/00001.safetensors is") as told:
+        again = load_result(folder.path)
+    assert len(told) == 1
+    pd.testing.assert_frame_equal(again.metrics, result.metrics, check_exact=True)
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged"):
+        again.predict([[0.0, 0.0, 0.0]], run=0)
+
+
 def test_a_result_of_an_older_version_is_not_called_damaged(place):
     folder, _ = whole(Store(place / "runs"), load_config(write_config(place, run={"rounds": 1})))
-    (folder.path / "counts.parquet").unlink()  # older versions did not write it
-    with pytest.raises(RunError, match=r"no counts\.parquet.*made by an older version.*config\.toml"):
-        folder.result()
-    (folder.path / "counts.parquet").write_bytes(b"xx")
-    with pytest.raises(RunError, match="are damaged"):
+    (folder.path / "SUMS.json").unlink()  # older versions did not write it
+    with pytest.raises(RunError, match=r"no SUMS\.json.*older version of equifed made them.*config\.toml"):
         folder.result()
 
 
 def test_a_damaged_configuration_is_told(place):
     folder, _ = whole(Store(place / "runs"), load_config(write_config(place)))
     (folder.path / "config.toml").write_bytes(b"\xff")
-    with pytest.raises(RunError, match=r"config\.toml cannot be read"):
+    with pytest.raises(RunError, match=r"config\.toml is damaged.*Put back a copy") as error:
         folder.settings()
+    assert "equifed run" not in str(error.value)  # it would not be the same run
+
+
+def test_saving_again_clears_what_a_killed_process_left_and_waits_for_nobody(place):
+    _, result = whole(Store(place / "runs"), load_config(write_config(place, run={"rounds": 1})))
+    folder = place / "saved"
+    save_result(folder, result)
+    (folder / ".metrics.parquet.0123456789ab").write_bytes(b"half")
+    (folder / ".hidden").write_bytes(b"the user's")
+    save_result(folder, result)
+    assert not list(folder.glob(".metrics*"))
+    assert (folder / ".hidden").exists()
+    pd.testing.assert_frame_equal(load_result(folder).metrics, result.metrics, check_exact=True)
+    lock = lock_at(folder / "lock")
+    assert take(lock)
+    with pytest.raises(RunError, match="Another process is saving"):
+        save_result(folder, result)
+    lock.release()
+    write_sealed(folder / "SUMS.json", {"files": {}})
+    with pytest.raises(RunError, match="was not written to its end"):
+        load_result(folder)
+
+
+def test_what_killed_processes_left_is_cleared_and_nothing_else(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"rounds": 2}))
+    folder = stopped(store, config, after=1)
+    (folder.path / ".checkpoint.safetensors.0123456789ab").write_bytes(b"half")
+    (folder.path / "scores" / "00002.safetensors").write_bytes(b"half")
+    (folder.path / ".notes").write_bytes(b"the user's")
+    dead, other = store.root / "20260101-000000-fedavg-0a1b", store.root / "20260101-000000-fedavg-0a1c"
+    for path in (dead, other, store.root / "mine"):
+        path.mkdir()
+        (path / "config.toml").touch()
+    (dead / ".data.json.0123456789ab").touch()
+    (other / "letter.txt").touch()
+    whole(store, config)
+    assert not dead.exists()
+    assert other.exists()
+    assert (store.root / "mine").exists()
+    resumed(store, folder)
+    assert {path.name for path in folder.path.iterdir() if path.name.startswith(".")} == {".notes"}
+    live = store.start(config)
+    (live.folder.path / ".status.json.0123456789ab").touch()
+    with pytest.raises(RunError, match="another process"):
+        store.resume(live.folder.id)
+    assert (live.folder.path / ".status.json.0123456789ab").exists()
+    live.folder.lock.release()
+
+
+def test_a_number_that_changed_in_the_index_is_not_shown(place):
+    store = Store(place / "runs")
+    whole(store, load_config(write_config(place, run={"rounds": 1})))
+    before = store.entries()
+    with contextlib.closing(sqlite3.connect(store.index.path)) as db, db:
+        db.execute("update runs set metrics = replace(metrics, '0.', '0.1')")
+    with pytest.warns(EquifedWarning, match="a row does not fit its checksum.*rebuilt"):
+        assert store.entries() == before
+
+
+def test_a_full_disk_says_where_how_much_and_that_the_run_goes_on(place, monkeypatch):
+    store = Store(place / "runs")
+    config = load_config(write_config(place))
+    complete, _ = whole(store, config)
+    real = os.write
+
+    def full(handle: int, content: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, content)
+
+    room, recording = [True], store.start(config)
+    monkeypatch.setattr("equifed.files.os", Fake(write=full))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+
+    def until_full() -> None:
+        with recording:
+            for step in recording.rounds():
+                room[0] = step.round < 3
+
+    with pytest.raises(DiskError) as error:
+        until_full()
+    path = recording.folder.path
+    assert f"{path}/scores/00004.safetensors could not be written: the disk is full. " in str(error.value)
+    assert re.search(r"[\d,]+ bytes are needed, 10 are free: [\d,]+ are missing\.", str(error.value))
+    assert f"`equifed resume {path}`" in str(error.value)
+    assert isinstance(error.value, RunError)
+    assert recording.folder.status()["status"] == "interrupted"
+    room[0] = True
+    resumed(store, recording.folder)
+    assert_same(complete, recording.folder)
+
+
+def test_a_disk_that_becomes_read_only_is_told(place, monkeypatch):
+    store = Store(place / "runs")
+    recording = store.start(load_config(write_config(place)))
+
+    def read_only(*args: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def until_read_only() -> None:
+        with recording:
+            for _ in recording.rounds():
+                monkeypatch.setattr("equifed.files.os", Fake(open=read_only))
+
+    with pytest.raises(DiskError, match=r"could not be written: Read-only file system.*equifed resume"):
+        until_read_only()
+
+
+def test_a_list_that_cannot_be_written_ends_no_run_and_is_not_thrown_away(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"rounds": 1}))
+    first, _ = whole(store, config)
+    entry, size = first.entry(), store.index.path.stat().st_size
+
+    def full(db: sqlite3.Connection) -> None:
+        pages = db.execute("pragma page_count").fetchone()[0]
+        db.execute(f"pragma max_page_count = {pages}")
+        db.execute("create table more (x)")
+
+    with pytest.raises(DiskError, match=r"index\.sqlite could not be written: the disk is full\. .* bytes are free"):
+        store.index._with(full)
+    assert store.index.path.stat().st_size == size
+    store.index._transaction = lambda action: (_ for _ in ()).throw(DiskError("full"))
+    with pytest.warns(EquifedWarning, match="not up to date: full"):
+        store.index.put(entry)
+    assert store.entries() == [entry]

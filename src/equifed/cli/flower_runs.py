@@ -142,7 +142,7 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
     status = chosen.status()["status"]
     if status == "running":
         raise RunError(f"Run {chosen.id} is still going on. See it with: equifed show {_typed(chosen.path)}")
-    if status == "finished":
+    if chosen.is_finished():
         say(f"Run {chosen.id} has already finished.")
         return None
     return chosen

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import Goal, Output, ReportOptions, split_names
@@ -91,7 +89,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
 
 def documented(folder: RunFolder, result: Result) -> Result:
     """The result with what its folder knows beside it: configuration, versions, data, time."""
-    data, status = saved(folder, "data"), saved(folder, "status")
+    data, status = folder.record("data.json"), folder.status()
     times = {"started": status["created"], "finished": status["changed"]}
     whose = "server's rows" if "federation" in result.info else "rows"
     origins = {f"fingerprint of the {whose}": data["fingerprint"], "files of the silos": data["files"]}
@@ -101,15 +99,10 @@ def documented(folder: RunFolder, result: Result) -> Result:
             **{what: f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M:%S UTC}" for what, time in times.items()},
         },
         "provenance": result.info.get("provenance", {}) | {what: known for what, known in origins.items() if known},
-        "versions": saved(folder, "environment"),
-        "config": (folder.path / "config.toml").read_text(encoding="utf-8"),
+        "versions": folder.record("environment.json"),
+        "config": folder.text("config.toml"),
     }
     return replace(result, info={**result.info, **more})
-
-
-def saved(folder: RunFolder, name: str) -> Any:
-    """What a file of the run's folder holds."""
-    return json.loads((folder.path / f"{name}.json").read_text())
 
 
 def check_page(page: Path, option: str) -> None:

@@ -16,7 +16,7 @@ from equifed.cli.checks import AnyCheck, TargetCheck, checks_of_each, failures
 from equifed.cli.console import name_of, near, print_json, say, show, traceback_if_wanted
 from equifed.cli.options import Goal, Output, Settings, split_names
 from equifed.cli.progress import Watch
-from equifed.cli.report import check_page, documented, saved
+from equifed.cli.report import check_page, documented
 from equifed.cli.tables import (
     Record,
     comparison,
@@ -109,7 +109,7 @@ def new_run(
 def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
-    if folder.status()["status"] == "finished":
+    if folder.is_finished():
         say(f"Run {folder.id} has already finished.")
         if output.json or checks:
             result = folder.result()
@@ -305,8 +305,8 @@ def show_run(reference: str, goal: Goal, output: Output, checks: Sequence[AnyChe
             "gaps_by_attribute": gaps_by_attribute(result),
             "messages": result.messages.to_dict("records"),
             "config": config,
-            "environment": saved(folder, "environment"),
-            "data_record": saved(folder, "data"),
+            "environment": folder.record("environment.json"),
+            "data_record": folder.record("data.json"),
             **_answered(answer, failed),
         }
         print_json(summary | more)

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Context
 from safetensors.torch import load_file, save
 
 from equifed import tree
-from equifed.files import write_atomic
+from equifed.files import private_folder, write_atomic
 from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Stage
 from equifed.tree import Tree
@@ -59,7 +59,7 @@ class Memory:
                 del self.context.state[_name(old)]
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.folder)
         write_atomic(self.folder / _name(number), save(values), mode=0o600)
         for old in self._numbers(file.name for file in self.folder.iterdir()):
             if old < number and old not in needed:
@@ -69,7 +69,7 @@ class Memory:
         """Whether the rows are those that the run began with, by a mark that never leaves the silo."""
         if self.folder is None:
             return True
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.folder)
         mark = self.folder / "rows"
         if not mark.exists():
             write_atomic(mark, rows.encode(), mode=0o600)

@@ -7,7 +7,6 @@ Run config: `runs`, the folder of the runs' folders; `run`, the id of the run, w
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from equifed.errors import ConfigError, EquifedError, RunError
 from equifed.federation.split import shift_and_factor
-from equifed.files import write_json
+from equifed.files import private, read_sealed, write_sealed
 from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.link import Link, Member
@@ -26,7 +25,7 @@ from equifed.flower.records import BadMessage, check_run
 from equifed.results import Result
 from equifed.simulation import Training
 from equifed.simulator import Job, Message, State, Step, make_tables
-from equifed.store import Store
+from equifed.store import RunFolder, Store
 from equifed.store.folder import FEDERATION
 
 _say = partial(print, flush=True)
@@ -51,6 +50,7 @@ def server_app(path: str | Path) -> ServerApp:
     return app
 
 
+@private()  # what is recorded follows from single silos' replies
 def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", validation: str = "") -> Result:
     """Carry out a run, or go on with it. Every round is saved, and printed in a line."""
     store = Store(runs or None)
@@ -62,6 +62,10 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
         raise ConfigError(f"The run config's run {error}.") from None
     link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.scaled.sum()))
     before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
+    if before is None and RunFolder(folder).rounds_done():
+        raise RunError(
+            f"{folder / FEDERATION} is missing, so the run cannot go on. Put back a copy, or start a new run."
+        )
     if before is not None:
         link.members.update(before[0])
     _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
@@ -186,7 +190,7 @@ def _declared(members: Mapping[str, Member]) -> dict[str, dict[str, int]]:
 
 
 def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member], scaling: Scaling | None) -> None:
-    write_json(
+    write_sealed(
         folder / FEDERATION,
         {
             "app": setting.digest,
@@ -198,10 +202,10 @@ def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member],
 
 def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Scaling | None]:
     try:
-        roster = json.loads((folder / FEDERATION).read_text())
+        roster = read_sealed(folder / FEDERATION)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{folder / FEDERATION} cannot be read ({error}), so the run cannot go on. Start a new one."
+            f"{folder / FEDERATION} is damaged ({error}), so the run cannot go on. Put back a copy, or start a new run."
         ) from None
     if roster["app"] != setting.digest:
         raise RunError(

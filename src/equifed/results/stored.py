@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,21 @@ import torch
 from torch import Tensor
 
 from equifed import methods, models, tree
-from equifed.errors import ConfigError, RunError
+from equifed.errors import ConfigError
 from equifed.protocol import Method, Task
 from equifed.results.predict import FinalState, blank_states
 from equifed.settings import Local
 from equifed.task import num_outputs
 from equifed.tree import Tree
 
+Arrays = Mapping[str, np.ndarray]
+
 
 class StoredStates(Mapping[Any, FinalState]):
     """The final states by the keys of `Result.parameters`, rebuilt when the first of them is asked for."""
 
-    def __init__(self, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | Path) -> None:
-        """about: see `describe`. arrays: the leaves of all states [runs, ...] by name, or the file that has them."""
+    def __init__(self, about: Mapping[str, Any], arrays: Arrays | Callable[[], Arrays]) -> None:
+        """about: see `describe`. arrays: the leaves of all states [runs, ...] by name, or what reads them."""
         self.about = about
         self._arrays = arrays
 
@@ -42,14 +43,8 @@ class StoredStates(Mapping[Any, FinalState]):
         return cls(describe(states), {name: leaf.numpy() for name, leaf in leaves.items()})
 
     @cached_property
-    def arrays(self) -> Mapping[str, np.ndarray]:
-        if not isinstance(self._arrays, Path):
-            return self._arrays
-        if not self._arrays.is_file():
-            raise RunError(f"{self._arrays} is missing, so this result cannot predict. Put it back, or run again.")
-        from safetensors.numpy import load_file
-
-        return load_file(self._arrays)
+    def arrays(self) -> Arrays:
+        return self._arrays() if callable(self._arrays) else self._arrays
 
     def rebuilt(self, model: Any = None) -> dict[Any, FinalState]:
         """The states themselves; `model` in place of one that nothing leads to again."""
@@ -115,7 +110,7 @@ class StoredStates(Mapping[Any, FinalState]):
 
 
 def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
-    """All but the states' values, as `files.write_json` can write them."""
+    """All but the states' values, as `files.to_json` can write them."""
     if isinstance(states, StoredStates):
         return states.about
     if not states:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
+import shutil
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,12 +17,15 @@ from equifed.files import writable_folder
 from equifed.simulation import Training
 from equifed.simulator import Job
 from equifed.store.environment import environment, federations_of, fingerprint
-from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder
+from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder, not_begun
 from equifed.store.index import Index
 from equifed.store.locks import take
 from equifed.store.results import load_result, save_result
 
 __all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_result"]
+
+ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
+"""What `Store.new_id` makes."""
 
 
 class Store:
@@ -40,7 +43,9 @@ class Store:
         """A new run in a folder of its own; `simulation` where it is built already, `id` where it has one already."""
         self.prepare()
         simulation = simulation or build(config)
-        folder = RunFolder.create(self.root / (id or self.new_id(config)), config, simulation)
+        with self.index.held():
+            self._clear()
+            folder = RunFolder.create(self.root / (id or self.new_id(config)), config, simulation)
         self.index.put(folder.entry())
         return Recording(folder, config, simulation, self.index.put)
 
@@ -51,9 +56,9 @@ class Store:
         make: Callable[[Config], Training] = build,
     ) -> Recording:
         """The run from its last checkpoint on; what `check` refuses stays as it is. make: its training, from its
-        configuration."""
+        configuration. A finished run whose result is damaged is resumed, too: finishing writes the result again."""
         folder = self.find(reference)
-        if folder.status()["status"] == "finished":
+        if folder.is_finished():
             raise RunError(f"Run {folder.id} has already finished.")
         if make is build and (folder.path / FEDERATION).is_file():
             raise RunError(f"Run {folder.id} is a federation's, whose silos are elsewhere. Use: {folder.resuming()}")
@@ -101,14 +106,17 @@ class Store:
         rows, versions = fingerprint(federations_of(config, job)), environment(job.device)
         for entry in self.entries():
             folder = self._folder(entry)
-            if (
-                entry.method == config.method.name
-                and entry.status in ("finished", "interrupted")
-                and folder.settings() == config.resolved(folder.path)
-                and json.loads((folder.path / "data.json").read_text())["fingerprint"] == rows
-                and json.loads((folder.path / "environment.json").read_text()) == versions
-            ):
-                return folder
+            if entry.method != config.method.name or entry.status not in ("finished", "interrupted"):
+                continue
+            try:
+                if (
+                    folder.settings() == config.resolved(folder.path)
+                    and folder.record("data.json")["fingerprint"] == rows
+                    and folder.record("environment.json") == versions
+                ):
+                    return folder
+            except RunError as error:
+                warnings.warn(f"Run {folder.id} is not used: {error}", EquifedWarning, stacklevel=2)
         return None
 
     def entries(self) -> list[Entry]:
@@ -117,6 +125,12 @@ class Store:
 
     def _folder(self, entry: Entry) -> RunFolder:
         return RunFolder(self.root / entry.folder)
+
+    def _clear(self) -> None:
+        """Remove the folders of runs whose process was killed before they were one. For who holds the index."""
+        for path in self.root.iterdir():
+            if ID.fullmatch(path.name) and path.is_dir() and not_begun(path):
+                shutil.rmtree(path)
 
     def new_id(self, config: Config) -> str:
         """A name for a new run's folder."""
@@ -127,14 +141,14 @@ class Store:
     @staticmethod
     def _same(folder: RunFolder, config: Config, simulation: Training) -> Training:
         """The run's training, refused when its data are others than they were."""
-        then = json.loads((folder.path / "data.json").read_text())
+        then = folder.record("data.json")
         if fingerprint(federations_of(config, simulation.job)) != then["fingerprint"]:
             raise DataError(
                 f"The data of run {folder.id} have changed since it started (other rows, or other rows per client), "
                 "so it cannot be continued. Put the files back, or start again: "
                 f"equifed run {folder.path}/config.toml"
             )
-        before, now = json.loads((folder.path / "environment.json").read_text()), environment(simulation.job.device)
+        before, now = folder.record("environment.json"), environment(simulation.job.device)
         changed = [name for name, value in now.items() if name != "commit" and before.get(name) != value]
         if changed:
             differences = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)

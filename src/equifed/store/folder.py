@@ -2,19 +2,21 @@
 
     config.toml             resolved: `equifed run` on it repeats the run
     environment.json        versions; data.json: names, hashes, fingerprint
-    status.json             running | finished | interrupted | failed
-    rounds.jsonl            a line per round: logs, rejections, seconds, new messages and notes
+    SUMS.json               checksums of these, and once the run has finished of all files but status.json
+    status.json             running | finished | interrupted | failed; it makes the folder a run, and seals itself
+    rounds.jsonl            a line per round: logs, rejections, seconds, new messages and notes, checksums of scores
     scores/00012.safetensors  what evaluation counted in round 12
-    checkpoint.safetensors  all state after the last committed round
-    result.json             once it has finished, with metrics.parquet and the other files of `results.save_result`
+    checkpoint.safetensors  all state after the last committed round, the checksum of the lines up to it, and its own
+    result.json             once it has finished, with metrics.parquet and the other files of `results.write_result`
 
 A round counts once the checkpoint has replaced the one before; its scores and its line are written first. So whatever
-moment the process dies at, the folder holds a consistent prefix of the run, and perhaps a tail that resuming discards.
+moment the process dies at, the folder holds a consistent prefix of the run, and perhaps a tail that resuming discards:
+lines and scores that the checkpoint does not vouch for, and files that were not yet in their place.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -27,12 +29,25 @@ import numpy as np
 import tomli_w
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from equifed import tree
 from equifed.config import Config, load_config
-from equifed.errors import RunError
-from equifed.files import plain, sync, write_atomic, write_json
+from equifed.errors import DiskError, EquifedError, RunError
+from equifed.files import (
+    TEMPORARY,
+    append,
+    blake2,
+    checksum,
+    clear_temporaries,
+    plain,
+    read_sealed,
+    sync,
+    to_json,
+    write,
+    write_atomic,
+    write_sealed,
+)
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.results import Result
@@ -40,11 +55,24 @@ from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
 from equifed.store.environment import data_record, environment, federations_of
 from equifed.store.locks import is_held, lock_at, take
-from equifed.store.results import CHECKPOINT, load_result, write_result
+from equifed.store.results import (
+    CHECKPOINT,
+    CONFIG,
+    COPY,
+    FEDERATION,
+    RESULT,
+    check_result,
+    load_result,
+    remedy,
+    resuming,
+    write_result,
+)
+from equifed.store.sums import SUMS, Sums
 
-FORMAT = "equifed-checkpoint-3"
-FEDERATION = "federation.json"
-"""Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
+FORMAT = "equifed-checkpoint-4"
+STATUS, LINES, SCORES, LOCK = "status.json", "rounds.jsonl", "scores", "lock"
+BEFORE = (CONFIG, "environment.json", "data.json")
+"""Files that a folder has before its run begins."""
 Status = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -70,7 +98,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lock = lock_at(path / "lock")
+        self.lock = lock_at(path / LOCK)
 
     @property
     def id(self) -> str:
@@ -80,27 +108,48 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """status.json; a run that says "running" without a living process was killed, which is an interruption."""
-        recorded = self._read("status.json", json.loads)
-        if recorded.get("status") == "running" and not is_held(self.lock):
+        recorded = self._status()
+        if recorded["status"] == "running" and not is_held(self.lock):
             recorded |= {"status": "interrupted", "reason": "the process was killed"}
         return recorded
 
+    def _status(self) -> dict[str, Any]:
+        try:
+            return read_sealed(self.path / STATUS)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / STATUS} cannot be read: {error}. {self.remedy}") from None
+
     def config(self) -> Config:
-        return load_config(self.path / "config.toml")
+        self.text(CONFIG)
+        return load_config(self.path / CONFIG)
 
     def settings(self) -> dict[str, Any]:
         """config.toml as it is."""
-        return self._read("config.toml", tomllib.loads)
+        return tomllib.loads(self.text(CONFIG))
 
-    def _read(self, name: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-        try:
-            return parse((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"Run {self.id}: {name} cannot be read ({error}); it is not a usable run.") from None
+    def record(self, name: str) -> Any:
+        """What a JSON file of the folder holds."""
+        return json.loads(self.text(name))
+
+    def text(self, name: str) -> str:
+        """A file of the folder, which must be as it was written."""
+        sums = Sums.load(self.path, self.remedy)
+        if name == CONFIG:
+            sums.remedy = COPY  # with a damaged one the run would not be the same
+        return sums.read(name).decode()
+
+    @property
+    def remedy(self) -> str:
+        return remedy(self.path)
 
     def rounds_done(self) -> int:
         """The last committed round; 0 before the first."""
-        return 0 if not self._checkpoint.exists() else int(self._metadata()["round"])
+        if self._checkpoint.exists():
+            return int(self._metadata()["round"])
+        lines = self.path / LINES
+        if lines.exists() and lines.read_bytes().count(b"\n") > self.settings()["run"]["checkpoint-every"]:
+            raise self.damaged("it is missing")
+        return 0
 
     def entry(self) -> Entry:
         """Its line in the index, read from the files."""
@@ -115,7 +164,7 @@ class RunFolder:
             status["status"],
             config["run"]["rounds"],
             len(config["run"]["seeds"]),
-            json.loads((self.path / "result.json").read_text())["headline"] if finished else {},
+            self.record(RESULT)["headline"] if finished else {},
             self.path.name,
         )
 
@@ -126,18 +175,21 @@ class RunFolder:
             todo = "Wait for it" if status == "running" else f"Continue it with `{self.resuming()}`"
             state = "is still running" if status == "running" else f"stopped {where}"
             raise RunError(f"Run {self.id} has no result: it {state}. {todo}.")
+        return load_result(self.path)
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to be done: it has finished, and its result is as it was written."""
+        if self.status()["status"] != "finished":
+            return False
         try:
-            return load_result(self.path)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise RunError(
-                f"The files of run {self.id} are damaged ({error}). Run it again: equifed run {self.path}/config.toml"
-            ) from error
+            check_result(Sums.load(self.path, self.remedy))
+        except RunError:
+            return False
+        return True
 
     def resuming(self, name: str | None = None) -> str:
         """The command that goes on with it; `name`: what it may be called where the command is typed."""
-        if (self.path / FEDERATION).is_file():
-            return f"equifed flower resume {self.path.parent.parent} {self.id}"
-        return f"equifed resume {name or self.path}"
+        return resuming(self.path, name)
 
     @property
     def _checkpoint(self) -> Path:
@@ -151,114 +203,134 @@ class RunFolder:
             raise self.damaged(f"its header cannot be read: {error}") from None
         if metadata.get("format") != FORMAT:
             raise RunError(
-                f"The checkpoint of run {self.id} has format {metadata.get('format')!r}, but this version of equifed "
-                f"writes {FORMAT!r}. Use the version that made it, or start again: equifed run {self.path}/config.toml"
+                f"{self._checkpoint} has format {metadata.get('format')!r}, but this version of equifed "
+                f"writes {FORMAT!r}: it is damaged, or another version made it. Use that version, put back a copy, or "
+                f"start again: equifed run {self.path}/{CONFIG}"
             )
+        if metadata.pop("seal", None) != _seal(metadata):
+            raise self.damaged("its header does not fit its checksum")
         return metadata
 
-    def damaged(self, what: str) -> RunError:
-        return RunError(
-            f"The checkpoint of run {self.id} is damaged ({what}), so the run cannot go on from it. "
-            f"Start it again: equifed run {self.path}/config.toml"
-        )
+    def damaged(self, what: str, name: str = CHECKPOINT) -> RunError:
+        return RunError(f"{self.path / name} is damaged ({what}), so the run cannot go on. {self.remedy}")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, path: Path, config: Config, simulation: Training) -> RunFolder:
         """A new folder for the run; status.json is written last and makes it one."""
-        path.mkdir(parents=True)
-        (path / "scores").mkdir()
-        write_atomic(path / "config.toml", tomli_w.dumps(config.resolved(path)).encode())
-        write_json(path / "environment.json", environment(simulation.job.device))
-        write_json(path / "data.json", data_record(config, federations_of(config, simulation.job)))
+        path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
-        take(folder.lock)
-        folder.set_status("running", created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        if not take(folder.lock):
+            raise RunError(f"Run {folder.id} is being run by another process.")
+        try:
+            if not not_begun(path):
+                raise RunError(
+                    f"{path} cannot hold a new run: it has files of another. Go on with that one, whose {STATUS} must "
+                    "be there, or choose another name."
+                )
+            clear_temporaries(path)  # of a process that was killed here
+            (path / SCORES).mkdir(exist_ok=True)
+            data = data_record(config, federations_of(config, simulation.job))
+            contents = (tomli_w.dumps(config.resolved(path)).encode(), to_json(environment(simulation.job.device)))
+            sums = Sums(path)
+            for name, content in zip(BEFORE, (*contents, to_json(data)), strict=True):
+                sums.write(name, content)
+            sums.save()
+            folder.set_status("running", created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        except BaseException:
+            folder.lock.release()
+            raise
         return folder
 
     def set_status(self, status: Status, reason: str = "", **more: str) -> None:
-        path = self.path / "status.json"
-        before = json.loads(path.read_text()) if path.exists() else {}
+        path = self.path / STATUS
+        before = self._status() if path.exists() else {}
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(path, before | {"status": status, "reason": reason, "changed": now} | more)
+        write_sealed(path, before | {"status": status, "reason": reason, "changed": now} | more)
 
-    def write_scores(self, number: int, scores: list[dict[str, Scored]]) -> Path:
-        path = self._scores(number)
+    def write_scores(self, number: int, scores: list[dict[str, Scored]]) -> str:
+        """Its checksum, by which the round's line vouches for it."""
         arrays = {
             f"run={run}/{split}/{name}": np.asarray(values, order="C")
             for run, scored in enumerate(scores)
             for split, counted in scored.items()
             for name, values in counted._asdict().items()
         }
-        path.write_bytes(save(arrays))
-        return path
+        content = save(arrays)
+        write(self.path / scores_name(number), content)
+        return checksum(content)
 
-    def read_scores(self, number: int, runs: int) -> list[dict[str, Scored]]:
-        try:
-            arrays = load_file(self._scores(number))
-        except (OSError, SafetensorError) as error:
-            raise self.damaged(f"the scores of round {number} cannot be read: {error}") from None
-        scores: list[dict[str, Scored]] = [{} for _ in range(runs)]
-        splits = dict.fromkeys(tuple(name.split("/")[:2]) for name in arrays)
-        for run, split in splits:
-            parts = {field: arrays[f"{run}/{split}/{field}"] for field in Scored._fields}
-            scores[int(run.removeprefix("run="))][split] = Scored(**parts)
-        return scores
-
-    def _scores(self, number: int) -> Path:
-        return self.path / "scores" / f"{number:05d}.safetensors"
-
-    def write_checkpoint(self, number: int, state: State, config: str) -> None:
-        """Atomic; this is what commits the round."""
+    def write_checkpoint(self, number: int, state: State, config: str, lines: Lines) -> bytes:
+        """Atomic; this is what commits the round. What the file holds."""
         arrays = {name: np.asarray(leaf.detach().cpu().numpy(), order="C") for name, leaf in tree.named(state).items()}
-        metadata = {"format": FORMAT, "round": str(number), "config": config, "digest": _digest(arrays)}
-        write_atomic(self._checkpoint, save(arrays, metadata=metadata))
+        metadata = {
+            "format": FORMAT,
+            "round": str(number),
+            "config": config,
+            "lines-size": str(lines.size),
+            "lines-checksum": lines.checksum,
+            "checksum": _digest(arrays),
+        }
+        content = save(arrays, metadata=metadata | {"seal": _seal(metadata)})
+        write_atomic(self._checkpoint, content)
+        return content
 
-    def read_checkpoint(self, like: State, config: str) -> tuple[int, State]:
-        """(round, state) with the structure of `like`."""
+    def read_checkpoint(self, like: State, config: str) -> Checkpoint:
+        """The last one; its state has the structure of `like`."""
         metadata = self._metadata()
         if metadata["config"] != config:
             raise RunError(
-                f"The configuration of run {self.id} is not the one its checkpoint was made with: config.toml was "
-                "changed. Put it back to continue, or use it for a new run: "
-                f"equifed run {self.path}/config.toml"
+                f"The configuration of run {self.id} is not the one its checkpoint was made with: one of them is "
+                f"another run's. {COPY}"
             )
         try:
-            arrays = load_file(self._checkpoint)
+            content = self._checkpoint.read_bytes()
+            arrays = load(content)
         except (OSError, SafetensorError) as error:
             raise self.damaged(str(error)) from None
-        if _digest(arrays) != metadata["digest"]:
+        if _digest(arrays) != metadata["checksum"]:
             raise self.damaged("its content does not fit its checksum")
         expected = tree.named(like)
         for name, leaf in expected.items():
             if name not in arrays or tuple(arrays[name].shape) != tuple(leaf.shape):
                 raise self.damaged(f"{name} is missing or has another shape than the method's state")
         values = {name: torch.from_numpy(arrays[name]).to(leaf.device) for name, leaf in expected.items()}
-        return int(metadata["round"]), tree.from_named(like, values)
+        lines = Lines(int(metadata["lines-size"]), metadata["lines-checksum"])
+        return Checkpoint(int(metadata["round"]), tree.from_named(like, values), lines, checksum(content))
 
     # -- the line per round --------------------------------------------------------------------------------------------
 
-    def write_line(self, line: dict[str, Any]) -> Path:
-        path = self.path / "rounds.jsonl"
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(line)) + "\n")
-        return path
-
-    def read_lines(self, last: int) -> list[dict[str, Any]]:
-        """The lines of rounds 1 to `last`; what comes after them, perhaps torn, is cut off the file."""
-        path = self.path / "rounds.jsonl"
-        raw = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        lines: list[dict[str, Any]] = []
-        for number, text in enumerate(raw[:last], 1):
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                raise self.damaged(f"line {number} of rounds.jsonl is not JSON") from None
-        if [line.get("round") for line in lines] != list(range(1, last + 1)):
-            raise self.damaged(f"rounds.jsonl lacks some of the rounds 1 to {last}")
-        write_atomic(path, "".join(f"{text}\n" for text in raw[:last]).encode())
+    def read_lines(self, vouched: Lines) -> bytes:
+        """The lines that a checkpoint vouches for; what comes after them, perhaps torn, is cut off the file."""
+        path = self.path / LINES
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise self.damaged(error.strerror or str(error), LINES) from None
+        lines = content[: vouched.size]
+        if checksum(lines) != vouched.checksum:
+            raise self.damaged("the lines of rounds that were completed are not what was written", LINES)
+        if len(content) > len(lines):
+            write_atomic(path, lines)
         return lines
+
+
+class Lines(NamedTuple):
+    """The beginning of rounds.jsonl."""
+
+    size: int
+    """In bytes."""
+    checksum: str
+
+
+class Checkpoint(NamedTuple):
+    round: int
+    state: State
+    lines: Lines
+    """Of the rounds up to this one."""
+    checksum: str
+    """Of the file."""
 
 
 class Recording:
@@ -272,6 +344,12 @@ class Recording:
         self._resume: tuple[int, State] | None = None
         self._pending: list[Path] = []
         """Files to flush to the disk before the next checkpoint."""
+        self._sums = Sums(folder.path)
+        """Of all that was written, and of what was read and found as it was written."""
+        before = Sums.load(folder.path, folder.remedy)
+        self._sums.update({name: before[name] for name in BEFORE})
+        self._lines, self._size = blake2(), 0
+        """rounds.jsonl so far."""
 
     @property
     def done(self) -> int:
@@ -280,56 +358,98 @@ class Recording:
 
     def restore(self) -> None:
         """Take up the last checkpoint, if there is one, and all that was recorded up to it."""
-        if not self.folder.rounds_done():
-            self.folder.read_lines(0)
-            return
-        state = self.folder.read_checkpoint(self.simulation.engine.start(), self._fingerprint)
+        clear_temporaries(self.folder.path)
+        if self.folder.rounds_done():
+            like = self.simulation.engine.start()
+            checkpoint = self.folder.read_checkpoint(like, self._fingerprint)
+            lines = self.folder.read_lines(checkpoint.lines)
+            try:
+                self._replay(checkpoint, lines)
+            except (KeyError, TypeError, ValueError, SafetensorError) as error:
+                raise self.folder.damaged(f"this version of equifed cannot read it: {error!r}", LINES) from error
+            self._lines, self._size = blake2(lines), len(lines)
+            self._sums |= {CHECKPOINT: checkpoint.checksum, LINES: checkpoint.lines.checksum}
+            self._resume = checkpoint.round, checkpoint.state
+        else:
+            (self.folder.path / LINES).unlink(missing_ok=True)
+        for path in (self.folder.path / SCORES).iterdir():
+            if f"{SCORES}/{path.name}" not in self._sums:  # of rounds that are to be computed again
+                path.unlink()
+
+    def _replay(self, checkpoint: Checkpoint, lines: bytes) -> None:
+        """Give the collector and the engine what they had when the checkpoint was made."""
         runs = len(self.simulation.job.runs)
         engine, collector = self.simulation.engine, self.simulation.collector
-        for line in self.folder.read_lines(state[0]):
-            scores = {number: self.folder.read_scores(number, runs) for number in line["evaluated"]}
-            collector.add(_step(line, state[1], scores))
+        recorded = Sums(self.folder.path, self.folder.remedy)
+        for line in map(json.loads, lines.splitlines()):
+            scores = {}
+            for number, digest in line["evaluated"].items():
+                name = scores_name(int(number))
+                recorded[name] = digest
+                scores[int(number)] = _read_scores(recorded.read(name), runs)
+            collector.add(_step(line, checkpoint.state, scores))
             for position, fields in line["messages"]:
                 message = Message(**fields | {"down": tuple(fields["down"]), "up": tuple(fields["up"])})
                 engine.messages.setdefault((message.stage, position), message)
             engine.notes += [note for note in map(Note.from_json, line["notes"]) if note not in engine.notes]
-        self._resume = state
+        self._sums |= recorded
 
     def rounds(self) -> Iterator[Step]:
         """Every round, recorded before it is handed out."""
         engine = self.simulation.engine
         messages, notes = len(engine.messages), len(engine.notes)
         for step in self.simulation.rounds(self._resume):
-            self._write(step, list(engine.messages.items())[messages:], engine.notes[notes:])
+            with self._resumable():
+                self._write(step, list(engine.messages.items())[messages:], engine.notes[notes:])
             messages, notes = len(engine.messages), len(engine.notes)
             yield step
 
     def _write(self, step: Step, messages: list[tuple[tuple[str, int], Message]], notes: list[Note]) -> None:
         logs = [log._asdict() | {"obstacle": log.obstacle and log.obstacle.to_json()} for log in step.logs]
-        self._pending += [self.folder.write_scores(number, scores) for number, scores in step.scores.items()]
-        self._pending.append(
-            self.folder.write_line(
-                {
-                    "round": step.round,
-                    "seconds": step.seconds,
-                    "evaluated": list(step.scores),
-                    "logs": logs,
-                    "rejections": [[number, *rejection] for number, rejection in step.rejections],
-                    "messages": [[position, message._asdict()] for (_, position), message in messages],
-                    "notes": [note.to_json() for note in notes],
-                }
-            )
-        )
+        scores = {number: self.folder.write_scores(number, counted) for number, counted in step.scores.items()}
+        names = {scores_name(number): digest for number, digest in scores.items()}
+        line = {
+            "round": step.round,
+            "seconds": step.seconds,
+            "evaluated": scores,
+            "logs": logs,
+            "rejections": [[number, *rejection] for number, rejection in step.rejections],
+            "messages": [[position, message._asdict()] for (_, position), message in messages],
+            "notes": [note.to_json() for note in notes],
+        }
+        content = json.dumps(plain(line)).encode() + b"\n"
+        append(self.folder.path / LINES, content)
+        self._lines.update(content)
+        self._size += len(content)
+        self._sums |= names
+        self._pending += [self.folder.path / name for name in (*names, LINES)]
         if step.round % self.config.run.checkpoint_every == 0 or step.last:
             for path in dict.fromkeys(self._pending):
                 sync(path)
             self._pending.clear()
-            self.folder.write_checkpoint(step.round, step.state, self._fingerprint)
+            lines = Lines(self._size, self._lines.hexdigest())
+            written = self.folder.write_checkpoint(step.round, step.state, self._fingerprint, lines)
+            if step.last:
+                self._sums |= {CHECKPOINT: checksum(written), LINES: lines.checksum}
+
+    @contextlib.contextmanager
+    def _resumable(self) -> Iterator[None]:
+        """A disk that is full or read-only says that nothing is lost."""
+        try:
+            yield
+        except DiskError as error:
+            raise DiskError(
+                f"{error} All rounds that were completed are kept: once that is put right, go on with "
+                f"`{self.folder.resuming()}`."
+            ) from error
 
     def finish(self) -> Result:
         result = self.simulation.result()
-        write_result(self.folder.path, result)
-        self.folder.set_status("finished")
+        with self._resumable():
+            if (self.folder.path / FEDERATION).is_file():
+                self._sums[FEDERATION] = checksum((self.folder.path / FEDERATION).read_bytes())
+            write_result(self._sums, result)
+            self.folder.set_status("finished")
         return result
 
     def __enter__(self) -> Recording:
@@ -338,12 +458,35 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
-            self.folder.set_status("failed", f"{type(error).__name__}: {error}")
-        elif error is not None:
-            self.folder.set_status("interrupted", "stopped by the user")
+        # what went wrong must not be hidden by a disk that does not even take this: without it the run counts as killed
+        with contextlib.suppress(*([] if error is None else [EquifedError])):
+            if isinstance(error, Exception):
+                self.folder.set_status("failed", f"{type(error).__name__}: {error}")
+            elif error is not None:
+                self.folder.set_status("interrupted", "stopped by the user")
         self.folder.lock.release()
-        self._put_in_index(self.folder.entry())
+        with contextlib.suppress(*([] if error is None else [EquifedError])):
+            self._put_in_index(self.folder.entry())
+
+
+def not_begun(path: Path) -> bool:
+    """Whether the folder holds nothing but what a run writes before it begins."""
+    names = {inside.name for inside in path.iterdir() if not TEMPORARY.fullmatch(inside.name)}
+    return names <= {*BEFORE, SUMS, SCORES, LOCK}
+
+
+def scores_name(number: int) -> str:
+    return f"{SCORES}/{number:05d}.safetensors"
+
+
+def _read_scores(content: bytes, runs: int) -> list[dict[str, Scored]]:
+    arrays = load(content)
+    scores: list[dict[str, Scored]] = [{} for _ in range(runs)]
+    splits = dict.fromkeys(tuple(name.split("/")[:2]) for name in arrays)
+    for run, split in splits:
+        parts = {field: arrays[f"{run}/{split}/{field}"] for field in Scored._fields}
+        scores[int(run.removeprefix("run="))][split] = Scored(**parts)
+    return scores
 
 
 def _read_log(line: dict[str, Any]) -> RoundLog:
@@ -359,8 +502,13 @@ def _step(line: dict[str, Any], state: State, scores: dict[int, list[dict[str, S
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = blake2()
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
+    found: str = digest.hexdigest()
+    return found
+
+
+def _seal(metadata: Mapping[str, str]) -> str:
+    return checksum(json.dumps(metadata, sort_keys=True).encode())

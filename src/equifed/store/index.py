@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from filelock import FileLock
 
-from equifed.errors import ConfigError, EquifedWarning, RunError
+from equifed.errors import ConfigError, DiskError, EquifedWarning, RunError
+from equifed.files import checksum, why_not
 from equifed.store.folder import Entry, RunFolder
 
 T = TypeVar("T")
+METRICS = Entry._fields.index("metrics")
 
 TABLE = """create table if not exists runs (
     id text primary key, created text, name text, method text, data text, status text,
-    rounds integer, seeds integer, metrics text, folder text)"""
+    rounds integer, seeds integer, metrics text, folder text, seal text)"""
+"""seal: the checksum of the rest of the row."""
+DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+"""Errors that are not the index's fault, so that making it anew would not help."""
 
 
 class Index:
@@ -30,7 +36,11 @@ class Index:
         self.path = root / "index.sqlite"
 
     def put(self, entry: Entry) -> None:
-        self._with(lambda db: _put(db, [entry]), new=entry.id)
+        """A disk that does not take it ends no run: the folder itself is enough to be found."""
+        try:
+            self._with(lambda db: _put(db, [entry]), new=entry.id)
+        except OSError as error:
+            warnings.warn(f"The list of runs is not up to date: {error}", EquifedWarning, stacklevel=2)
 
     def entries(self) -> list[Entry]:
         """All runs, newest first; folders that were added or removed by hand are noticed.
@@ -43,13 +53,14 @@ class Index:
             folders = {folder.id: folder for folder in self._folders()}
             _put(db, _readable(folders[name] for name in folders.keys() - known))
             db.executemany("delete from runs where id = ?", [(name,) for name in known - folders.keys()])
-            rows = db.execute("select * from runs order by created desc, id desc").fetchall()
-            entries = [entry._replace(metrics=json.loads(str(entry.metrics))) for entry in map(Entry._make, rows)]
-            # a run that was killed could not record it
-            return [
-                entry._replace(status=folders[entry.id].status()["status"]) if entry.status == "running" else entry
-                for entry in entries
-            ]
+            rows = db.execute("select * from runs").fetchall()
+            if any(seal != _seal(row) for *row, seal in rows):
+                raise sqlite3.DatabaseError("a row does not fit its checksum")
+            entries = [Entry._make(row)._replace(metrics=json.loads(row[METRICS])) for *row, _ in rows]
+            # a run that was killed, or whose end the disk did not take, could not record it
+            unsure = [entry.id for entry in entries if entry.status == "running"]
+            now = _readable(folders[name] for name in unsure)
+            return _newest_first([*now, *(entry for entry in entries if entry.id not in unsure)])
 
         try:
             if not self.root.is_dir():
@@ -66,7 +77,13 @@ class Index:
         try:
             return self._with(read)
         except OSError:  # the index cannot be written; the folders hold the same
-            return sorted(_readable(self._folders()), key=lambda entry: (entry.created, entry.id), reverse=True)
+            return _newest_first(_readable(self._folders()))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While no other process of equifed adds a run."""
+        with FileLock(self.root / "index.lock"):
+            yield
 
     def _folders(self) -> list[RunFolder]:
         return [RunFolder(path.parent) for path in sorted(self.root.glob("*/status.json"))]
@@ -74,7 +91,7 @@ class Index:
     def _with(self, action: Callable[[sqlite3.Connection], T], new: str = "") -> T:
         """Do it, on a new index where the old one is missing or damaged; `new` is a folder just made."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.root / "index.lock"):
+        with self.held():
             folders = self._folders()
             wrong = "missing" if not self.path.exists() and any(folder.id != new for folder in folders) else ""
             try:
@@ -93,14 +110,31 @@ class Index:
             return self._transaction(action)
 
     def _transaction(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        with closing(sqlite3.connect(self.path, timeout=30)) as db, db:
-            db.execute(TABLE)
-            return action(db)
+        try:
+            with closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+                db.execute(TABLE)
+                return action(db)
+        except sqlite3.OperationalError as error:
+            code = getattr(error, "sqlite_errorcode", 0)
+            kind = code & 0xFF  # the low byte of an extended code
+            if kind not in DISK or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+                raise
+            cause = OSError(errno.ENOSPC if kind == sqlite3.SQLITE_FULL else 0, str(error))
+            raise DiskError(f"{self.path} could not be written: {why_not(cause, self.root)}") from error
 
 
 def _put(db: sqlite3.Connection, entries: Iterable[Entry]) -> None:
-    rows = [tuple(json.dumps(value) if isinstance(value, dict) else value for value in entry) for entry in entries]
-    db.executemany("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    rows = [[json.dumps(value) if isinstance(value, dict) else value for value in entry] for entry in entries]
+    places = ", ".join("?" * (len(Entry._fields) + 1))
+    db.executemany(f"insert or replace into runs values ({places})", [[*row, _seal(row)] for row in rows])
+
+
+def _seal(row: Sequence[object]) -> str:
+    return checksum(json.dumps(row, default=repr).encode())
+
+
+def _newest_first(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (entry.created, entry.id), reverse=True)
 
 
 def _readable(folders: Iterable[RunFolder]) -> list[Entry]:
@@ -109,6 +143,6 @@ def _readable(folders: Iterable[RunFolder]) -> list[Entry]:
     for folder in folders:
         try:
             entries.append(folder.entry())
-        except (OSError, ValueError, KeyError, RunError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RunError) as error:
             warnings.warn(f"Run folder {folder.id} cannot be read ({error}).", EquifedWarning, stacklevel=2)
     return entries

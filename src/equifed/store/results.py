@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from equifed.data import Schema
-from equifed.errors import ConfigError, RunError
-from equifed.files import plain, writable_folder, write_atomic, write_json
+from equifed.errors import ConfigError, EquifedWarning, RunError
+from equifed.files import clear_temporaries, plain, to_json, writable_folder
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
 from equifed.notes import Note
@@ -20,11 +23,22 @@ from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
 from equifed.results.stored import StoredStates, describe
 from equifed.settings import RunSettings
+from equifed.store.locks import lock_at, take
+from equifed.store.sums import SUMS, Sums
 
+CONFIG = "config.toml"
 CHECKPOINT = "checkpoint.safetensors"
+FEDERATION = "federation.json"
+"""Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
 FRAMES = ("metrics", "counts", "calibration", "local_gaps", "log")
 STATES = "states.safetensors"
 SCHEMA = "schema.json"
+RESULT = "result.json"
+FILES = {f"{name}.parquet" for name in FRAMES} | {
+    *("messages.json", "rejections.json", "timings.json", "final.safetensors", SCHEMA, RESULT)
+}
+"""All that a result is read from; STATES, or a run's CHECKPOINT, is read when something is predicted."""
+COPY = "Put back a copy of what was there."
 
 
 def save_result(folder: str | Path, result: Result) -> None:
@@ -32,76 +46,129 @@ def save_result(folder: str | Path, result: Result) -> None:
     folder = Path(folder)
     if (folder / CHECKPOINT).exists():
         raise ConfigError(f"{folder} is the folder of a run, which has a result of its own. Name another folder.")
-    writable_folder(folder, "Name another folder for the result.")
     arrays = StoredStates.pack(result.final_states).arrays
-    write_atomic(folder / STATES, save({name: np.asarray(value, order="C") for name, value in arrays.items()}))
-    write_result(folder, result)
+    writable_folder(folder, "Name another folder for the result.")
+    lock = lock_at(folder / "lock")
+    if not take(lock):
+        raise RunError(f"Another process is saving a result in {folder}.")
+    try:
+        clear_temporaries(folder)
+        (folder / SUMS).unlink(missing_ok=True)  # until all is there, there is no result
+        sums = Sums(folder)
+        sums.write(STATES, save({name: np.asarray(value, order="C") for name, value in arrays.items()}))
+        write_result(sums, result)
+    finally:
+        lock.release()
 
 
-def write_result(folder: Path, result: Result) -> None:
-    """All but the states that predicting needs, which the last checkpoint of a run has. result.json comes last, so that
-    its presence means that all is there."""
+def write_result(sums: Sums, result: Result) -> None:
+    """All but the states that predicting needs, which the last checkpoint of a run has. SUMS.json comes last: that it
+    has the name of result.json means that all is there."""
     for name in FRAMES:
-        write_atomic(folder / f"{name}.parquet", getattr(result, name).to_parquet(index=False))
-    write_json(folder / "messages.json", result.messages.to_dict("records"))
-    write_json(folder / "rejections.json", result.rejections.to_dict("records"))
-    write_json(folder / "timings.json", result.timings)
+        sums.write(f"{name}.parquet", getattr(result, name).to_parquet(index=False))
+    sums.write("messages.json", to_json(result.messages.to_dict("records")))
+    sums.write("rejections.json", to_json(result.rejections.to_dict("records")))
+    sums.write("timings.json", to_json(result.timings))
     tensors = {
         f"{_label(result, key)}/{name}": np.asarray(value, order="C")
         for key, parameters in result.parameters.items()
         for name, value in parameters.items()
     }
-    write_atomic(folder / "final.safetensors", save(tensors))
+    sums.write("final.safetensors", save(tensors))
     if result.schema is not None:
-        write_atomic(folder / SCHEMA, result.schema.to_json().encode())
-    write_json(
-        folder / "result.json",
-        {
-            "info": result.info,
-            "settings": result.settings.to_dict(),
-            "notes": [note.to_json() for note in result.notes],
-            "headline": headline(result),
-            "runs": list(result.parameters),
-            "final_states": describe(result.final_states),
-        },
-    )
+        sums.write(SCHEMA, result.schema.to_json().encode())
+    about = {
+        "info": result.info,
+        "settings": result.settings.to_dict(),
+        "notes": [note.to_json() for note in result.notes],
+        "headline": headline(result),
+        "runs": list(result.parameters),
+        "final_states": describe(result.final_states),
+    }
+    sums.write(RESULT, to_json(about))
+    sums.save()
 
 
 def load_result(folder: str | Path) -> Result:
     """The result of a finished run's folder, or of one that `save_result` wrote: with equal frames, and predicting and
-    adapting as the one that was saved. What predicting needs is read when it is first needed."""
+    adapting as the one that was saved. Every file is looked at: one that the result needs must be as it was written,
+    and others are warned of. What predicting needs is read when it is first needed."""
     folder = Path(folder)
-    if not (folder / "result.json").is_file():
-        raise RunError(f"There is no result in {folder}: it has no result.json. A run has one when it has finished.")
-    absent = [file for name in FRAMES if not (folder / (file := f"{name}.parquet")).is_file()]
-    if absent:
-        again = f": equifed run {folder}/config.toml" if (folder / "config.toml").is_file() else "."
-        raise RunError(
-            f"The result in {folder} has no {', '.join(absent)}, which this version of equifed writes: it was made by "
-            f"an older version, or files were removed. Make it again{again}"
+    if not (folder / RESULT).is_file():
+        raise RunError(f"There is no result in {folder}: it has no {RESULT}. A run has one when it has finished.")
+    sums = Sums.load(folder, remedy(folder))
+    wrong = check_result(sums)
+    if wrong:
+        warnings.warn(
+            f"Beside the result in {folder}, which is as it was written, {_listed(wrong)}. {sums.remedy}",
+            EquifedWarning,
+            stacklevel=2,
         )
-    content = json.loads((folder / "result.json").read_text())
+    try:
+        return _read_result(sums)
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise RunError(
+            f"The result in {folder} is not one that this version of equifed can read ({error!r}). {sums.remedy}"
+        ) from error
+
+
+def check_result(sums: Sums) -> dict[str, str]:
+    """Refuse a result that is not as it was written; what is wrong with files that it does not need."""
+    wrong = sums.wrong()
+    if CONFIG in wrong:
+        sums.remedy = COPY
+    needed = {name: why for name, why in wrong.items() if name in FILES}
+    if needed and len(needed) == len(wrong) and (sums.folder / CHECKPOINT).is_file():
+        sums.remedy = f"The run itself is intact: `{resuming(sums.folder)}` makes its result again, without computing."
+    if needed:
+        raise RunError(f"The result in {sums.folder} cannot be used: {_listed(needed)}. {sums.remedy}")
+    if RESULT not in sums:
+        todo = f"Let the run finish: {resuming(sums.folder)}" if (sums.folder / CHECKPOINT).is_file() else sums.remedy
+        raise RunError(f"The result in {sums.folder} was not written to its end. {todo}")
+    return wrong
+
+
+def _listed(wrong: dict[str, str], most: int = 5) -> str:
+    more = f" and {len(wrong) - most} more" if len(wrong) > most else ""
+    return ", ".join(f"{name} {why}" for name, why in list(wrong.items())[:most]) + more
+
+
+def remedy(folder: Path) -> str:
+    """What can be done where a file is damaged."""
+    again = f"compute it again: equifed run {folder}/config.toml" if (folder / CONFIG).is_file() else "make it again."
+    return f"{COPY[:-1]}, or {again}"
+
+
+def resuming(folder: Path, name: str | None = None) -> str:
+    """The command that goes on with a run; `name`: what it may be called where the command is typed."""
+    if (folder / FEDERATION).is_file():
+        return f"equifed flower resume {folder.parent.parent} {folder.name}"
+    return f"equifed resume {name or folder}"
+
+
+def _read_result(sums: Sums) -> Result:
+    content = json.loads(sums.read(RESULT))
     keys = [tuple(key) if isinstance(key, list) else key for key in content["runs"]]
     hyper = content["info"]["hyper_parameters"]
     content["info"]["hyper_parameters"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
-    rejections = json.loads((folder / "rejections.json").read_text())
-    checkpoint = folder / CHECKPOINT
+    rejections = json.loads(sums.read("rejections.json"))
+    states = CHECKPOINT if CHECKPOINT in sums else STATES
     result = Result(
-        **{name: pd.read_parquet(folder / f"{name}.parquet") for name in FRAMES},
-        messages=pd.DataFrame(json.loads((folder / "messages.json").read_text()), columns=MESSAGES),
+        **{name: pd.read_parquet(BytesIO(sums.read(f"{name}.parquet"))) for name in FRAMES},
+        messages=pd.DataFrame(json.loads(sums.read("messages.json")), columns=MESSAGES),
         rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
         info=content["info"],
         settings=RunSettings.from_dict(content["settings"]),
-        timings=json.loads((folder / "timings.json").read_text()),
+        timings=json.loads(sums.read("timings.json")),
         notes=[Note.from_json(note) for note in content["notes"]],
-        final_states=StoredStates(content["final_states"], checkpoint if checkpoint.exists() else folder / STATES),
-        schema=Schema.from_json((folder / SCHEMA).read_bytes()) if (folder / SCHEMA).is_file() else None,
+        final_states=StoredStates(content["final_states"], lambda: load(sums.read(states))),
+        schema=Schema.from_json(sums.read(SCHEMA)) if SCHEMA in sums else None,
     )
     labels = {_label(result, key): key for key in keys}
-    for name, value in load_file(folder / "final.safetensors").items():
+    for name, value in load(sums.read("final.safetensors")).items():
         label, _, parameter = name.partition("/")
         result.parameters[labels[label]][parameter] = value
     return result

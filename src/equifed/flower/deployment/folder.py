@@ -208,7 +208,7 @@ def _in_one_step(target: Path) -> Iterator[Path]:
     writable_folder(target.parent, "Name another folder.")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         draft = Path(beside) / target.name
-        draft.mkdir()
+        draft.mkdir(mode=0o700)
         yield draft
         os.replace(draft, target)
 

@@ -16,11 +16,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
 from equifed.errors import RunError
+from equifed.files import private_folder
 
 MARK = "EQUIFED_PROCESSES"
 GRACE = 5.0
@@ -43,9 +45,10 @@ class Processes:
         self._begins: dict[str, int] = {}
 
     def start(self, name: str, command: Sequence[str | Path], env: Mapping[str, str], cwd: Path) -> None:
-        """In a session of its own, so that a Ctrl-C reaches only us, who then end it in order."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with open(self.log(name), "ab") as log:
+        """In a session of its own, so that a Ctrl-C reaches only us, who then end it in order. What it writes is for
+        its user alone: the SuperLink's database holds every silo's replies."""
+        private_folder(self.logs)
+        with open(self.log(name), "ab", opener=partial(os.open, mode=0o600)) as log:
             self._begins[name] = log.tell()
             self._running[name] = subprocess.Popen(
                 [str(part) for part in command],
@@ -55,6 +58,7 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
             )
 
     def log(self, name: str) -> Path:

@@ -1,0 +1,444 @@
+"""Sudden deaths and faults of the disk, brought upon run folders. `test_faults.py` checks a share of them; all of them,
+with the figures of docs/reliability.md:
+
+    PYTHONPATH=tests python -m store.faults
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file
+
+from equifed.config import Config, load_config
+from equifed.config.build import job_of, load_federations
+from equifed.errors import EquifedError, EquifedWarning
+from equifed.results import Result
+from equifed.simulation import Simulation
+from equifed.store import RunFolder, Store, load_result, save_result
+from store.silos import write_config, write_silos
+
+ID = "20260101-000000-fedavg-0000"
+FRAMES = ("metrics", "counts", "calibration", "local_gaps", "log", "messages", "rejections")
+FEW = {"run": {"rounds": 3, "seeds": [0], "checkpoint-every": 2}}
+"""Of a run in which every step of the store occurs: a round with a checkpoint, one without, the last."""
+
+
+class Fake:
+    """The module os, but for some functions."""
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        self.__dict__.update(functions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+class Death(BaseException):
+    """The process ends here: nothing that it does afterwards reaches the disk."""
+
+
+class Disk(Fake):
+    """What `equifed.files` sees as os, until the process dies at step `at`.
+
+    manner: "kill": the step has no effect. "torn": a write has written half. "power": besides, what was written but not
+    flushed is lost.
+    """
+
+    def __init__(self, at: int | None = None, manner: str = "kill") -> None:
+        self.at, self.manner = at, manner
+        self.steps: list[str] = []
+        self._paths: dict[int, Path] = {}
+        self._flushed: dict[Path, int] = {}
+        """Bytes that a loss of power would leave of files that were written to since."""
+        super().__init__(
+            **{name: self._step(name) for name in ("open", "write", "fsync", "replace", "unlink")}, close=self._close
+        )
+
+    def _step(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if self.at is not None and len(self.steps) >= self.at:
+                self._die(name, *args)
+            self.steps.append(name)
+            result = getattr(os, name)(*args)
+            self._follow(name, args, result)
+            return result
+
+        return call
+
+    def _die(self, name: str, *args: Any) -> None:
+        if len(self.steps) == self.at:  # afterwards it is dead already
+            self.steps.append(f"dead at {name}")
+            if self.manner != "kill" and name == "write":
+                os.write(args[0], args[1][: len(args[1]) // 2])
+                self._follow(name, args, None)
+            if self.manner == "power":
+                for path, size in self._flushed.items():
+                    if path.exists():
+                        os.truncate(path, size)
+        raise Death
+
+    def _follow(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        if name == "open":
+            self._paths[result] = Path(args[0])
+        elif name == "write":
+            path = self._paths[args[0]]
+            self._flushed.setdefault(path, max(0, path.stat().st_size - len(args[1])))
+        elif name == "fsync":
+            self._flushed.pop(self._paths[args[0]], None)
+        elif name == "replace" and Path(args[0]) in self._flushed:
+            self._flushed[Path(args[1])] = self._flushed.pop(Path(args[0]))
+
+    def _close(self, handle: int) -> None:
+        os.close(handle)
+
+
+class Case:
+    """A small run, and what a faulty one is to be compared with."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.config: Config = load_config(file)
+        self.job = job_of(self.config, load_federations(self.config))
+        self.root = file.parent / "faulty"
+        """For the runs that are not to be whole; the whole one lies as deep, so that its configuration is the same."""
+
+    @classmethod
+    def new(cls, place: Path, **sections: Any) -> Case:
+        place.mkdir(exist_ok=True)
+        write_silos(place)
+        return cls(write_config(place, **sections))
+
+    @cached_property
+    def whole(self) -> Path:
+        """Without faults."""
+        return self.carry_out(self.file.parent / "whole")
+
+    def carry_out(self, root: Path, after: int | None = None) -> Path:
+        """Start the run, or go on with it, to its end; after: only to the end of this round."""
+        store, path = Store(root), root / ID
+        if (path / "status.json").is_file():
+            if RunFolder(path).is_finished():
+                return path
+            recording = store.resume(str(path), make=lambda config: Simulation(self.job))
+        else:
+            recording = store.start(self.config, Simulation(self.job), ID)
+        with suppress(KeyboardInterrupt), recording:
+            for step in recording.rounds():
+                if step.round == after:
+                    raise KeyboardInterrupt
+            recording.finish()
+        return path
+
+    def differences(self, path: Path) -> list[str]:
+        """What the finished run has other than the whole one: rounds, bits, names of files."""
+        found = []
+        lines, expected = (
+            [json.loads(line) | {"seconds": 0} for line in (each / "rounds.jsonl").read_text().splitlines()]
+            for each in (path, self.whole)
+        )
+        if lines != expected:
+            found.append(f"rounds.jsonl has the rounds {[line['round'] for line in lines]}")
+        names, whole = ({str(file.relative_to(each)) for file in each.rglob("*")} for each in (path, self.whole))
+        found += [f"{name} is only in one" for name in sorted(names ^ whole)]
+        same = [name for name in whole if name.startswith("scores/")]
+        same += ["final.safetensors", "config.toml", "data.json"]
+        found += [name for name in same if (path / name).read_bytes() != (self.whole / name).read_bytes()]
+        for name, values in load_file(self.whole / "checkpoint.safetensors").items():
+            if load_file(path / "checkpoint.safetensors")[name].tobytes() != values.tobytes():
+                found.append(f"checkpoint: {name}")
+        found += differences(load_result(path), load_result(self.whole))
+        beside = {file.name for file in path.parent.iterdir()} - {ID, "index.sqlite", "index.lock"}
+        return found + sorted(beside)
+
+
+def differences(one: Result, other: Result) -> list[str]:
+    """Where two results are not the same bits, but for the time they took."""
+    found = [name for name in FRAMES if not getattr(one, name).equals(getattr(other, name))]
+    found += [name for name in ("info", "notes", "settings") if getattr(one, name) != getattr(other, name)]
+    x = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+    for run, parameters in other.parameters.items():
+        if one.predict(x, run=run).tobytes() != other.predict(x, run=run).tobytes():
+            found.append(f"predictions of {run}")
+        found += [name for name in parameters if one.parameters[run][name].tobytes() != parameters[name].tobytes()]
+    return found
+
+
+# -- deaths ------------------------------------------------------------------------------------------------------------
+
+
+def count_steps(case: Case) -> int:
+    """Steps of the store in a run without faults."""
+    disk = Disk()
+    with mock.patch("equifed.files.os", disk):
+        case.carry_out(case.root)
+    shutil.rmtree(case.root)
+    return len(disk.steps)
+
+
+def die_once(case: Case, at: int, manner: str) -> bool:
+    """Carry out the run and die at this step; whether it came that far."""
+    disk = Disk(at, manner)
+    try:
+        with mock.patch("equifed.files.os", disk):
+            case.carry_out(case.root)
+    except Death:
+        gc.collect()  # with the process its locks would end
+        return True
+    return False
+
+
+Tried = Iterator[tuple[str, list[str]]]
+"""What was done, and what is wrong afterwards."""
+
+
+def deaths(case: Case, steps: Iterable[int], rng: np.random.Generator) -> Tried:
+    """Die at each of the steps in every manner, and half of the times once more while going on; then finish."""
+    for at in steps:
+        for manner in ("kill", "torn", "power"):
+            assert die_once(case, at, manner)
+            what = f"{manner} at step {at}"
+            if rng.random() < 0.5:
+                again = int(rng.integers(0, 40))
+                what += f", then at step {again}" if die_once(case, again, manner) else ""
+            yield what, case.differences(case.carry_out(case.root))
+            shutil.rmtree(case.root)
+
+
+def _child(file: Path, root: Path) -> None:
+    Case(file).carry_out(root)
+
+
+def kills(case: Case, count: int, rng: np.random.Generator) -> Tried:
+    """kill -9 of real processes at random moments, up to four for a run before it may finish."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["store.faults"])
+
+    def process() -> Any:
+        child = context.Process(target=_child, args=(case.file, case.root))
+        child.start()
+        return child
+
+    for _ in range(2):  # the first one also starts the server
+        begun = time.monotonic()
+        child = process()
+        child.join()
+        usual = time.monotonic() - begun
+        assert child.exitcode == 0
+        shutil.rmtree(case.root)
+    done = 0
+    while done < count:
+        moments = []
+        for _ in range(min(4, count - done)):
+            child = process()
+            moments.append(rng.uniform(0, usual))
+            child.join(moments[-1])
+            child.kill()
+            child.join()
+            done += child.exitcode != 0
+            if child.exitcode == 0:
+                break
+        yield f"killed after {np.round(moments, 3)} s", case.differences(case.carry_out(case.root))
+        shutil.rmtree(case.root)
+
+
+# -- corruptions -------------------------------------------------------------------------------------------------------
+
+Use = Callable[[Path], list[str]]
+"""Uses a folder as one does: which numbers are wrong."""
+KINDS = ("bit", "bytes", "cut", "zeros", "more", "swap", "delete", "empty", "stale")
+
+
+def corrupt(folder: Path, rng: np.random.Generator, old: dict[str, bytes]) -> tuple[str, list[str]]:
+    """Change a file of the folder at random: how, and which files. old: their content at an earlier time."""
+    files = sorted(contents(folder).keys() - {"lock"})
+    while True:
+        kind, name = str(rng.choice(KINDS)), str(rng.choice(files))
+        path, names = folder / name, [name]
+        before = path.read_bytes()
+        after: bytes | None = before
+        where = int(rng.integers(0, max(1, len(before))))
+        if kind == "bit" and before:
+            after = before[:where] + bytes([before[where] ^ 1 << int(rng.integers(8))]) + before[where + 1 :]
+        elif kind == "bytes" and before:
+            noise = rng.bytes(int(rng.integers(1, 17)))
+            after = (before[:where] + noise + before[where + len(noise) :])[: len(before)]
+        elif kind == "cut":
+            after = before[:where]
+        elif kind == "zeros":
+            size = int(rng.choice([1, 16, 512, 4096]))
+            after = (before[:where] + bytes(size) + before[where + size :])[: len(before)]
+        elif kind == "more":
+            after = before + rng.bytes(int(rng.integers(1, 100)))
+        elif kind == "swap":
+            other = str(rng.choice(files))
+            after = (folder / other).read_bytes()
+            if after != before:
+                (folder / other).write_bytes(before)
+                names.append(other)
+        elif kind == "delete":
+            after = None
+        elif kind == "empty":
+            after = b""
+        elif kind == "stale":
+            after = old.get(name, before)
+        if after != before:
+            path.unlink() if after is None else path.write_bytes(after)
+            return kind, names
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def put_back(folder: Path, before: dict[str, bytes]) -> None:
+    for name in contents(folder).keys() - before.keys():
+        (folder / name).unlink()
+    for name, content in before.items():
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+            (folder / name).write_bytes(content)
+
+
+def corruptions(
+    folder: Path,
+    count: int,
+    rng: np.random.Generator,
+    use: Use,
+    old: dict[str, bytes] | None = None,
+) -> Iterator[tuple[str, str, str]]:
+    """Corrupt the folder this many times and use it: file, kind, and what came of it."""
+    before = contents(folder)
+    for _ in range(count):
+        kind, names = corrupt(folder, rng, old or {})
+        yield names[0], kind, outcome(folder, names, use)
+        put_back(folder, before)
+
+
+def outcome(folder: Path, names: list[str], use: Use) -> str:
+    """refused: an error of equifed names the file. warned: a warning does, and all numbers are right. unaffected: all
+    numbers are right. SILENT: some are not. UNCLEAN: another error, or one that names no file."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            wrong = use(folder)
+        except EquifedError as error:
+            named = any(name in str(error) for name in names)
+            return "refused" if named else f"UNCLEAN {error}"
+        except Exception as error:
+            return f"UNCLEAN {error!r}"
+    if wrong:
+        return f"SILENT {wrong}"
+    said = " ".join(str(each.message) for each in told if issubclass(each.category, EquifedWarning))
+    return "warned" if any(name in said for name in names) else "unaffected"
+
+
+def use_finished(case: Case) -> Use:
+    """Everything that is read of a finished run, compared with what it was."""
+    whole = RunFolder(case.whole)
+    expected, result = _records(whole), whole.result()
+
+    def use(path: Path) -> list[str]:
+        folder = RunFolder(path)
+        found = differences(folder.result(), result)
+        return found + (["records"] if _records(folder) != expected else [])
+
+    return use
+
+
+def _records(folder: RunFolder) -> list[Any]:
+    entry = folder.entry()._replace(created="", folder="", id="")
+    records = [folder.record(name) for name in ("environment.json", "data.json")]
+    return [entry, folder.settings(), folder.rounds_done(), *records]
+
+
+def use_interrupted(case: Case) -> Use:
+    """Go on with an interrupted run to its end, and compare it with the whole one."""
+
+    def use(path: Path) -> list[str]:
+        if RunFolder(path).rounds_done() == 0:
+            return ["it has no rounds"]
+        return case.differences(case.carry_out(path.parent))
+
+    return use
+
+
+def use_saved(result: Result) -> Use:
+    return lambda path: differences(load_result(path), result)
+
+
+@contextmanager
+def folder_of(case: Case, kind: str) -> Iterator[tuple[Path, dict[str, bytes], Use]]:
+    """A folder to corrupt, its content at an earlier time, and its use."""
+    if kind == "interrupted":
+        case.carry_out(case.root, after=2)
+        old = contents(case.root / ID)
+        path = case.carry_out(case.root, after=4)
+        yield path, old, use_interrupted(case)
+    elif kind == "finished":
+        case.carry_out(case.root, after=3)
+        old = contents(case.root / ID)
+        yield case.carry_out(case.root), old, use_finished(case)
+    else:
+        result = RunFolder(case.whole).result()
+        path = case.root / "saved"
+        save_result(path, result)
+        yield path, {}, use_saved(result)
+    shutil.rmtree(case.root)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corruptions", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = np.random.default_rng(options.seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        few = Case.new(place / "few", **FEW)
+        steps = count_steps(few)
+        _print_deaths(f"Deaths at each of the {steps} steps", deaths(few, range(steps), rng))
+        case = Case.new(place / "case")
+        _print_deaths("kill -9 at random moments", kills(case, options.kills, rng))
+        table: dict[tuple[str, str], Counter[str]] = {}
+        for kind, share in {"interrupted": 0.5, "finished": 0.4, "saved": 0.1}.items():
+            with folder_of(case, kind) as (path, old, use):
+                for name, _, came in corruptions(path, round(share * options.corruptions), rng, use, old):
+                    counted = table.setdefault((kind, name if "/" not in name else "scores/..."), Counter())
+                    counted[came.split()[0]] += 1
+                    if came.split()[0] in ("SILENT", "UNCLEAN"):
+                        print(f"{kind}: {name}: {came}")
+        frame = pd.DataFrame(table).T.fillna(0).astype(int)
+        frame.loc[("all", "")] = frame.sum()
+        print(frame.to_string())
+
+
+def _print_deaths(what: str, tried: Tried) -> None:
+    found = list(tried)
+    wrong = [f"  {how}: {problems}" for how, problems in found if problems]
+    print(f"{what}: {len(found)} runs resumed, {len(found) - len(wrong)} equal to the whole run, nothing left over")
+    print("\n".join(wrong), end="\n" if wrong else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Whatever moment a process dies at, and whatever a disk does to a folder: no round is lost or doubled, and no number
+changes unseen. A share of what `faults.py` does, and all of it in the full suite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store.faults import FEW, Case, corruptions, count_steps, deaths, folder_of, kills
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.full), 0.02])
+def test_a_death_at_any_step_of_the_store_leaves_no_trace(
+    tmp_path: Path, rng: np.random.Generator, share: float
+) -> None:
+    case = Case.new(tmp_path, **FEW)
+    steps = count_steps(case)
+    assert steps > 100
+    chosen = np.flatnonzero(rng.random(steps) < share)
+    assert [tried for tried in deaths(case, map(int, chosen), rng) if tried[1]] == []
+
+
+@pytest.mark.parametrize("count", [pytest.param(100, marks=pytest.mark.full), 2])
+def test_a_kill_at_a_random_moment_leaves_no_trace(tmp_path: Path, rng: np.random.Generator, count: int) -> None:
+    case = Case.new(tmp_path)
+    assert [tried for tried in kills(case, count, rng) if tried[1]] == []
+
+
+@pytest.mark.parametrize("count", [pytest.param(5000, marks=pytest.mark.full), 100])
+@pytest.mark.parametrize("kind", ["interrupted", "finished", "saved"])
+def test_no_corruption_is_loaded_silently(tmp_path: Path, rng: np.random.Generator, kind: str, count: int) -> None:
+    case = Case.new(tmp_path)
+    came: Counter[str] = Counter()
+    with folder_of(case, kind) as (path, old, use):
+        for name, how, outcome in corruptions(path, count, rng, use, old):
+            came[outcome] += 1
+            assert outcome in ("refused", "warned", "unaffected"), (name, how, outcome)
+            # a tail of lines, or an older checkpoint, is what a killed process leaves: those rounds are computed again
+            assert outcome != "unaffected" or (kind == "interrupted" and how in ("more", "stale")), (name, how)
+    assert came["refused"] > 0.5 * count
