@@ -339,7 +339,8 @@ def outcome(folder: Path, names: list[str], use: Use) -> str:
         try:
             wrong = use(folder)
         except EquifedError as error:
-            named = any(name in str(error) for name in names)
+            # an older status.json is a good one: that of a run which was interrupted, and can be resumed
+            named = any(name in str(error) for name in names) or f"`equifed resume {folder}`" in str(error)
             return "refused" if named else f"UNCLEAN {error}"
         except Exception as error:
             return f"UNCLEAN {error!r}"

@@ -124,7 +124,7 @@ def check_result(sums: Sums) -> dict[str, str]:
         raise RunError(f"The result in {sums.folder} cannot be used: {_listed(needed)}. {sums.remedy}")
     if RESULT not in sums:
         todo = f"Let the run finish: {resuming(sums.folder)}" if (sums.folder / CHECKPOINT).is_file() else sums.remedy
-        raise RunError(f"The result in {sums.folder} was not written to its end. {todo}")
+        raise RunError(f"The result in {sums.folder} was not written to its end: {SUMS} has no {RESULT}. {todo}")
     return wrong
 
 
