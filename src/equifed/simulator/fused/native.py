@@ -32,13 +32,14 @@ class Native:
 
     def __init__(self, module: str, name: str, *kinds: Kind) -> None:
         self.module, self.name, self.kinds = module, name, kinds
+        self._expected = [(np.dtype(kind), axes) for kind, axes in kinds]
         self._engines: list[Any] = []
         """Which own loaded code: it lives as long as this function. Two threads may both load it."""
 
     def given(self, *arguments: Any) -> Callable[..., None]:
         """The function with these first arguments; the others are numbers. It lets go of Python's lock."""
         values, shapes = [], []
-        for argument, (dtype, axes) in zip(arguments, self.kinds, strict=False):
+        for argument, (dtype, axes) in zip(arguments, self._expected, strict=False):
             if axes:
                 if argument.dtype != dtype or argument.ndim != axes or not argument.flags.c_contiguous:
                     raise TypeError(f"{self.name} takes no array of {argument.dtype} {argument.shape} there.")
