@@ -25,6 +25,9 @@ from equifed.simulator.tables import Tables
 
 EVAL_BYTES = 256 * 2**20
 """Memory of the rows predicted at once."""
+TOGETHER = 2**14
+"""Rows up to which several runs are predicted and counted at once. Beyond, the time is arithmetic, and a run's rows are
+best in the cache alone."""
 FEW_NUMBERS = 8
 """Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
 
@@ -51,29 +54,70 @@ class Evaluator:
     def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         if number % self.job.settings.eval_every and running.any():
             return {}
-        scores = []
-        for run in range(len(self.job.runs)):
-            scores.append(self._settled[run] if run in self._settled else self.score(state, run))
-            if not running[run]:
-                self._settled[run] = scores[run]
-        return {number: scores}
+        going = [run for run in range(len(self.job.runs)) if run not in self._settled]
+        common: dict[int, dict[str, Scored]] = {run: {} for run in going}
+        for name in ("test", "validation"):
+            for runs in self._together(name):
+                if not self._settled.keys() >= set(runs):
+                    for run, scored in zip(runs, self._sets(state, runs, name), strict=True):
+                        common.get(run, {})[name] = scored
+        scores = self._settled | {run: self._with_clients(state, run, common[run]) for run in going}
+        self._settled |= {run: scores[run] for run in going if not running[run]}
+        return {number: [scores[run] for run in range(len(self.job.runs))]}
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
         """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
-        fed = self.job.runs[run].federation
-        server = tree.take(state.server, run)
-        clients = tree.take(state.clients, run)
-        scores = {}
-        for name, positions in (("test", fed.test), ("validation", fed.validation)):
-            if len(positions):
-                scores[name] = self._common(server, clients, self.tables.rows_of(positions, run), run)
-        if fed.client_test is not None:
-            prediction, rows, owner, which = self._own_tests(server, clients, fed.client_test, run)
-            by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1, calibrated=False)
-            scores["clients"] = Scored(*(values[which] for values in by_set))
-            if "test" not in scores:
-                scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
+        names = [name for name in ("test", "validation") if len(self._positions(run, name))]
+        return self._with_clients(state, run, {name: self._sets(state, [run], name)[0] for name in names})
+
+    def _with_clients(self, state: State, run: int, scores: dict[str, Scored]) -> dict[str, Scored]:
+        """These scores of common sets, and those of the clients' own rows."""
+        sets = self.job.runs[run].federation.client_test
+        if sets is None:
+            return scores
+        server, clients = tree.take((state.server, state.clients), run)
+        prediction, rows, owner, which = self._own_tests(server, clients, sets, run)
+        by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1, calibrated=False)
+        scores["clients"] = Scored(*(values[which] for values in by_set))
+        if "test" not in scores:
+            scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
         return scores
+
+    def _positions(self, run: int, name: str) -> np.ndarray:
+        rows: np.ndarray = getattr(self.job.runs[run].federation, name)
+        return rows
+
+    def _together(self, name: str) -> list[list[int]]:
+        """The runs that have such rows, in portions that are scored at once: the same in every round, whoever has
+        ended, so that a resumed run gives the same bits."""
+        sizes = {run: len(self._positions(run, name)) for run in range(len(self.job.runs))}
+        runs = [run for run, size in sizes.items() if size]
+        method = self.job.method
+        # what the reference engine takes need not work inside vmap
+        alone = method.personal or method.adjusts or not method.sweepable or self.job.settings.engine != "lanes"
+        many = 1 if alone or not runs else max(1, TOGETHER // max(sizes.values()))
+        return [runs[begin : begin + many] for begin in range(0, len(runs), many)]
+
+    def _sets(self, state: State, runs: list[int], name: str) -> list[Scored]:
+        """The scores of each run on its own rows of this name."""
+        rows = [self.tables.rows_of(self._positions(run, name), run) for run in runs]
+        if len(runs) == 1:
+            server, clients = tree.take((state.server, state.clients), runs[0])
+            return [self._common(server, clients, rows[0], runs[0])]
+
+        def one(server: Any, clients: Any, hyper: dict[str, Tensor], scaling: Any, x: Tensor) -> Tensor:
+            x = (x - scaling[0]) * scaling[1] if scaling else x
+            return self.job.configured(hyper)[0].predict(self.job.task, server, clients, x)
+
+        at = torch.tensor(runs, device=self.job.device)
+        state, hyper, scaling = tree.take((state, self.job.hyper, self.tables.scaling), at)
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        x = self.tables.x.index_select(0, padded.flatten()).view(*padded.shape, *self.tables.x.shape[1:])
+        padded_prediction: Tensor = vmap(one)(state.server, state.clients, hyper, scaling, x)
+        prediction = torch.cat([every[: len(own)] for every, own in zip(padded_prediction, rows, strict=True)])
+        owner = torch.cat([torch.full_like(own, k) for k, own in enumerate(rows)])
+        scored = self._reduce(prediction, torch.cat(rows), owner, len(runs))
+        return [Scored(*(values[k : k + 1] for values in scored)) for k in range(len(runs))]
 
     def common(self, server: Any, positions: np.ndarray) -> Scored:
         """These rows with the one model that serves all clients."""
@@ -156,7 +200,8 @@ class Evaluator:
         """calibrated: with histograms of the scores, which would be large for many owners."""
         task = self.job.task
         # on the CPU: adding up on a GPU is quick but not the same twice
-        y, s, prediction, owner = (part.cpu() for part in (self.tables.y[rows], self.tables.s[rows], prediction, owner))
+        y, s = (column.index_select(0, rows) for column in (self.tables.y, self.tables.s))
+        y, s, prediction, owner = (part.cpu() for part in (y, s, prediction, owner))
         loss = task.loss_of_prediction(prediction, y).double()
         # rows of unknown group are counted as a group after the last, and then put aside
         shape = (owners, task.num_groups + 1, max(task.num_classes, 1))
