@@ -136,8 +136,14 @@ class LanesEngine(LocalEngine):
 
 def _finite_lanes(value: Tree, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Which lanes, and settings in them, have only finite numbers."""
+    numbers = [leaf.reshape(*shape, -1) for leaf in tree.leaves(value) if leaf.is_floating_point()]
     fine = torch.ones(shape, dtype=torch.bool, device=device)
-    for leaf in tree.leaves(value):
-        if leaf.is_floating_point():
-            fine &= leaf.isfinite().reshape(*shape, -1).all(-1)
+    for leaf in numbers:
+        fine &= leaf.sum(-1).isfinite()
+    if fine.all():
+        return fine
+    # a sum of finite numbers may still overflow
+    fine.fill_(True)
+    for leaf in numbers:
+        fine &= leaf.isfinite().all(-1)
     return fine

@@ -21,11 +21,20 @@ def trace(step: Step, values: list[Tensor]) -> Any:
 
     aten = torch.ops.aten
     graph = make_fx(step)(*values)
-    for node in list(graph.graph.nodes):
+    nodes = list(graph.graph.nodes)
+    numbers = {node for node, value in zip(nodes, values, strict=False) if value.dim() == 0}
+    for node in nodes:
         if node.target is aten.detach.default:  # nothing is differentiated any more
             node.replace_all_uses_with(node.args[0])
         elif node.target is aten.t.default and node.args[0].target is aten.t.default:  # there and back
             node.replace_all_uses_with(node.args[0].args[0])
+        elif node.target is aten.sub.Tensor and node.args[0].op == "placeholder" and len(node.all_input_nodes) == 2:
+            # parameter - rate * gradient, in one pass over them
+            parameter, change = node.args
+            if change.target is aten.mul.Tensor and change.args[0] in numbers and len(change.users) == 1:
+                with graph.graph.inserting_before(node):
+                    moved = graph.graph.call_function(aten.addcmul.default, (parameter, *change.args), {"value": -1})
+                node.replace_all_uses_with(moved)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
