@@ -28,6 +28,13 @@ def trace(step: Step, values: list[Tensor]) -> Any:
             node.replace_all_uses_with(node.args[0])
         elif node.target is aten.t.default and node.args[0].target is aten.t.default:  # there and back
             node.replace_all_uses_with(node.args[0].args[0])
+        elif node.target is aten.ones_like.default:  # where gradients start from; what the loss is need not be known
+            made = node.meta["tensor_meta"]
+            with graph.graph.inserting_before(node):
+                ones = graph.graph.call_function(
+                    aten.full.default, (list(made.shape), 1), {"dtype": made.dtype, "device": values[0].device}
+                )
+            node.replace_all_uses_with(ones)
         elif node.target is aten.sub.Tensor and node.args[0].op == "placeholder" and len(node.all_input_nodes) == 2:
             # parameter - rate * gradient, in one pass over them
             parameter, change = node.args
