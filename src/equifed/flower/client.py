@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equifed import tree
+from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError, DataError, EquifedError, RowError, unknown_name
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.evaluation import withheld
@@ -249,8 +250,8 @@ def _scaling(message: Message, inputs: int) -> Scaling | None:
     except BadMessage as error:
         raise ConfigError(f"the server's message {error}") from error
     shift, factor = (read[name].numpy() for name in like)
-    if not (factor > 0).all():
-        raise ConfigError("the server's message multiplies inputs by zero or less, which leaves nothing of them")
+    if not ((factor > 0) & (factor <= MAX_STANDARDISED) & (np.abs(shift) <= MAX_STANDARDISED)).all():
+        raise ConfigError("the server's message standardises inputs by numbers that no rows have")
     return shift, factor
 
 
