@@ -25,6 +25,9 @@ from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Start, Task, unchanged
 from equifed.tree import Tree
 
+EQUAL = 1e-6
+"""Losses that differ by this share are the same up to rounding."""
+
 
 class Client(NamedTuple):
     group: Tensor
@@ -105,12 +108,14 @@ def choosing(group: Callable[[Tree, Data], Tensor], models: str, **options: Any)
 
 
 def lowest_loss(theta: Tree, data: Data) -> Tensor:
-    """argmin_q of the mean loss on the client's rows; the first of equals."""
+    """argmin_q of the mean loss on the client's rows; the first of those that are equal up to rounding, so that equal
+    models are told apart alike wherever they are computed."""
 
     def risk(theta: Tree) -> Tensor:
         return data.mean(data.task.row_loss(theta, data.x, data.y))
 
-    return vmap(risk)(theta).argmin()
+    risks = vmap(risk)(theta)
+    return (risks <= risks.min() * (1 + EQUAL)).to(torch.int64).argmax()
 
 
 def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Tensor) -> tuple[Record, Tree]:
