@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,14 @@ def test_a_gpu_takes_many_at_once(uneven: Federation, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="'clients' is a way of the CPU"):
         ef.simulate(FedAvg(), uneven, kernel="clients", device="cuda", **QUICK)
+
+
+def test_threads_share_torch_s_own(images: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread is told how many torch may start in it; else operations in new ones take all cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    told: set[tuple[int, int]] = set()
+    tell = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: (told.add((threading.get_ident(), n)), tell(n)))
+    ef.simulate(FedAvg(), images, **{**QUICK, "model": network, "kernel": "clients", "threads": 3, "rounds": 3})
+    others = {count for thread, count in told if thread != threading.get_ident()}
+    assert others == {1}

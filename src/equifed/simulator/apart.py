@@ -54,7 +54,8 @@ class Apart:
             # before the threads start, since both touch what threads share
             steps, tasks = self._steps(work, flat), self._tasks
             some = int(np.count_nonzero(work.lanes.n))  # the others, who have no rows, are the last
-            share_out(partial(self._lane, work, flat, epochs, steps, tasks), some, self.job.threads)
+            train = partial(self._lane, work, flat, epochs, steps, tasks, torch.get_num_threads())
+            share_out(train, some, self.job.threads)
         return carry[0], work.context
 
     @torch.no_grad()  # which is a setting of each thread
@@ -65,9 +66,11 @@ class Apart:
         epochs: range,
         steps: dict[int, Step],
         tasks: SimpleQueue[Task],
+        torch_threads: int,
         lane: int,
     ) -> None:
         """These epochs of one lane; its part of what the steps change is changed in place."""
+        torch.set_num_threads(torch_threads)  # a new thread would take all cores until it is told
         task = tasks.get()
         models, eager = flat.models(lane), flat.step(replace(work.steps, task=task))
         moving = [carry for carry, _, _ in models]
