@@ -15,6 +15,8 @@ Tree = Any
 
 def _parts(tree: Tree) -> list[Any] | None:
     """The entries of a node; None for a leaf."""
+    if isinstance(tree, Tensor):  # what most are
+        return None
     if isinstance(tree, dict):
         return list(tree.values())
     return list(tree) if isinstance(tree, tuple | list) else None
