@@ -16,7 +16,7 @@ from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.methods import FedAvg, FedAvgLR, FedProx, LocalKernel
 from equifed.notes import Note
-from equifed.simulator import make_job, stepper, tracing
+from equifed.simulator import apart, make_job, stepper, tracing
 
 QUICK: dict[str, Any] = {
     "model": ef.models.MLP(hidden=(5,), activation="tanh"),
@@ -154,6 +154,13 @@ def test_threads_share_torch_s_own(images: Federation, monkeypatch: pytest.Monke
     told: set[tuple[int, int]] = set()
     tell = torch.set_num_threads
     monkeypatch.setattr(torch, "set_num_threads", lambda n: (told.add((threading.get_ident(), n)), tell(n)))
-    ef.simulate(FedAvg(), images, **{**QUICK, "model": network, "kernel": "clients", "threads": 3, "rounds": 3})
+
+    def in_another(work: Any, pieces: int, threads: int) -> None:
+        thread = threading.Thread(target=lambda: [work(piece) for piece in range(pieces)])
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(apart, "share_out", in_another)
+    ef.simulate(FedAvg(), images, **{**QUICK, "model": network, "kernel": "clients", "threads": 3, "rounds": 1})
     others = {count for thread, count in told if thread != threading.get_ident()}
     assert others == {1}
