@@ -97,7 +97,9 @@ class Product(torch.autograd.Function):
             a = a.movedim(in_dims[0], 0)
             many, rows, inner = a.shape
             return Product.apply(a.reshape(many * rows, inner), b).reshape(many, rows, b.shape[1]), 0
-        return a.movedim(in_dims[0], 0) @ b.movedim(in_dims[1], 0), 0
+        a, b = a.movedim(in_dims[0], 0), b.movedim(in_dims[1], 0)
+        # few rows times a large matrix: up to 3 times as fast as the large matrix times few columns
+        return ((b.mT @ a.mT).mT if b.shape[-1] < a.shape[-2] else a @ b), 0
 
 
 class SharedLinear(nn.Linear):
