@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import importlib
 import io
 import json
 import math
+import os
 import re
 import sys
 
 import pandas as pd
 import pytest
 from rich.console import Console
+from store.faults import Fake
 from store.silos import write_config
 from typer.testing import CliRunner
 
@@ -358,6 +361,46 @@ def test_what_is_wrong_with_the_last_method_is_said_before_the_first_trains(plac
     assert outcome.exit_code == 2
     assert "validation set" in outcome.stderr
     assert not list(place.glob("runs/*/status.json"))
+
+
+@pytest.mark.filterwarnings("always::equifed.errors.EquifedWarning")
+def test_damaged_files_are_named_and_a_result_is_made_again(place, invoke):
+    shown = data(invoke("run", str(write_config(place, run={"rounds": 2})), "--json"))
+    (folder,) = (path.parent for path in place.glob("runs/*/result.json"))
+    (folder / "metrics.parquet").write_bytes((folder / "metrics.parquet").read_bytes()[:-9])
+    for command in (["show", "latest"], ["report", "latest", "--csv"], ["show", str(folder), "--json"]):
+        refused = invoke(*command)
+        assert refused.exit_code == 4
+        assert re.search(r"^Error: The result in .*metrics\.parquet is damaged.*equifed resume", refused.stderr)
+        assert "EQUIFED_DEBUG" not in refused.stderr
+    again = data(invoke("resume", "latest", "--json"))
+    assert again["metrics"] == shown["metrics"]
+    for name in ("status.json", "environment.json", "data.json", "config.toml", "SUMS.json"):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"\xff{")
+        refused = invoke("show", str(folder), "--json")
+        assert refused.exit_code == 4
+        assert f"{name} " in refused.stderr
+        assert "EQUIFED_DEBUG" not in refused.stderr
+        (folder / name).write_bytes(kept)
+
+
+def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on(place, invoke, monkeypatch):
+    def full(handle, content):
+        if len(content) > 2000:  # of the result
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.write(handle, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("equifed.files.os", Fake(write=full))
+        refused = invoke("run", str(write_config(place, run={"rounds": 2})))
+    assert refused.exit_code == 4
+    told = refused.stderr.splitlines()[-1]
+    assert re.match(r"Error: runs/\S+ could not be written: the disk is full\. [\d,]+ bytes are needed, [\d,]+ ", told)
+    (command,) = re.findall(r"go on with `equifed (resume \S+)`", told)
+    resumed = invoke(*command.split())
+    assert resumed.exit_code == 0, resumed.stderr
+    assert "EQUIFED_DEBUG" not in refused.stderr
 
 
 def test_resume_checks(place, invoke, monkeypatch):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import equifed as ef
@@ -17,6 +20,8 @@ from equifed import methods
 from equifed.errors import ConfigError, RunError
 from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.client import app_of
+from equifed.flower.memory import Memory
+from equifed.flower.records import BadMessage
 from equifed.flower.server import server_app, standardisation
 from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
@@ -410,6 +415,60 @@ def test_memory_that_is_gone_is_said(silos: Path, tmp_path: Path) -> None:
     resumed = federate(made, nodes(made), tmp_path)  # nodes without a state folder
     assert resumed.log["replied"].tolist() == [6, 6, 0]
     assert "memory that this method keeps at the silo is not there" in resumed.rejections["reason"].iloc[0]
+
+
+def test_a_damaged_memory_is_not_used(tmp_path: Path) -> None:
+    state, blank = {"a": torch.arange(5.0)}, {"a": torch.zeros(5)}
+    Memory(context(1, {}), tmp_path).keep(7, state, set())
+    again = Memory(context(1, {}), tmp_path)  # a new process has only the folder
+    assert torch.equal(again.recall(7, blank)["a"], state["a"])
+    content = (tmp_path / "after-7").read_bytes()
+    for harmed in (content[:-1] + b"\1", content[:-1], b"", b"\xff" + content[1:]):
+        (tmp_path / "after-7").write_bytes(harmed)
+        with pytest.raises(BadMessage, match="is damaged"):
+            again.recall(7, blank)
+
+
+def test_what_server_and_silos_keep_is_for_their_user_alone(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, methods.SFFL(components=2), run={"rounds": 1})
+    before = os.umask(0o022)
+    try:
+        federate(made, nodes(made, state=str(tmp_path / "state" / "here")), tmp_path / "server" / "runs")
+    finally:
+        assert os.umask(before) == 0o022  # as it was
+    kept = [*tmp_path.rglob("*")]
+    assert {path.name for path in kept} >= {
+        "state",
+        "here",
+        "rows",
+        "runs",
+        "scores",
+        "federation.json",
+        "index.sqlite",
+    }
+    for path in kept:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("harm", ["flip", "delete"])
+def test_a_damaged_roster_ends_the_resuming_not_the_federation(silos: Path, tmp_path: Path, harm: str) -> None:
+    made = setting(silos)
+
+    def stop(silo: str, message: Message, reply: Message) -> Message:
+        if in_round(message, 2):
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        federate(made, nodes(made, stop), tmp_path)
+    file = tmp_path / "run" / "federation.json"
+    content = file.read_text()
+    file.unlink() if harm == "delete" else file.write_text(content.replace('"rows": 4', '"rows": 5', 1))
+    assert harm == "delete" or file.read_text() != content
+    with pytest.raises(RunError, match=r"federation\.json is (missing|damaged).*Put back a copy"):
+        federate(made, nodes(made), tmp_path)
+    file.write_text(content)
+    assert federate(made, nodes(made), tmp_path).log["round"].tolist() == [1, 2, 3]
 
 
 def test_a_run_goes_on_only_with_its_own_data_and_configuration(tmp_path: Path) -> None:

@@ -92,7 +92,12 @@ def test_only_the_owner_reads_private_keys_and_rows(trial):
         assert mode(trial.certificates / name) == 0o600
     for folder in ("keys", "certificates", "data"):
         assert mode(trial.path / folder) == 0o700
-    assert mode(trial.path / "README.md") & 0o044
+    assert mode(trial.path) == 0o700  # the SuperLink's database and the runs will be in it
+    guide = (trial.path / "README.md").read_text()
+    for program in ("flower-superlink --host", *["until flower-supernode"] * len(trial.silos())):
+        block = guide[: guide.index(program)].rpartition("```sh")[2]
+        assert block.startswith("\numask 077")
+        guide = guide[guide.index(program) + 1 :]
 
 
 def test_keys_are_those_that_flower_takes_and_differ(federation):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import time
 from pathlib import Path
 
@@ -50,6 +52,18 @@ def test_nothing_survives_not_even_the_deaf_in_another_session(tmp_path):
         before = programs.alive()
     assert programs.alive() == set()
     assert not [pid for pid in before if alive(pid)]
+
+
+def test_what_programs_write_is_for_their_user_alone(tmp_path):
+    before = os.umask(0o022)
+    try:
+        with Processes(tmp_path / "own" / "logs") as programs:
+            run(programs, "writer", "touch replies.db; mkdir home")
+            assert programs.wait("writer", 300) == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {"own": 0o700, "logs": 0o700, "writer.log": 0o600, "replies.db": 0o600, "home": 0o700}
 
 
 def test_nothing_survives_an_error(tmp_path):

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from equifed.errors import EquifedError, EquifedWarning
 from equifed.results import Result
 from equifed.simulation import Simulation
 from equifed.store import RunFolder, Store, load_result, save_result
+from equifed.store import folder as folders
 from store.silos import write_config, write_silos
 
 ID = "20260101-000000-fedavg-0000"
@@ -87,8 +88,9 @@ class Disk(Fake):
         if len(self.steps) == self.at:  # afterwards it is dead already
             self.steps.append(f"dead at {name}")
             if self.manner != "kill" and name == "write":
-                os.write(args[0], args[1][: len(args[1]) // 2])
-                self._follow(name, args, None)
+                half = args[1][: len(args[1]) // 2]
+                os.write(args[0], half)
+                self._follow(name, (args[0], half), None)
             if self.manner == "power":
                 for path, size in self._flushed.items():
                     if path.exists():
@@ -209,6 +211,14 @@ Tried = Iterator[tuple[str, list[str]]]
 """What was done, and what is wrong afterwards."""
 
 
+def finished(case: Case) -> list[str]:
+    """Go on to the end; what is wrong then."""
+    try:
+        return case.differences(case.carry_out(case.root))
+    except Exception as error:
+        return [repr(error)]
+
+
 def deaths(case: Case, steps: Iterable[int], rng: np.random.Generator) -> Tried:
     """Die at each of the steps in every manner, and half of the times once more while going on; then finish."""
     for at in steps:
@@ -218,7 +228,7 @@ def deaths(case: Case, steps: Iterable[int], rng: np.random.Generator) -> Tried:
             if rng.random() < 0.5:
                 again = int(rng.integers(0, 40))
                 what += f", then at step {again}" if die_once(case, again, manner) else ""
-            yield what, case.differences(case.carry_out(case.root))
+            yield what, finished(case)
             shutil.rmtree(case.root)
 
 
@@ -255,7 +265,7 @@ def kills(case: Case, count: int, rng: np.random.Generator) -> Tried:
             done += child.exitcode != 0
             if child.exitcode == 0:
                 break
-        yield f"killed after {np.round(moments, 3)} s", case.differences(case.carry_out(case.root))
+        yield f"killed after {np.round(moments, 3)} s", finished(case)
         shutil.rmtree(case.root)
 
 
@@ -404,6 +414,36 @@ def folder_of(case: Case, kind: str) -> Iterator[tuple[Path, dict[str, bytes], U
     shutil.rmtree(case.root)
 
 
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def cost(case: Case) -> tuple[float, float]:
+    """Milliseconds of the CPU in a round, and those of them that checksums take."""
+    spent = []
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            begun = time.process_time()
+            try:
+                return function(*args)
+            finally:
+                spent.append(time.process_time() - begun)
+
+        return call
+
+    names = ("checksum", "_digest", "_seal")
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(folders, name, timed(getattr(folders, name))))
+        recording = stack.enter_context(Store(case.root).start(case.config, Simulation(case.job)))
+        begun = time.process_time()
+        for _ in recording.rounds():
+            pass
+        total = time.process_time() - begun
+    shutil.rmtree(case.root)
+    return 1000 * total / case.config.run.rounds, 1000 * sum(spent) / case.config.run.rounds
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +461,9 @@ def main() -> None:
         _print_deaths(f"Deaths at each of the {steps} steps", deaths(few, range(steps), rng))
         case = Case.new(place / "case")
         _print_deaths("kill -9 at random moments", kills(case, options.kills, rng))
+        costs = [cost(Case.new(place / "cost", run={"rounds": 60})) for _ in range(5)]
+        whole, part = min(costs)
+        print(f"A round of two small runs: {whole:.1f} ms of the CPU, of which checksums take {part:.2f}")
         table: dict[tuple[str, str], Counter[str]] = {}
         for kind, share in {"interrupted": 0.5, "finished": 0.4, "saved": 0.1}.items():
             with folder_of(case, kind) as (path, old, use):

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import torch
 from flwr.app import Array, ArrayRecord, Context
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from equifed import tree
-from equifed.files import private_folder, write_atomic
+from equifed.files import checksum, clear_temporaries, private_folder, write_atomic
 from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Stage
 from equifed.tree import Tree
 
 MOST_EXCHANGES = 1000
 """Of one stage in one round."""
+CHECKSUM = len(checksum(b""))
+"""Characters at the beginning of a kept file."""
 
 
 def exchange_number(round: int, stage: Stage, step: int) -> int:
@@ -60,7 +62,8 @@ class Memory:
         if self.folder is None:
             return
         private_folder(self.folder)
-        write_atomic(self.folder / _name(number), save(values), mode=0o600)
+        content = save(values)
+        write_atomic(self.folder / _name(number), checksum(content).encode() + content, mode=0o600)
         for old in self._numbers(file.name for file in self.folder.iterdir()):
             if old < number and old not in needed:
                 (self.folder / _name(old)).unlink()
@@ -70,6 +73,7 @@ class Memory:
         if self.folder is None:
             return True
         private_folder(self.folder)
+        clear_temporaries(self.folder)  # a node joins before it does anything else
         mark = self.folder / "rows"
         if not mark.exists():
             write_atomic(mark, rows.encode(), mode=0o600)
@@ -79,9 +83,16 @@ class Memory:
         record = self.context.state.get(_name(number))
         if isinstance(record, ArrayRecord):
             return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-        if self.folder is not None and (self.folder / _name(number)).is_file():
-            return dict(load_file(self.folder / _name(number)))
-        return None
+        if self.folder is None or not (self.folder / _name(number)).is_file():
+            return None
+        stored = (self.folder / _name(number)).read_bytes()
+        digest, content = stored[:CHECKSUM], stored[CHECKSUM:]
+        if checksum(content).encode() != digest:
+            raise BadMessage(
+                "cannot be made: the memory that this method keeps at the silo is damaged. Put back a copy of its "
+                "state folder, or start a new run"
+            )
+        return dict(load(content))
 
     @staticmethod
     def _numbers(names: Iterable[str]) -> list[int]:
