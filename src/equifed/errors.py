@@ -14,6 +14,11 @@ import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from equifed.words import SHORT, clean, quoted
+
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""The largest number that training can compute with."""
+
 
 class EquifedError(Exception):
     """Base of all errors that equifed raises on purpose; `exit_code` is what the command line returns.
@@ -61,13 +66,13 @@ class EquifedError(Exception):
     @property
     def where(self) -> str:
         """Section and key, as one writes them: "run.rounds"."""
-        return ".".join(filter(None, (self.section, self.key)))
+        return clean(".".join(filter(None, (self.section, self.key))), SHORT)
 
     @property
     def place(self) -> str:
         """Column and row, without the value there."""
-        column = f"Column {self.column!r}" if self.column else ""
-        return ", ".join(filter(None, (column, f"row {self.row}" if self.row else "")))
+        column = f"Column {quoted(self.column)}" if self.column else ""
+        return ", ".join(filter(None, (column, f"row {clean(self.row)}" if self.row else "")))
 
     def __str__(self) -> str:
         if self.source:
@@ -123,9 +128,9 @@ def blaming(**fields: str) -> Iterator[None]:
 def unknown_name(kind: str, name: object, known: Iterable[str], key: str = "") -> UnknownName:
     """The error for a name that does not exist: with the closest one and all known ones."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:SHORT], names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    text = f"Unknown {kind} {name!r}.{hint} " + (f"Known: {', '.join(names)}." if names else "There is none.")
+    text = f"Unknown {kind} {quoted(name)}.{hint} " + (f"Known: {', '.join(names)}." if names else "There is none.")
     return UnknownName(text, key=key, value=name, allowed=names)
 
 
@@ -139,10 +144,13 @@ def check_number(
     above: float | None = None,
     what: str = "",
 ) -> None:
-    """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`.
+    """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`. Fractions must fit
+    the 32 bits that training computes with.
 
     what: said in place of the key where the number is a part of it, such as an entry of a list.
     """
+    if high is None and not whole and isinstance(value, numbers.Real) and float(value) > MAX_FLOAT32:
+        high = MAX_FLOAT32
     bounds = [("at least", low, operator.ge), ("above", above, operator.gt), ("at most", high, operator.le)]
     fits = (
         isinstance(value, numbers.Integral if whole else numbers.Real)
@@ -154,5 +162,5 @@ def check_number(
         limits = [f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None]
         noun = "a whole number" if whole else "a number"
         link = "" if not limits else " " if limits[0].startswith("above") else " of "
-        must = f"must be {noun}{link}{' and '.join(limits)}, got {value!r}."
+        must = f"must be {noun}{link}{' and '.join(limits)}, got {quoted(value)}."
         raise ConfigError(f"{what} {must}" if what else must, key=key, value=value)

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +69,18 @@ def private() -> Iterator[None]:
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of an ordinary file of at most so many bytes; an OSError for anything else, such as a device that
+    never ends."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"Larger than {most / 2**20:.0f} MiB", str(path))
+    return content
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from equifed.errors import ConfigError, check_number, unknown_name
+from equifed.errors import MAX_FLOAT32, ConfigError, check_number, unknown_name
 from equifed.target import check_confidence, parse_targets
 
 EngineName = Literal["lanes", "reference"]
@@ -67,7 +67,10 @@ class Local:
     def rate(self, round: int) -> float:
         """The step size of round 1, 2, ..."""
         assert self.learning_rate is not None, "not resolved by for_task"
-        return self.learning_rate * self.learning_rate_decay ** (round - 1)
+        try:
+            return min(self.learning_rate * self.learning_rate_decay ** (round - 1), MAX_FLOAT32)
+        except OverflowError:  # a decay above 1, after many rounds
+            return MAX_FLOAT32
 
 
 @dataclass(frozen=True)

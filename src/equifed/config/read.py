@@ -19,12 +19,14 @@ from equifed import methods, models, partition
 from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, described, kebab
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
+from equifed.files import read_regular
 from equifed.protocol import Method
 from equifed.registry import Registry
 from equifed.seeking import aimed
 from equifed.settings import SEEDS, Local, SeekSettings
 from equifed.simulator import check_swept
 from equifed.target import parse_targets
+from equifed.words import SHORT, clean, quoted
 
 if TYPE_CHECKING:
     from equifed.data import Preset
@@ -38,11 +40,15 @@ VALIDATION = 0.1
 """The share of the rows that is held back for choosing by a target, where the data have no validation rows."""
 
 
+MOST_BYTES = 2**24
+"""Of a configuration, or of the schema that it names."""
+
+
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
     """Read and check a TOML file; `overrides` are "section.key=value" with a TOML value (or plain text)."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError("no such file.", source=str(file)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -51,6 +57,8 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax(str(file), text, error) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+        raise ConfigError(f"cannot be read as TOML: {clean(error)}.", source=str(file)) from None
     return parse_config(raw, overrides, source=str(file), folder=file.parent)
 
 
@@ -153,8 +161,8 @@ def _sampled(preset: Preset | None, division: Any, changed: bool) -> int | Liter
 
 def _schema_task(data: DataSection, folder: Path) -> str:
     try:
-        return str(json.loads((folder / str(data.schema_)).read_text()).get("task", ""))
-    except (OSError, ValueError, AttributeError):
+        return str(json.loads(read_regular(folder / str(data.schema_), MOST_BYTES)).get("task", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""  # the error comes when the files are read
 
 
@@ -171,7 +179,7 @@ class _Reader:
             if key not in SECTIONS:
                 self.problem(unknown_name("section", key, SECTIONS), key)
             elif not isinstance(value, Mapping):
-                self.problem(f"must be a section, [{key}], not {value!r}.", key)
+                self.problem(f"must be a section, [{clean(key, SHORT)}], not {_shown(value)}.", key)
         self.stop_if_wrong()
 
     def problem(self, what: str | ConfigError, section: str, key: str = "") -> None:
@@ -366,10 +374,10 @@ def _override(raw: dict[str, Any], text: str) -> None:
     path, sign, written = text.partition("=")
     section, dot, key = path.strip().partition(".")
     if not sign or not dot or not key:
-        raise ConfigError(f"--set {text!r} is not of the form section.key=value, e.g. --set run.rounds=20.")
+        raise ConfigError(f"--set {quoted(text)} is not of the form section.key=value, e.g. --set run.rounds=20.")
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = written.strip()
     inside = raw.setdefault(section, {})
     if isinstance(inside, dict):
@@ -381,4 +389,5 @@ def _syntax(source: str, text: str, error: tomllib.TOMLDecodeError) -> ConfigErr
     at = re.search(r"at line (\d+)", str(error))  # the error has the line as an attribute from Python 3.14 on only
     number = int(at[1]) if at else len(lines)
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    return ConfigError(f"line {number} is not valid TOML: {error}." + (f"\n  {line}" if line else ""), source=source)
+    shown = f"\n  {clean(line)}" if line else ""
+    return ConfigError(f"line {number} is not valid TOML: {clean(error)}.{shown}", source=source)

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equifed.errors import DataError, RowError
+from equifed.errors import MAX_FLOAT32, DataError, RowError
 from equifed.partition.base import as_text
+from equifed.words import SHORT, clean, quoted
 
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_STANDARDISED = 1e15
 """Of a column that is standardised: the squares of so large numbers can still be added up, over any number of rows."""
 NUMBERS_SHARE = 0.9
@@ -26,6 +26,11 @@ def column_of(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     column = frame[name]
     if not isinstance(column, pd.Series):
         raise DataError(f"the column appears {column.shape[1]} times in the table. Keep one.", column=name)
+    if column.dtype == object and pd.api.types.infer_dtype(column).startswith("mixed"):
+        single = column.map(pd.api.types.is_scalar).to_numpy(dtype=bool)
+        if not single.all():
+            row = int(np.argmin(single))
+            raise row_error(column, row, "the cell holds several values where one belongs. Give each a column.")
     return column
 
 
@@ -40,7 +45,7 @@ def numbers_of(series: pd.Series[Any]) -> NDArray[np.float64]:
         if pd.isna(value):
             raise row_error(series, row, "the value is missing (NaN). Drop such rows or impute them first.")
         if np.isnan(values[row]):
-            raise row_error(series, row, f"{value!r} is not a number.")
+            raise row_error(series, row, f"{quoted(value)} is not a number.")
         raise row_error(series, row, "the value is infinite or too large. Drop such rows or impute them first.")
     return values
 
@@ -65,7 +70,7 @@ def codes_of(
         raise row_error(
             series,
             row,
-            f"{as_text(uniques[raw[row]])!r} is not a known {noun}. Known: {shortened(position)}. "
+            f"{quoted(as_text(uniques[raw[row]]))} is not a known {noun}. Known: {shortened(position)}. "
             "Correct the value, or add it to the schema that all silos share.",
         )
     return codes
@@ -104,8 +109,9 @@ def holds_numbers(series: pd.Series[Any]) -> bool:
     raise row_error(
         series,
         row,
-        f"{series.iloc[row]!r} is not a number, but {counts.to_numpy()[numbers].sum()} of {counts.sum()} values are. "
-        "Correct or drop it; if they are codes of categories, say so (category dtype in a frame, a schema for files).",
+        f"{quoted(series.iloc[row])} is not a number, but {counts.to_numpy()[numbers].sum()} of {counts.sum()} values "
+        "are. Correct or drop it; if they are codes of categories, say so (category dtype in a frame, a schema for "
+        "files).",
     )
 
 
@@ -131,7 +137,7 @@ def check_size(values: NDArray[np.float64], series: pd.Series[Any], most: float 
     """Scaled values must still be numbers in float32, and those to be standardised have squares too."""
     bad = ~(np.abs(values) <= most)
     if bad.any():
-        text = f"the value is too large, beyond {most:.0e} after scaling. Correct it, or widen the range in the schema."
+        text = f"the value is too large after scaling (above {most:.0e}). Correct it, or widen the range in the schema."
         raise row_error(series, int(np.argmax(bad)), text)
 
 
@@ -141,4 +147,6 @@ def row_error(series: pd.Series[Any], row: int, text: str) -> RowError:
 
 def shortened(names: Iterable[str]) -> str:
     listed = list(names)
-    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "")
+    return ", ".join(clean(name, SHORT) for name in listed[:20]) + (
+        f" and {len(listed) - 20} more" if len(listed) > 20 else ""
+    )

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from equifed.data.encode import (
-    MAX_FLOAT32,
     MAX_STANDARDISED,
     check_size,
     codes_of,
@@ -30,8 +29,18 @@ from equifed.data.encode import (
     shortened,
     sorted_texts,
 )
-from equifed.errors import ConfigError, DataError, EquifedWarning, RowError, blaming, check_number, unknown_name
+from equifed.errors import (
+    MAX_FLOAT32,
+    ConfigError,
+    DataError,
+    EquifedWarning,
+    RowError,
+    blaming,
+    check_number,
+    unknown_name,
+)
 from equifed.partition.base import UNKNOWN, as_numbers, as_text, check_column
+from equifed.words import clean, quoted
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -422,7 +431,7 @@ def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: Task
             )
     values = sorted_texts(series)
     if len(values) < 2:
-        only = f"has only one class, {values[0]!r}" if values else "has no value at all"
+        only = f"has only one class, {quoted(values[0])}" if values else "has no value at all"
         raise DataError(f"The label {only}: nothing can be learnt. Check the rows and the column.", column=label)
     if positive is None:
         return tuple(values)
@@ -488,7 +497,7 @@ def _group_codes(
     if unlisted.any():
         row = int(np.argmax(unlisted))
         columns = " & ".join(rule.column for rule in rules)
-        text = f"group {names[codes[row]]!r} is not in the schema. Known groups: {', '.join(groups)}."
+        text = f"group {quoted(names[codes[row]])} is not in the schema. Known groups: {', '.join(groups)}."
         raise RowError(text, column=columns, row=frame.index[row])
     rows = _rows_by_name(codes, names)
     return s, {name: count for name, count in rows.items() if count and name not in position}
@@ -502,4 +511,4 @@ def _rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, i
 def _first_message(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
+    return clean(f"{place}: {first['msg']}" if place else first["msg"])

@@ -34,6 +34,7 @@ from equifed.flower.deployment.installed import require_flower
 from equifed.methods import make
 from equifed.settings import Local
 from equifed.task import label_kind
+from equifed.words import MOST, quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,8 +218,11 @@ def _check_place(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         what = "is not empty" if target.is_dir() else "is a file"
         raise ConfigError(f"{target} {what}; nothing is overwritten. Name a new folder, or remove this one.")
-    if re.search(r"[\"'\\\x00-\x1f\x7f]", str(target)):
-        raise ConfigError(f"{str(target)!r} holds a quote, backslash or control character, which Flower cannot take.")
+    if re.search(r"[\"'\\\x00-\x1f\x7f\ud800-\udfff]", str(target)):
+        raise ConfigError(
+            f"{quoted(str(target), MOST)} holds a quote, a backslash, a control character or a byte that is no text, "
+            "which Flower cannot take."
+        )
 
 
 def _check_silos(silos: Sequence[str]) -> None:

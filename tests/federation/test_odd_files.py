@@ -1,0 +1,125 @@
+"""Files that no silo should have: refused with the place, in few words, and before they fill the memory."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from equifed.data import Schema
+from equifed.errors import ConfigError, DataError, EquifedError
+from equifed.federation import tables
+from equifed.federation.tables import encode_file, read_schema, read_table
+from equifed.words import MOST
+
+
+def frame(rows: int = 6) -> pd.DataFrame:
+    return pd.DataFrame({"age": np.arange(rows) + 20.0, "sex": ["f", "m"] * (rows // 2), "ill": [0, 1] * (rows // 2)})
+
+
+@pytest.fixture
+def schema() -> Schema:
+    return Schema.infer(frame(), label="ill", sensitive="sex")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_a_column_that_is_there_twice_is_refused_by_name(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"x.{suffix}"
+    text = b'age,"ill",sex,ill\n20,0,f,1\n21,1,m,0\n'
+    file.write_bytes(gzip.compress(text) if suffix == "csv.gz" else text)
+    with pytest.raises(DataError, match="Column 'ill': the column appears 2 times in the file"):
+        read_table(file)
+
+
+def test_columns_without_a_name_are_no_duplicates(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(",age,,ill.1,ill\n0,1,2,3,4\n")
+    assert read_table(tmp_path / "x.csv")["ill"].tolist() == [4]
+
+
+@pytest.mark.parametrize("cell", [[1, 2], {"a": 1}, np.array([1.0])], ids=["list", "table", "array"])
+@pytest.mark.parametrize("column", ["age", "sex", "ill"])
+def test_a_column_of_lists_names_column_and_row(column: str, cell: object, schema: Schema) -> None:
+    odd = frame()
+    odd[column] = [cell if row == 3 else value for row, value in enumerate(odd[column])]
+    with pytest.raises(DataError, match=f"Column '{column}', row 3: the cell holds several values"):
+        schema.encode(odd)
+    with pytest.raises(DataError, match=f"Column '{column}', row 3: the cell holds several values"):
+        Schema.infer(odd, label="ill", sensitive="sex")
+
+
+@pytest.mark.parametrize("column", ["age", "sex", "ill"])
+def test_a_huge_cell_is_cut_in_the_error(column: str, schema: Schema) -> None:
+    odd = frame().astype({column: object})
+    odd.loc[3, column] = "\x1b[31m" + "x" * 50_000_000
+    with pytest.raises(DataError) as error:
+        schema.encode(odd)
+    assert len(str(error.value)) < 2 * MOST
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("content", [b"\0", b"1,", b'"', b"1\n"], ids=["zeros", "columns", "quote", "rows"])
+def test_a_compression_bomb_is_refused_before_it_is_unpacked(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SMALL", 2**20)
+    file = tmp_path / "x.csv.gz"
+    file.write_bytes(gzip.compress(b"age\n1\n" + content * (2**24 // len(content))))
+    assert file.stat().st_size < 2**16
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="suspiciously well packed"):
+            read_table(file)
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_packed_as_data_are_is_read(tmp_path: Path) -> None:
+    frame(1000).to_csv(tmp_path / "x.csv.gz", index=False)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "x.csv.gz"), frame(1000))
+
+
+def test_a_parquet_file_of_too_many_cells_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd.DataFrame({"a": np.zeros(200_000)}).to_parquet(tmp_path / "x.parquet")
+    assert len(read_table(tmp_path / "x.parquet")) == 200_000
+    monkeypatch.setattr(tables, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(pd, "read_parquet", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(DataError, match="too large"):
+        read_table(tmp_path / "x.parquet")
+
+
+def test_a_schema_is_an_ordinary_file_of_some_size(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no ordinary file"):
+        read_schema("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="no ordinary file"):
+        read_schema(tmp_path / "pipe")
+    with open(tmp_path / "large.json", "wb") as file:
+        file.truncate(2**24 + 1)
+    with pytest.raises(DataError, match="Larger than 16 MiB"):
+        read_schema(tmp_path / "large.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(EquifedError):
+        read_schema(tmp_path / "deep.json")
+
+
+def test_a_value_whose_square_is_too_large_is_refused(tmp_path: Path, schema: Schema) -> None:
+    odd = frame()
+    odd.loc[2, "age"] = 1e16
+    odd.to_csv(tmp_path / "x.csv", index=False)
+    with pytest.raises(DataError, match="Column 'age', row 2: the value is too large"):
+        encode_file(schema, tmp_path / "x.csv")
+
+
+def test_numbers_that_training_cannot_compute_with_are_refused() -> None:
+    from equifed.settings import Local
+
+    for name in ("learning_rate", "learning_rate_decay", "weight_decay"):
+        with pytest.raises(ConfigError, match=r"at most 3\.40282e\+38, got 1e\+308"):
+            Local(**{name: 1e308})
+    assert Local(learning_rate=1.0, learning_rate_decay=10.0).rate(1000) == pytest.approx(3.4e38, rel=1e-2)
