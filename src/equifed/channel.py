@@ -10,6 +10,8 @@ Clipping: a phase declares which fields of its reply move the model (`Phase.upda
 
 for each such field of each client, over all its entries together (also where it holds several models). What the server
 does with clipped updates is a mean weighted by the same weights, so no client can move it by more than C.
+
+`max_update` is the norm of an update that is refused instead, with the whole reply: see `equifed.bounds`.
 """
 
 from __future__ import annotations
@@ -23,13 +25,11 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.errors import ConfigError
-from equifed.protocol import Method, Phase, Record, Update, wrapped
+from equifed.protocol import YES_OR_NO, Method, Phase, Record, Update, wrapped
 from equifed.tree import Tree
 
 CLIPPED = "clipped"
 """The field that a clipped reply has besides its own: 1 where an update was longer than C, else 0."""
-SLACK = 1e-3
-"""By how much, relatively, a clipped update may exceed the norm: rounding in 32 bits."""
 
 
 class Gathered(NamedTuple):
@@ -47,6 +47,8 @@ class Channel:
 
     clip: float | Tensor | None = None
     """The largest L2 norm that an update of a client may have; longer ones are scaled down to it. None: any."""
+    max_update: float | Tensor = 1e6
+    """The L2 norm that an update of an honest client never has: a reply with a longer one is refused."""
 
     def check(self, method: Method) -> None:
         """Raise a ConfigError for what cannot be done to this method's replies."""
@@ -86,7 +88,7 @@ class Channel:
             phase,
             up=(*phase.up, CLIPPED),
             client=wrapped(phase.client, lambda down, state, reply, new: (send(down, reply), new)),
-            limits={**phase.limits, CLIPPED: (0, 1)},
+            bounds={**phase.bounds, CLIPPED: YES_OR_NO},
         )
 
     def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:
@@ -99,23 +101,11 @@ class Channel:
             return Gathered({**summed, "present": present.sum(axis)}, clipped)
         return Gathered({**sent, "present": present, "client": clients}, clipped)
 
-    def too_long(self, phase: Phase, down: Record, reply: Record) -> str:
-        """The first field of a reply that arrived whose update is longer than it may be; empty if none is."""
-        if self.clip is not None:
-            for field, update in phase.updates.items():
-                norm, limit = _norm(_difference(update, down, reply[field])), self._limit(update, reply)
-                if norm > limit * (1 + SLACK) + 1e-6 * _norm(reply[field]):
-                    return field
-        return ""
-
-    def _limit(self, update: Update, reply: Record) -> Tensor | float:
-        """The norm that the field may have as it is sent, times its weight."""
-        assert self.clip is not None
-        return self.clip if update.weight is None else self.clip * reply[update.weight].double()
-
     def _clip(self, update: Update, down: Record, reply: Record, field: str) -> tuple[Tree, Tensor]:
         """The field with its update clipped, and whether it had to be. One that is short enough keeps its bits."""
-        difference, limit = _difference(update, down, reply[field]), self._limit(update, reply)
+        assert self.clip is not None
+        difference = update_of(update, down, reply[field])
+        limit = self.clip if update.weight is None else self.clip * reply[update.weight].double()
         norm = _norm(difference)
         long = norm > limit
         short = tree.map(lambda leaf: leaf * (limit / norm).to(leaf.dtype), difference)
@@ -128,7 +118,8 @@ CHANNEL_OPTIONS = tuple(field.name for field in dataclasses.fields(Channel))
 """What can be swept besides a method's hyper-parameters."""
 
 
-def _difference(update: Update, down: Record, value: Tree) -> Tree:
+def update_of(update: Update, down: Record, value: Tree) -> Tree:
+    """The update in a field, times its weight."""
     return value if update.around is None else tree.sub(value, down[update.around])
 
 

@@ -38,14 +38,47 @@ Record = dict[str, Tree]
 """Named tensors or trees: what travels in one message."""
 
 ROWS = -1
-"""As an upper limit: the number of training rows that the client has."""
-LIMITS: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("rows", "known", "counts", "n", "gradient_rows", "decisions"), (0, ROWS)),
-    **dict.fromkeys(("holders", "clients", "defined"), (0, 1)),
-    **dict.fromkeys(("weight", "weight_before", "h", "constraints", "violated"), (0, np.inf)),
+"""As an upper end: the number of training rows that the client has."""
+Limit = float | Tensor | Callable[[Task], float]
+"""A number, or what it is for a task."""
+
+
+def worst_loss(task: Task) -> float:
+    """More than the loss of a row ever is: log loss of a logit of 10,000, squared error of 1,000,000."""
+    return 1e12 if task.kind == "regression" else 1e4
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a field of one client's reply can be, whatever its rows are; see `equifed.bounds`."""
+
+    low: Limit = -np.inf
+    """No number in it is below this."""
+    high: Limit = np.inf
+    """No number in it is above this; ROWS: above the client's rows."""
+    per_row: Limit | None = None
+    """It is a sum over rows, and a row's part of it has at most this L2 norm."""
+    norm: Limit | None = None
+    """The whole field has at most this L2 norm."""
+    whole: bool = False
+    """Its numbers are whole."""
+    adds_up: bool = False
+    """All its numbers together are at most the client's rows."""
+    alike: bool = False
+    """Its norm, per row where it is a sum over rows, is of the size that it has at other clients."""
+
+
+COUNT = Bound(0, ROWS, whole=True)
+"""A number of rows."""
+TABLE = Bound(0, ROWS, whole=True, adds_up=True)
+"""Rows by what they are, each in one cell at most."""
+YES_OR_NO = Bound(0, 1, whole=True)
+BOUNDS: Mapping[str, Bound] = {
+    **dict.fromkeys(("rows", "known", "n", "gradient_rows"), COUNT),
+    **dict.fromkeys(("counts", "decisions", "histogram"), TABLE),
+    **dict.fromkeys(("holders", "clients", "defined"), YES_OR_NO),
 }
-"""What fields of replies by these names are, counts and weights: at least and at most so much. A real federation
-refuses a reply that lies outside. A phase may set limits for others."""
+"""What fields of these names are in every method. A phase declares the others."""
 
 
 CONSTRAINT_TOLERANCE = 1e-3
@@ -214,7 +247,7 @@ class Draw:
 class Update:
     """What a field of a reply that moves the model consists of: the update itself, times a weight or added to a model.
 
-    Its norm is what clipping bounds; see `equifed.channel`.
+    Its norm is what clipping bounds, and what is refused when it is too large; see `equifed.channel`.
     """
 
     weight: str | None = None
@@ -248,8 +281,9 @@ class Phase:
     """Random numbers that the clients' work needs, by name."""
     codecs: Mapping[str, CodecName] = field(default_factory=dict)
     """Fields of `down` and `up` that are written in fewer bits than their tensors have, and how."""
-    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Fields of `up` that cannot be less or more than this, besides those in `LIMITS`."""
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    """What fields of `up` can be, besides those in `BOUNDS`. Every field has a bound, is an update, whose norm is
+    bounded, or has a codec, which writes nothing else."""
     initial: bool = False
     """The clients' work needs the model's initial parameters, `data.initial`."""
     updates: Mapping[str, Update] = field(default_factory=dict)

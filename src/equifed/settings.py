@@ -102,6 +102,9 @@ class RunSettings:
     """Threads of the CPU. Left out: OMP_NUM_THREADS, else all cores that the process may use."""
     clip: float | None = None
     """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
+    max_update: float = 1e6
+    """The L2 norm that a client's model update never has: a reply with a longer one is refused, as is one that is far
+    longer than the others' of its round."""
     metrics: Sequence[Any] | str = ()
     """Metrics besides those of the catalogue, a list or A,B,...: "module:Name", the name of an installed one, or in
     Python the `equifed.metrics.Metric` itself."""
@@ -121,6 +124,8 @@ class RunSettings:
                 check_number(each.name, getattr(self, each.name), whole=whole, low=each.metadata["low"])
         if self.clip not in (None, math.inf):
             check_number("clip", self.clip, above=0)
+        if self.max_update != math.inf:
+            check_number("max_update", self.max_update, above=0)
         if self.dropout >= 1:
             raise ConfigError(f"must be a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         count = self.clients_per_round
@@ -191,6 +196,7 @@ class RunOptions(TypedDict, total=False):
     kernel: KernelName
     threads: int | None
     clip: float | None
+    max_update: float
     metrics: Sequence[Any] | str
     target: Sequence[Any] | str
     confidence: float | Literal["mean"]

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equifed import tree
+from equifed.bounds import Bounds, finite
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError, DataError, EquifedError, RowError, unknown_name
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
@@ -37,7 +38,7 @@ from equifed.flower.records import (
     unpack,
 )
 from equifed.protocol import Phase, Record, Stage
-from equifed.simulator import Evaluator, Reference, finite, make_tables
+from equifed.simulator import Evaluator, Reference, make_tables
 from equifed.simulator.engine import check_reply
 from equifed.store.environment import fingerprint
 from equifed.words import clean, quoted, traceback_of
@@ -107,7 +108,8 @@ def app_of(setting: Setting) -> ClientApp:
                 content[EVALUATION] = silo.evaluated(down, state)
             if phase is not None and position is not None:
                 number = int(asked["round"])
-                reply, state = silo.work(phase, {name: down[name] for name in phase.down}, state, number)
+                bounds, asked_with = silo.engine.bounds(stage, position), {name: down[name] for name in phase.down}
+                reply, state = silo.work(phase, bounds, asked_with, state, number)
                 content[FIELDS] = pack(reply, codecs(job.method))
                 memory.keep(int(asked["exchange"]), state, {int(asked["from"]), int(asked["keep"])})
             return content
@@ -165,13 +167,17 @@ class OpenSilo:
             content[FIELDS] = ArrayRecord({"sum": Array(x.sum(0)), "squares": Array((x * x).sum(0))})
         return content
 
-    def work(self, phase: Phase, down: Record, state: Any, number: int) -> tuple[Record, Any]:
+    def work(self, phase: Phase, bounds: Bounds, down: Record, state: Any, number: int) -> tuple[Record, Any]:
+        down = self._on_device(down)
         with torch.no_grad():
-            reply, state = self.engine.work(phase, self._on_device(down), self._on_device(state), 0, self.place, number)
+            reply, state = self.engine.work(phase, down, self._on_device(state), 0, self.place, number)
         check_reply(self.engine.job.method, phase, reply)
         if not finite(state):
             raise BadMessage("would leave NaN or Inf in what the silo remembers")
         _check_finite(reply)
+        wrong = bounds.problem(down, reply, int(self.engine.tables.sizes[0, self.place]))
+        if wrong:
+            raise BadMessage(wrong)
         return reply, state
 
     def evaluated(self, down: Record, state: Any) -> ArrayRecord:

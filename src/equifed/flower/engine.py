@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from equifed import tree
+from equifed.bounds import Bounds, finite
 from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
@@ -31,9 +32,9 @@ from equifed.flower.records import (
 )
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
-from equifed.protocol import LIMITS, ROWS, STAGES, Phase, Record, Stage
-from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, finite, gather
-from equifed.simulator.engine import Exchange, data_of, initial_state, record_message, validation_data
+from equifed.protocol import STAGES, Phase, Record, Stage
+from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, gather
+from equifed.simulator.engine import Exchange, bounds_of, data_of, initial_state, record_message, validation_data
 from equifed.tree import Tree
 from equifed.words import clean, quoted
 
@@ -97,7 +98,7 @@ class FlowerEngine:
         like = self._like[stage, position]
         message = record_message(stage, phase, down, like, 0, phase.repeat(self.job.task))
         self.messages.setdefault((stage, position), message)
-        replies, refused = self._trained(answers, phase, down, like, sampled)
+        replies, refused = self._trained(answers, phase, bounds_of(self.job, stage, position), down, like, sampled)
         rejections += refused
         used = present & np.isin(cohorts, list(replies))
         if not sampled:
@@ -196,6 +197,7 @@ class FlowerEngine:
         self,
         answers: Mapping[str, RecordDict | BadMessage],
         phase: Phase,
+        bounds: Bounds,
         down: Record,
         like: Record,
         sampled: Sequence[int],
@@ -209,24 +211,15 @@ class FlowerEngine:
             try:
                 with distrusting():
                     reply = unpack(_readable(answers[silo]), FIELDS, like, self._codecs)
-                    self._check(phase, down, reply, self.link.members[silo].rows)
             except BadMessage as error:
                 refused.append(Rejection(0, silo, phase.name, str(error), not isinstance(error, NoAnswer)))
             else:
                 replies[k] = reply
+        rows = {k: self.link.members[self._ids[k]].rows for k in replies}
+        for k, wrong in bounds.refused(down, replies, rows).items():
+            refused.append(Rejection(0, self._ids[k], phase.name, wrong))
+            del replies[k]
         return replies, refused
-
-    def _check(self, phase: Phase, down: Record, reply: Record, rows: int) -> None:
-        """Refuse numbers that no honest silo sends: outside their limits, or an update longer than its clip."""
-        for name, (low, high) in ({**LIMITS, **phase.limits}).items():
-            for leaf in tree.leaves(reply[name]) if name in reply else ():
-                most, what = (rows, ", the rows that it declared") if high == ROWS else (high, "")
-                if (leaf < low).any() or (leaf > most).any():
-                    raise BadMessage(f"has {name} outside {low:g} to {most:g}{what}")
-        field = self.job.channel.too_long(phase, down, reply)
-        if field:
-            clip = self.job.channel.clip
-            raise BadMessage(f"has an update in {field} with a norm above {clip:g}, to which updates are clipped")
 
     def _evaluations(
         self, answers: Mapping[str, RecordDict | BadMessage]

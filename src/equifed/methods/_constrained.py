@@ -25,7 +25,7 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
-from equifed.protocol import CONSTRAINT_TOLERANCE, Data, Knob, Method, Record, Task, Update, notions
+from equifed.protocol import CONSTRAINT_TOLERANCE, Bound, Data, Knob, Method, Record, Task, Update, notions, worst_loss
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
@@ -34,6 +34,9 @@ COUNTS = ("constraints", "violated", "excess")
 """What clients reply about constraints of their own."""
 UPDATES = {"loss_gradient": Update(weight="rows"), "gap_gradient": Update()}
 """What moves the model: the mean gradients of a client's loss and of its gaps."""
+
+
+BOUNDS = {"gap": Bound(lambda task: -worst_loss(task), worst_loss)}
 
 
 class Terms(NamedTuple):
@@ -78,6 +81,27 @@ class Constrained(Method):
     def pairs(self, task: Task) -> list[tuple[int, int]]:
         """The pairs (a, b) of groups that are constrained."""
         return list(combinations(range(task.num_groups) if self.groups is None else self.groups, 2))
+
+    @property
+    def bounds(self) -> dict[str, Bound]:
+        """Of what clients reply about constraints of their own."""
+
+        def pairs(task: Task) -> float:
+            return len(self.pairs(task))
+
+        def excess(task: Task) -> float:
+            return pairs(task) * worst_loss(task)
+
+        def residual(task: Task) -> float:
+            return (3 * worst_loss(task)) ** 2  # squared; gamma lambda is no larger than the gap it grew by
+
+        number = Bound(0, pairs, whole=True)
+        return {
+            "constraints": number,
+            "violated": number,
+            "excess": Bound(0, excess),
+            "residual": Bound(0, residual),
+        }
 
     def check(self, task: Task) -> None:
         """Refuse groups and a class that the data does not have."""

@@ -13,6 +13,7 @@ The adversary's linear programme has a few numbers per reference point, which ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,8 +27,11 @@ from equifed.errors import ConfigError
 from equifed.methods._cells import logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Draw, Knob, Method, Phase, Record, Task, Update, notions
+from equifed.protocol import ROWS, Bound, Data, Draw, Knob, Method, Phase, Record, Task, Update, notions, worst_loss
 from equifed.tree import Tree
+
+WIDEST = 1e6
+"""More than the norm of a row's features ever is."""
 
 
 class Server(NamedTuple):
@@ -76,13 +80,15 @@ class AgnosticFair(Method):
     @property
     def setup(self) -> tuple[Phase, ...]:
         up = ("rows", "known", "s", "x", "xx")
-        return (Phase("describe", (), up, self.describe, self.keep_description, gather="sum"),)
+        bounds = {"s": Bound(0, ROWS, whole=True), "x": Bound(per_row=WIDEST), "xx": Bound(low=0, per_row=WIDEST**2)}
+        return (Phase("describe", (), up, self.describe, self.keep_description, gather="sum", bounds=bounds),)
 
     @property
     def round(self) -> tuple[Phase, ...]:
         draws = {"references": Draw(self.draw, per="run")}
         place = ("theta", "sbar", "mean", "std")
-        weigh = Phase("weigh", place, ("rows", "loss", "kernel", "cov"), self.weigh, self.adversary, "sum", draws)
+        up = ("rows", "loss", "kernel", "cov")
+        weigh = Phase("weigh", place, up, self.weigh, self.adversary, "sum", draws, bounds=self.bounds)
         down = (*place, "a", "uniform")
         updates = {"gradient": Update(weight="rows")}
         learn = [
@@ -92,6 +98,16 @@ class AgnosticFair(Method):
             for i in range(self.steps)
         ]
         return (weigh, *learn)
+
+    @property
+    def bounds(self) -> dict[str, Bound]:
+        """A row adds to every reference point's sum, with a weight of 0 to 1; a logit is as large as its loss."""
+        root = math.sqrt(self.references)
+
+        def worst(task: Task) -> float:
+            return root * worst_loss(task)
+
+        return {"loss": Bound(low=0, per_row=worst), "kernel": Bound(0, ROWS), "cov": Bound(per_row=worst)}
 
     def draw(self, rng: np.random.Generator, task: Task) -> np.ndarray:
         return rng.normal(size=(self.references, _features(task))).astype(np.float32)

@@ -31,7 +31,7 @@ from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
 from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, lowest_loss, nobody
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
+from equifed.protocol import YES_OR_NO, Bound, Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
 CODECS: dict[str, CodecName] = {"R": "ranking", "ranking": "ranking", "M_q": "mask"}
@@ -104,9 +104,9 @@ class E2FL(Method):
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(self.reply, self.loss, self.start)
         down = ("R", "M_q") if self.grouping.infer else ("R",)
-        limits = {"group": (-1.0, math.inf if self.num_groups is None else self.num_groups - 1.0), "votes": (0.0, 1.0)}
+        bounds = {"group": Bound(-1, lambda task: self.count(task) - 1, whole=True), "votes": YES_OR_NO}
         up = ("ranking", "votes" if self.grouping.of_rows else "group")
-        return (Phase("train", down, up, train, self.count_votes, codecs=CODECS, limits=limits, initial=True),)
+        return (Phase("train", down, up, train, self.count_votes, codecs=CODECS, bounds=bounds, initial=True),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
@@ -126,6 +126,13 @@ class E2FL(Method):
         """Where clients choose among the groups' masks, these have to differ from the start: each has initial scores of
         its own. The weights, and the global ranking, are those of the first."""
         return self.num_groups if self.grouping.infer else None
+
+    def count(self, task: Task) -> int:
+        """Q, how many groups there are."""
+        if self.grouping.count:
+            return self.grouping.count(task)
+        assert self.num_groups is not None, "refused by check"
+        return self.num_groups
 
     def seeded(self, initial: Tree) -> Tree:
         """The initial parameters of the network itself."""
@@ -153,8 +160,7 @@ class E2FL(Method):
         initial = self.seeded(parameters)
         R = supermask.initial_ranking(initial)
         if self.num_models is None:
-            count = self.grouping.count(task) if self.grouping.count else self.num_groups
-            R_q = tree.map(lambda order: order.repeat(count, 1), R)
+            R_q = tree.map(lambda order: order.repeat(self.count(task), 1), R)
         else:
             R_q = tree.stack([supermask.initial_ranking(tree.take(parameters, q)) for q in range(self.num_models)])
         unknown = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.prototype(R).device)

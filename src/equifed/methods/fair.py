@@ -19,6 +19,7 @@ makes the next weights from the multipliers of the best mixture of all rules so 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -42,7 +43,7 @@ from equifed.methods._parity import (
 )
 from equifed.methods._wrapper import Around, PostProcessing, derived
 from equifed.methods.hyper import hyper
-from equifed.protocol import ROWS, Data, Knob, Phase, Record, Task, notions, unchanged
+from equifed.protocol import ROWS, Bound, Data, Knob, Phase, Record, Task, notions, unchanged
 from equifed.tree import Tree
 
 OBSERVED, UNFITTED = ("multiplier", "training_gap", "slack", "feasible"), -1.0
@@ -105,11 +106,11 @@ class Fair(PostProcessing):
     @property
     def final(self) -> tuple[Phase, ...]:
         down = self.inner.predicts_with
-        limits = {"histogram": (0.0, ROWS), "confusion": (0.0, ROWS)}
-        once = Phase("fit", down, ("histogram",), self.count, self.fit, "sum", limits=limits, repeat=self.at_once)
+        bounds = {"confusion": Bound(0, ROWS, per_row=math.sqrt(2))}  # a row is in each of the two tables once
+        once = Phase("fit", down, ("histogram",), self.count, self.fit, "sum", repeat=self.at_once)
         alone = Phase("fit", down, (), self.fit_client, unchanged, "sum")
         ask = Phase(
-            "ask", (*down, "asked"), ("confusion",), self.reply, self.step, "sum", limits=limits, repeat=self.steps
+            "ask", (*down, "asked"), ("confusion",), self.reply, self.step, "sum", bounds=bounds, repeat=self.steps
         )
         keep = Phase("keep", (*down, "rule"), (), self.keep, unchanged, "sum")
         return (*super().final, *{"global": (once, ask), "local": (alone,), "both": (ask, keep)}[self.level])

@@ -23,7 +23,7 @@ from equifed import tree
 from equifed.methods._cells import AIMS, DIFFERENCES, counts_of, decisions, rate_parts
 from equifed.methods._debias import REWEIGHING, Debiasing, fair_batch, kernel
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
+from equifed.protocol import ROWS, Bound, Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
 from equifed.tree import Tree
 
 BY_WEIGHT = {"update": Update(weight="weight")}
@@ -101,12 +101,16 @@ class FairFed(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         measure = Phase("measure", ("theta",), ("counts",), measured, kept, "sum")
-        compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum")
+        apart = {"gap": Bound(0, 2)}  # Delta_k compares two gaps between rates, from -1 to 1 each
+        compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum", bounds=apart)
         debiasing = self.debiasing
         train = LocalTraining(self.reply, debiasing.loss, self.start, debiasing.resample)
         up = ("update", "weight", "weight_before")
         down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
-        fit = Phase("train", down, up, train, average, "sum", debiasing.draws, updates=BY_WEIGHT)
+        # omega_k is n_k at most in v1; else 1 at the start, and a round adds beta mean Delta before it is normalised
+        weight = Bound(0, ROWS if self.version == "v1" else 1 + 4 * self.beta)
+        bounds = {"weight": weight, "weight_before": weight}
+        fit = Phase("train", down, up, train, average, "sum", debiasing.draws, bounds=bounds, updates=BY_WEIGHT)
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:

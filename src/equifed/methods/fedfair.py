@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import UPDATES, Converging, by_pair, lagrangian
+from equifed.methods._constrained import BOUNDS, UPDATES, Converging, by_pair, lagrangian
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
 
@@ -51,11 +51,13 @@ class FedFair(Converging):
     @property
     def round(self) -> tuple[Phase, ...]:
         up = ("loss_gradient", "rows", "gap", "gap_gradient", "holders")
-        return (Phase("gradients", ("theta",), up, self.gradients, self.step, "sum", updates=UPDATES),)
+        return (Phase("gradients", ("theta",), up, self.gradients, self.step, "sum", bounds=BOUNDS, updates=UPDATES),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", ("theta",), ("gap", "holders"), self.measure, self.keep_gap, gather="sum"),)
+        return (
+            Phase("measure", ("theta",), ("gap", "holders"), self.measure, self.keep_gap, gather="sum", bounds=BOUNDS),
+        )
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.zeros(parameters)

@@ -22,7 +22,7 @@ from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
 from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Start, Task, unchanged
+from equifed.protocol import Bound, Data, LocalTraining, Method, Phase, Record, Server, Start, Task, unchanged
 from equifed.tree import Tree
 
 EQUAL = 1e-6
@@ -53,8 +53,8 @@ class IFCA(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train, up = LocalTraining(finish, prepare=self.start), ("update", "rows", "group")
-        limits = {"group": (-1, self.num_groups - 1)}
-        return (Phase("train", ("theta",), up, train, average, limits=limits, updates=BY_ROWS),)
+        bounds = {"group": Bound(-1, self.num_groups - 1, whole=True)}
+        return (Phase("train", ("theta",), up, train, average, bounds=bounds, updates=BY_ROWS),)
 
     @property
     def final(self) -> tuple[Phase, ...]:

@@ -15,6 +15,7 @@ Z_s, Z_f and the n of `fair1`.
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,28 @@ from equifed.errors import ConfigError, EquifedWarning
 from equifed.methods._kernels import feature_draws, outputs, phi
 from equifed.methods.fedavg import apply_mean_update, averaging
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, EmpiricalRisk, Knob, LocalTraining, Method, Phase, Record, Start, Task, notions
+from equifed.protocol import (
+    Bound,
+    Data,
+    EmpiricalRisk,
+    Knob,
+    LocalTraining,
+    Method,
+    Phase,
+    Record,
+    Start,
+    Task,
+    notions,
+)
 from equifed.tree import Tree
+
+BOUNDS = {
+    "sum_s": Bound(per_row=math.sqrt(2)),
+    "sum_f": Bound(per_row=math.sqrt(2)),
+    "sum_sf": Bound(per_row=2.0),
+    "gradient": Bound(per_row=1e9, alike=True),
+}
+"""||phi(a)||^2 = (2/D) sum cos^2 is at most 2. A row's part of the gradient grows with G, that is with all rows."""
 
 
 class Server(NamedTuple):
@@ -88,8 +109,10 @@ class KFFL(Method):
         draws = feature_draws(self.features, self.redraw)
         statistics = ("n", "sum_s", "sum_f", "sum_sf")
         return (
-            Phase("fair1", ("theta",), statistics, self.statistics, self.combine, "sum", draws),
-            Phase("fair2", ("G", "mu_s"), ("gradient",), self.gradient, self.fairness_step, "sum", draws),
+            Phase("fair1", ("theta",), statistics, self.statistics, self.combine, "sum", draws, bounds=BOUNDS),
+            Phase(
+                "fair2", ("G", "mu_s"), ("gradient",), self.gradient, self.fairness_step, "sum", draws, bounds=BOUNDS
+            ),
             self.train,
         )
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._kernels import feature_draws, output_size
-from equifed.methods.kffl import KFFL, Server
+from equifed.methods.kffl import BOUNDS, KFFL, Server
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
 
@@ -49,7 +49,8 @@ class KFFLTD(KFFL):
     def round(self) -> tuple[Phase, ...]:
         up = ("n", "sum_s", "sum_f", "sum_sf", "gradient", "gradient_rows")
         draws = feature_draws(self.features, self.redraw)
-        fair = Phase("fair", ("theta", "G", "mu_s", "t"), up, self.statistics, self.delayed_step, "sum", draws)
+        down, step = ("theta", "G", "mu_s", "t"), self.delayed_step
+        fair = Phase("fair", down, up, self.statistics, step, "sum", draws, bounds=BOUNDS)
         return (fair, self.train)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:

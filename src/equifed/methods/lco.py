@@ -55,11 +55,13 @@ class LCO(Converging):
     @property
     def round(self) -> tuple[Phase, ...]:
         up = ("loss_gradient", "rows", "gap_gradient", *COUNTS, "residual")
-        return (Phase("gradients", ("theta",), up, self.gradients, self.step, "sum", updates=UPDATES),)
+        return (
+            Phase("gradients", ("theta",), up, self.gradients, self.step, "sum", bounds=self.bounds, updates=UPDATES),
+        )
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", ("theta",), COUNTS, self.measure, kept, gather="sum"),)
+        return (Phase("measure", ("theta",), COUNTS, self.measure, kept, gather="sum", bounds=self.bounds),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.zeros(parameters)

@@ -16,6 +16,7 @@ Both know a row's group when they decide, and draw a random number for it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +29,7 @@ from equifed.methods._rules import equal_cost, equal_odds
 from equifed.methods._wrapper import Around, PostProcessing, derived
 from equifed.methods.fair import Fair
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Phase, Record, Task, unchanged
+from equifed.protocol import ROWS, Bound, Data, Phase, Record, Task, unchanged
 
 __all__ = ["POST_PROCESSING", "CalibratedEqualizedOdds", "EqualizedOdds", "Fair"]
 
@@ -78,7 +79,8 @@ class PostProcessed(PostProcessing):
         if self.fit == "client":
             fit = Phase("fit", down, (), self.fit_client, unchanged, gather="sum")
         else:
-            fit = Phase("fit", down, (self.statistic,), self.reply, self.fit_global, gather="sum")
+            bounds = {"scores": Bound(0, ROWS, per_row=math.sqrt(2))}  # a row is counted, and its score added, once
+            fit = Phase("fit", down, (self.statistic,), self.reply, self.fit_global, gather="sum", bounds=bounds)
         return (*super().final, fit)
 
     def own_server(self, task: Task, like: Tensor) -> Record:

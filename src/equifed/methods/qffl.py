@@ -17,11 +17,13 @@ import torch
 
 from equifed import tree
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Server, Update
+from equifed.protocol import Bound, Data, Knob, LocalTraining, Method, Phase, Record, Server, Update
 from equifed.tree import Tree
 
 EPSILON = 1e-10
 """Added to F_k, so that a loss of 0 has a power below 0."""
+LARGEST = 1e24
+"""More than h_k ever is: F_k^q is 1e16 for a loss of 40 and q = 10, and ||dw_k||^2 1e8 for gradients of norm 10,000."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class QFFL(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         updates = {"delta": Update(weight="h")}  # Delta_k / h_k: the step of client k if it were alone
-        return (Phase("train", ("theta",), ("delta", "h"), LocalTraining(self.reply), step, "sum", updates=updates),)
+        work, bounds = LocalTraining(self.reply), {"h": Bound(0, LARGEST)}
+        return (Phase("train", ("theta",), ("delta", "h"), work, step, "sum", bounds=bounds, updates=updates),)
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         theta, has_rows = down["theta"], (data.n > 0).to(data.mask.dtype)

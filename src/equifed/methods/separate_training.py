@@ -56,7 +56,7 @@ class SeparateTraining(Constrained):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", (), COUNTS, self.measure, kept, gather="sum"),)
+        return (Phase("measure", (), COUNTS, self.measure, kept, gather="sum", bounds=self.bounds),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         unknown = tree.zeros(parameters) + torch.inf

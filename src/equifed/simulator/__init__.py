@@ -10,5 +10,5 @@ from equifed.simulator.evaluate import Evaluator
 from equifed.simulator.job import Job, Run, check_swept, make_job
 from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.loop import RoundLog, Step, rounds
-from equifed.simulator.reference import Reference, finite, gather
+from equifed.simulator.reference import Reference, gather
 from equifed.simulator.tables import Tables, make_tables

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from equifed import tree
+from equifed.bounds import Bounds
 from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.notes import Note
@@ -98,6 +99,13 @@ class LocalEngine:
         self.job, self.tables = job, tables
         self.messages: dict[tuple[str, int], Message] = {}
         self.notes: list[Note] = []
+        self._bounds: dict[tuple[str, int], Bounds] = {}
+
+    def bounds(self, stage: Stage, position: int) -> Bounds:
+        """What replies to a phase can be, in all runs."""
+        if (stage, position) not in self._bounds:
+            self._bounds[stage, position] = bounds_of(self.job, stage, position, self.job.device)
+        return self._bounds[stage, position]
 
     @cached_property
     def validation(self) -> Tree:
@@ -105,6 +113,15 @@ class LocalEngine:
 
     def start(self) -> State:
         return initial_state(self.job)
+
+
+def bounds_of(job: Job, stage: Stage, position: int, device: torch.device | str = "cpu") -> Bounds:
+    """The bounds of a phase's replies; runs that differ in hyper-parameters may differ in them."""
+    settings = [run.hyper for run in job.runs]
+    if all(hyper == settings[0] for hyper in settings):
+        settings = settings[:1]
+    phases = [(job.phases(stage, hyper)[position], job.configured(hyper)[1]) for hyper in settings]
+    return Bounds(phases, job.task, device)
 
 
 def initial_state(job: Job) -> State:

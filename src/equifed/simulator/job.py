@@ -127,7 +127,7 @@ class Job:
     @cached_property
     def channel(self) -> Channel:
         """What the clients' replies go through."""
-        return Channel(self.settings.clip)
+        return Channel(self.settings.clip, self.settings.max_update)
 
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.bounds import Replies
 from equifed.channel import Gathered
 from equifed.errors import RunError
 from equifed.protocol import LocalTraining, Phase, Record, Stage
@@ -72,17 +73,17 @@ class LanesEngine(LocalEngine):
         message = record_message(stage, phase, down, reply, runs.ndim, phase.repeat(self.job.task))
         self.messages.setdefault((stage, position), message)
 
-        fine = _finite_lanes((reply, new), runs.shape, self.job.device)
-        arrived = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
-        use = fine & arrived
-        for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
-            leaf[run_at, client_at] = tree.where(use, value, leaf[run_at, client_at])
+        cohort = Replies(down, reply, new, runs, *np.broadcast_arrays(slot, lanes.n[per_lane], runs)[:2])
+        refused = self.bounds(stage, position).refused_of_many(cohort, np.asarray(present[runs, slot]))
         present, rejections = present.copy(), []
-        for place in zip(*np.nonzero((arrived & ~fine).cpu().numpy()), strict=True):
+        for place, wrong in refused.items():
             run, lane = int(runs[place]), int(place[0])
             name = self.job.runs[run].federation.ids[lanes.client[lane]]
-            rejections.append(Rejection(run, name, phase.name, "NaN or Inf in its reply"))
+            rejections.append(Rejection(run, name, phase.name, wrong))
             present[run, lanes.slot[lane]] = False
+        use = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
+        for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
+            leaf[run_at, client_at] = tree.where(use, value, leaf[run_at, client_at])
         replies, clipped = self._gather(phase, reply, use, (run_at, self._clients.index(slot)), cohorts, present)
         server = self._server(stage, position, state.server, replies, np.asarray(present.any(axis=1)))
         counted = None if clipped is None else clipped.cpu().numpy()
@@ -132,18 +133,3 @@ class LanesEngine(LocalEngine):
         if answered.all():
             return new
         return tree.where(torch.from_numpy(answered).to(self.job.device), new, server)
-
-
-def _finite_lanes(value: Tree, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which lanes, and settings in them, have only finite numbers."""
-    numbers = [leaf.reshape(*shape, -1) for leaf in tree.leaves(value) if leaf.is_floating_point()]
-    fine = torch.ones(shape, dtype=torch.bool, device=device)
-    for leaf in numbers:
-        fine &= leaf.sum(-1).isfinite()
-    if fine.all():
-        return fine
-    # a sum of finite numbers may still overflow
-    fine.fill_(True)
-    for leaf in numbers:
-        fine &= leaf.isfinite().all(-1)
-    return fine

@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from equifed import randomness, tree
+from equifed.bounds import NOT_FINITE, finite
 from equifed.channel import CLIPPED, Gathered
 from equifed.errors import EquifedError, RunError
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage
-from equifed.simulator.engine import Exchange, LocalEngine, Rejection, State, check_reply, data_of, record_message
+from equifed.simulator.engine import (
+    Exchange,
+    LocalEngine,
+    Rejection,
+    State,
+    check_reply,
+    data_of,
+    record_message,
+)
 from equifed.simulator.job import Job
 from equifed.tree import Tree
 
@@ -28,7 +37,9 @@ class Reference(LocalEngine):
             phase = self.job.phases(stage, run.hyper)[position]
             server = tree.take(state.server, r)
             down = self.job.method.sent(server, phase.down)
-            replies: list[Record] = []
+            replies: dict[int, Record] = {}
+            kept: dict[int, Tree] = {}
+            refused: dict[int, str] = {}
             for slot, client in enumerate(cohorts[r]):
                 if not present[r, slot]:
                     continue
@@ -38,16 +49,21 @@ class Reference(LocalEngine):
                 self.messages.setdefault(
                     (stage, position), record_message(stage, phase, down, reply, 0, phase.repeat(self.job.task))
                 )
-                if not finite((reply, new)):
-                    present[r, slot] = False
-                    name = run.federation.ids[client]
-                    rejections.append(Rejection(r, name, phase.name, "NaN or Inf in its reply"))
-                    continue
-                replies.append(reply)
-                for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
-                    leaf[r, client] = value
-            if replies:
-                gathered = gather(self.job, phase, replies, cohorts[r][present[r]])
+                if finite((reply, new)):
+                    replies[slot], kept[slot] = reply, new
+                else:
+                    refused[slot] = NOT_FINITE
+            rows = {slot: int(self.tables.sizes[r, cohorts[r, slot]]) for slot in replies}
+            refused |= self.bounds(stage, position).refused(down, replies, rows, r)
+            for slot, wrong in sorted(refused.items()):
+                present[r, slot] = False
+                rejections.append(Rejection(r, run.federation.ids[cohorts[r, slot]], phase.name, wrong))
+            used = [slot for slot in replies if slot not in refused]
+            for slot in used:
+                for leaf, value in zip(tree.leaves(state.clients), tree.leaves(kept[slot]), strict=True):
+                    leaf[r, cohorts[r, slot]] = value
+            if used:
+                gathered = gather(self.job, phase, [replies[slot] for slot in used], cohorts[r][present[r]])
                 clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
                 server = phase.server(server, gathered.replies, data_of(tree.take(self.validation, r), self.job))
             servers.append(server)
@@ -105,7 +121,3 @@ def gather(job: Job, phase: Phase, replies: list[Record], clients: np.ndarray) -
     """What the server's step gets from the replies of these clients, which are all there."""
     present, who = torch.ones(len(replies), device=job.device), torch.from_numpy(clients).to(job.device)
     return job.channel.gather(phase, tree.stack(replies), present, who)
-
-
-def finite(value: Tree) -> bool:
-    return all(bool(leaf.isfinite().all()) for leaf in tree.leaves(value))

@@ -1,0 +1,300 @@
+"""Bounds: what the reply of an honest client can be at all, and what is said of one that is not.
+
+A reply whose numbers are finite can still be impossible: more rows than the client has, a sum over 37 rows that is
+longer than 37 rows can make it, an update of norm 1e30. Every field of every reply has a bound (`protocol.Bound`, or
+the norm of an update). The same checks are made of single replies, by the server of a real federation and by a silo
+before it sends, and of all lanes of the simulator at once. Whoever is out of bounds is refused, and the round goes on.
+
+An update u (see `equifed.channel`), and the mean over rows u of a sum that is to be `alike`, has
+
+    ||u|| <= max_update, or the norm that updates are clipped to;  per_row for the sum
+    ||u|| <= max(1, 100 median of ||u|| over the replies to the exchange),  where at least three are not 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.channel import Channel, update_of
+from equifed.protocol import BOUNDS, ROWS, Bound, Limit, Phase, Record, Task, Update
+from equifed.tree import Tree
+
+TIMES, SHORT, ENOUGH = 100.0, 1.0, 3
+"""How many times the median of all replies a norm may be; the norm that is not too long beside any others; how many
+replies it takes to tell."""
+SLACK, COUNT_SLACK = 1e-3, 1e-6
+"""What rounding may add to a bound, relatively: sums in 32 bits, in which a loss of 0 may come out below; counts."""
+FINITE = float(np.finfo(np.float64).max)
+NOT_FINITE = "NaN or Inf in its reply"
+
+
+class Check(NamedTuple):
+    """One thing that is looked at in replies [...]: they are possible where found <= most + slack."""
+
+    field: str
+    found: Tensor
+    """[...]"""
+    most: Tensor | float
+    """[...], or one for all."""
+    slack: Tensor | float
+    words: Callable[[float, float], str]
+    """What is wrong, from what was found and what may be, as it may follow "its reply"."""
+    alike: bool = False
+    """What was found is compared with other replies."""
+
+    @property
+    def fine(self) -> Tensor:
+        return self.found <= self.most + self.slack
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The bound of a field in numbers: one for all runs, or of every run [R]."""
+
+    low: Any
+    high: Any
+    per_row: Any
+    norm: Any
+    bound: Bound
+    """That of the first run: all have the same parts."""
+    update: Update | None
+    clipped: bool
+
+
+class Bounds:
+    """The bounds of all fields of a phase's reply.
+
+    phases: the phase with every run's hyper-parameters, and the channel; for all runs together the first alone.
+    """
+
+    def __init__(self, phases: Sequence[tuple[Phase, Channel]], task: Task, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+
+        def numbers(limits: list[Limit | None]) -> Any:
+            values = [float(limit(task) if callable(limit) else limit) for limit in limits if limit is not None]
+            if len({*values}) > 1:
+                return torch.tensor(values, dtype=torch.float64, device=device)
+            return values[0] if values else None
+
+        first, channel = phases[0]
+        self._fields: dict[str, _Limits] = {}
+        for name in first.up:
+            if name in first.codecs:
+                continue
+            bounds = [bound_of(phase, channel, name) for phase, channel in phases]
+            parts = {part: numbers([getattr(bound, part) for bound in bounds]) for part in _PARTS}
+            self._fields[name] = _Limits(
+                **parts, bound=bounds[0], update=first.updates.get(name), clipped=channel.clip is not None
+            )
+
+    def problem(self, down: Record, reply: Record, rows: int, run: int = 0) -> str:
+        """What is impossible in the reply of a client with so many rows; empty where nothing is."""
+        for check in self.checks(down, reply, *self._one(rows, run)):
+            if not bool(check.fine):
+                found, most = float(check.found), float(check.most)
+                return check.words(found, most) if np.isfinite(found) else f"has NaN or Inf in {check.field}"
+        return ""
+
+    def refused(
+        self, down: Record, replies: Mapping[int, Record], rows: Mapping[int, int], run: int = 0
+    ) -> dict[int, str]:
+        """Of the replies to an exchange, those that are impossible or far longer than the others, and why."""
+        found = {client: self.problem(down, reply, rows[client], run) for client, reply in replies.items()}
+        found = {client: wrong for client, wrong in found.items() if wrong}
+        sizes: dict[str, dict[int, float]] = {}
+        for client in replies.keys() - found.keys():
+            for check in self.checks(down, replies[client], *self._one(rows[client], run)):
+                if check.alike:
+                    sizes.setdefault(check.field, {})[client] = float(check.found)
+        for field, of_clients in sizes.items():
+            most = most_beside(np.array([[*of_clients.values()]]))[0]
+            found |= {client: too_long(field, size, most) for client, size in of_clients.items() if size > most}
+        return found
+
+    def refused_of_many(self, replies: Replies, here: np.ndarray) -> dict[tuple[int, ...], str]:
+        """The same of the replies of many runs that are `here` [...], by their place. All are looked at together; one
+        that seems impossible is looked at again by itself, which decides."""
+        down, reply, kept, runs, slots, rows = replies
+        index = [torch.from_numpy(np.ascontiguousarray(part)).to(self._device) for part in (rows, runs)]
+        checks = list(self.checks(down, reply, *index))
+        fine = torch.ones(runs.shape, dtype=torch.bool, device=self._device)
+        short = torch.ones_like(fine)
+        for leaf in tree.leaves(kept):
+            if leaf.is_floating_point():
+                fine &= torch.linalg.vector_norm(_flat(leaf, runs.ndim), dim=-1).isfinite()
+        for check in checks:
+            fine &= check.fine
+            if check.alike:
+                short &= check.found <= SHORT
+        fine_here, short_here = torch.stack([fine, short]).cpu().numpy()
+        found: dict[tuple[int, ...], str] = {}
+        for place in zip(*np.nonzero(here & ~fine_here), strict=True):
+            sent, said, own = tree.map(lambda leaf, place=place: leaf[place], (down, reply, kept))
+            whole = finite((said, own))
+            wrong = self.problem(sent, said, int(rows[place]), int(runs[place])) if whole else NOT_FINITE
+            if wrong:
+                found[place] = wrong
+        if (short_here | ~here).all():
+            return found
+        here = here.copy()
+        for place in found:
+            here[place] = False
+        for check in checks:
+            if check.alike:
+                size = check.found.cpu().numpy()
+                sizes = np.full((runs.max() + 1, slots.max() + 1), np.nan)
+                sizes[runs[here], slots[here]] = size[here]
+                most = most_beside(sizes)[runs]
+                for place in zip(*np.nonzero(here & (size > most)), strict=True):
+                    found[place] = too_long(check.field, size[place], most[place])
+        return found
+
+    def _one(self, rows: int, run: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(rows, device=self._device), torch.tensor(run, device=self._device)
+
+    def checks(self, down: Record, reply: Record, rows: Tensor, runs: Tensor) -> Iterator[Check]:
+        """What is looked at in replies [...] of clients with so many rows [...], in these runs [...]."""
+        lead = rows.dim()
+        for name, limits in self._fields.items():
+            bound, value = limits.bound, reply[name]
+            low, high, per_row, norm = (_at(getattr(limits, part), runs) for part in _PARTS)
+            if norm is not None:
+                yield _of_norm(name, limits, norm, down, reply, lead)
+            if per_row is not None:
+                yield _of_sum(name, per_row, _norm(value, lead), rows, bound.alike)
+            if norm is None and (per_row is None or bound.low != -np.inf):
+                most = rows if bound.high == ROWS else high
+                for leaf in tree.leaves(value):
+                    if leaf.numel():
+                        yield from _of_numbers(name, bound, low, most, _flat(leaf, lead), rows)
+
+
+class Replies(NamedTuple):
+    """The replies to one exchange in many runs, one at each place [...] of the arrays; trees have leaves [..., ...]."""
+
+    down: Record
+    reply: Record
+    kept: Tree
+    """What the clients keep."""
+    runs: np.ndarray
+    slots: np.ndarray
+    """The clients' positions in their run's cohort."""
+    rows: np.ndarray
+    """How many training rows they have."""
+
+
+_PARTS = ("low", "high", "per_row", "norm")
+
+
+def bound_of(phase: Phase, channel: Channel, field: str) -> Bound:
+    """The bound of a field of the reply; any finite numbers where none is declared."""
+    if field in phase.updates:
+        most = channel.max_update if channel.clip is None else min(float(channel.clip), float(channel.max_update))
+        return Bound(norm=most, alike=True)
+    return phase.bounds.get(field) or BOUNDS.get(field) or Bound()
+
+
+def finite(value: Tree) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in tree.leaves(value))
+
+
+def most_beside(sizes: np.ndarray) -> np.ndarray:
+    """The norm that a reply may have beside the others [R], from those of all [R, K]; nan where there is none."""
+
+    def most(line: np.ndarray) -> float:
+        moved = line[line > 0]
+        return max(SHORT, TIMES * float(np.median(moved))) if len(moved) >= ENOUGH else np.inf
+
+    return np.array([most(line) for line in sizes])
+
+
+def too_long(field: str, size: float, most: float) -> str:
+    """What is said of a reply that is far longer than the others."""
+    return f"has {field} with a norm of {size:g}, above {most:g}: the other replies are not nearly as long"
+
+
+# -- parts of a bound --------------------------------------------------------------------------------------------------
+
+
+def _of_norm(name: str, limits: _Limits, most: Any, down: Record, reply: Record, lead: int) -> Check:
+    """The norm of a field as it is, or of the update in it."""
+    value, update = reply[name], limits.update
+
+    def words(found: float, most: float) -> str:
+        if update is not None and limits.clipped:
+            return f"has an update in {name} with a norm above {most:g}, to which updates are clipped"
+        return f"has {'an update in ' if update else ''}{name} with a norm of {found:g}, above {most:g}"
+
+    if update is None:
+        return Check(name, _norm(value, lead), most, SLACK * most, words, limits.bound.alike)
+    found, slack = _norm(update_of(update, down, value), lead), SLACK * most
+    if update.around is not None:  # the difference of two models is as exact as they are
+        slack = slack + 1e-6 * _norm(value, lead)
+    if update.weight is not None:  # without a weight there is no update: 0 / 0
+        found = found / reply[update.weight].double().clamp_min(1e-30)
+    return Check(name, found, most, slack, words, limits.bound.alike)
+
+
+def _of_sum(name: str, most: Any, found: Tensor, rows: Tensor, alike: bool) -> Check:
+    """The norm of a sum over rows, by row."""
+
+    def words(found: float, most: float) -> str:
+        return f"has {name} with a norm of {found:g} per row that it declared, above {most:g}"
+
+    return Check(name, found / rows.clamp_min(1e-30), most, SLACK * most, words, alike)
+
+
+def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: Tensor, rows: Tensor) -> Iterator[Check]:
+    """Every number of one tensor [..., n], whether it is whole, and their sum."""
+    declared = ", the rows that it declared" if bound.high == ROWS else ""
+
+    def outside(found: float, _: float) -> str:
+        return f"has {name} outside {float(low):g} to {float(high):g}{declared}: {found:g}"
+
+    def rounding(limit: Any) -> Any:
+        if bound.per_row is not None:
+            return SLACK * rows
+        relative = COUNT_SLACK if bound.whole else SLACK
+        return relative * limit.abs().clamp_min(1) if isinstance(limit, Tensor) else relative * max(abs(limit), 1)
+
+    least = values.amin(-1)
+    if bound.low == -np.inf:
+        yield Check(name, -least, FINITE, 0.0, outside)
+    else:
+        yield Check(name, -least, -low, rounding(low), lambda found, most: outside(-found, most))
+    endless = bound.high == np.inf
+    yield Check(name, values.amax(-1), FINITE if endless else high, 0.0 if endless else rounding(high), outside)
+    if bound.whole:
+        off = (values - values.round()).abs().amax(-1)
+        yield Check(name, off, 0.0, 0.0, lambda found, _: f"has {name} that are no whole numbers")
+    if bound.adds_up:
+        total = values.sum(-1, dtype=torch.float64)
+        yield Check(name, total, rows, COUNT_SLACK * rows, lambda found, most: _too_many(name, found, most))
+
+
+def _too_many(name: str, found: float, rows: float) -> str:
+    return f"has {name} that add up to {found:g}, more than the {rows:g} rows that it declared"
+
+
+def _at(limit: Any, runs: Tensor) -> Any:
+    return limit[runs] if isinstance(limit, Tensor) else limit
+
+
+def _flat(leaf: Tensor, lead: int) -> Tensor:
+    """[..., n], as numbers with a fraction."""
+    return (leaf if leaf.is_floating_point() else leaf.float()).reshape(*leaf.shape[:lead], -1)
+
+
+def _norm(value: Tree, lead: int) -> Tensor:
+    """||value||_2 over all but the leading axes [...]. One reply alone is squared in 64 bits, where nothing of 32
+    overflows; of many, a norm above 1e19 may come out as Inf, which is no reason yet to refuse it."""
+    exact = torch.float64 if not lead else None
+    norms = [torch.linalg.vector_norm(_flat(leaf, lead), dim=-1, dtype=exact) for leaf in tree.leaves(value)]
+    return norms[0].double() if len(norms) == 1 else torch.stack(norms).double().square().sum(0).sqrt()
