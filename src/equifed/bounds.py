@@ -85,9 +85,8 @@ class Bounds:
 
         first, channel = phases[0]
         self._fields: dict[str, _Limits] = {}
-        for name in first.up:
-            if name in first.codecs:
-                continue
+        # updates last: a weight that is wrong itself makes the update wrong that it belongs to
+        for name in sorted(set(first.up) - set(first.codecs), key=lambda name: (name in first.updates, first.up.index(name))):
             bounds = [bound_of(phase, channel, name) for phase, channel in phases]
             parts = {part: numbers([getattr(bound, part) for bound in bounds]) for part in _PARTS}
             self._fields[name] = _Limits(
