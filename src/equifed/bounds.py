@@ -31,7 +31,6 @@ TIMES, SHORT, ENOUGH = 100.0, 1.0, 3
 replies it takes to tell."""
 SLACK, COUNT_SLACK = 1e-3, 1e-6
 """What rounding may add to a bound, relatively: sums in 32 bits, in which a loss of 0 may come out below; counts."""
-FINITE = float(np.finfo(np.float64).max)
 NOT_FINITE = "NaN or Inf in its reply"
 
 
@@ -51,7 +50,9 @@ class Check(NamedTuple):
 
     @property
     def fine(self) -> Tensor:
-        return self.found <= self.most + self.slack
+        limit = self.most + self.slack
+        fine = self.found <= limit
+        return fine if isinstance(limit, float) and limit < np.inf else fine & (self.found < np.inf)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ class Bounds:
         first, channel = phases[0]
         self._fields: dict[str, _Limits] = {}
         # updates last: a weight that is wrong itself makes the update wrong that it belongs to
-        for name in sorted(set(first.up) - set(first.codecs), key=lambda name: (name in first.updates, first.up.index(name))):
+        for name in sorted(first.up, key=lambda name: name in first.updates):
+            if name in first.codecs:
+                continue
             bounds = [bound_of(phase, channel, name) for phase, channel in phases]
             parts = {part: numbers([getattr(bound, part) for bound in bounds]) for part in _PARTS}
             self._fields[name] = _Limits(
@@ -265,11 +268,11 @@ def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: Tensor, ro
 
     least = values.amin(-1)
     if bound.low == -np.inf:
-        yield Check(name, -least, FINITE, 0.0, outside)
+        yield Check(name, -least, np.inf, 0.0, outside)
     else:
         yield Check(name, -least, -low, rounding(low), lambda found, most: outside(-found, most))
     endless = bound.high == np.inf
-    yield Check(name, values.amax(-1), FINITE if endless else high, 0.0 if endless else rounding(high), outside)
+    yield Check(name, values.amax(-1), high, 0.0 if endless else rounding(high), outside)
     if bound.whole:
         off = (values - values.round()).abs().amax(-1)
         yield Check(name, off, 0.0, 0.0, lambda found, _: f"has {name} that are no whole numbers")

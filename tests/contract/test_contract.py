@@ -14,9 +14,11 @@ import torch
 
 import equifed as ef
 from equifed import methods, tree
+from equifed.bounds import bound_of
+from equifed.channel import Channel
 from equifed.federation import Federation, Rows, RowSets
 from equifed.metrics.catalogue import CATALOGUE
-from equifed.protocol import Method
+from equifed.protocol import BOUNDS, Method
 from equifed.simulation import Simulation
 from equifed.simulator import check_swept, lane_data, make_job, reference, tracing
 
@@ -144,7 +146,23 @@ def test_rows_of_unknown_group_take_part(method: Method, partly_unknown: Federat
 
 @every_method
 def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
-    assert_same(plain(method, uneven), plain(method, uneven, engine="reference"))
+    lanes, reference = plain(method, uneven), plain(method, uneven, engine="reference")
+    assert_same(lanes, reference)
+    assert lanes.rejections.empty  # an honest client is within its bounds
+    assert reference.rejections.empty
+
+
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=shown)
+def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
+    """By a bound, as an update, whose norm is, or by its codec; those that the channel adds too."""
+    stages = (method.setup, method.round, method.final)
+    for phase in (Channel(clip=1.0).through(phase) for stage in stages for phase in stage):
+        bounded = {*BOUNDS, *phase.bounds, *phase.updates, *phase.codecs}
+        assert not set(phase.up) - bounded, f"{method.name}, phase {phase.name}: declare `bounds`"
+        for name in set(phase.up) & {*BOUNDS, *phase.bounds}:
+            bound = bound_of(phase, Channel(), name)
+            ends = [end for end in (bound.low, bound.high) if callable(end) or abs(end) < np.inf]
+            assert len(ends) == 2 or bound.per_row is not None or bound.norm is not None, f"{name} can be anything"
 
 
 TRAINS_ITS_OWN_WAY = {

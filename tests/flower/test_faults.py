@@ -16,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import equifed as ef
-from equifed import methods
+from equifed import bounds, methods
 from equifed.errors import ConfigError, RunError
 from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.client import app_of
