@@ -393,10 +393,10 @@ def test_a_diverged_regression_is_measured_as_undefined() -> None:
 @ENGINES
 def test_clients_know_the_step_size_of_the_round(uneven: Federation, engine: str) -> None:
     def tell(theta: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
-        return {"update": down["theta"], "rows": torch.as_tensor(data.learning_rate)}, state
+        return {"update": down["theta"], "rate": torch.as_tensor(data.learning_rate)}, state
 
     def keep(server: Server, replies: Record, validation: Data | None) -> Server:
-        mean = replies["rows"] / replies["present"]
+        mean = replies["rate"] / replies["present"]
         return Server(tree.map(lambda leaf: torch.zeros_like(leaf) + mean, server.theta))
 
     @dataclasses.dataclass(frozen=True)
@@ -405,7 +405,7 @@ def test_clients_know_the_step_size_of_the_round(uneven: Federation, engine: str
 
         @property
         def round(self) -> tuple[Phase, ...]:
-            return (Phase("train", ("theta",), ("update", "rows"), LocalTraining(tell), keep, "sum"),)
+            return (Phase("train", ("theta",), ("update", "rate"), LocalTraining(tell), keep, "sum"),)
 
     local = ef.Local(learning_rate=0.4, learning_rate_decay=0.5)
     result = ef.simulate(Told(), uneven, engine=engine, **{**QUICK, "local": local})  # type: ignore[arg-type]
