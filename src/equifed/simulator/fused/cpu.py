@@ -155,4 +155,4 @@ def fill_orders(keys: np.ndarray, epoch: int, n: np.ndarray, out: np.ndarray) ->
 
 def _given(values: Tensor | None, axes: int, kind: type = f32) -> np.ndarray:
     """An array of so many axes, empty where there are no values: the kernel has one type for each argument."""
-    return np.zeros((0,) * axes, kind) if values is None else values.numpy()
+    return np.zeros((0,) * axes, kind) if values is None else values.contiguous().numpy()
