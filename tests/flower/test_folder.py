@@ -72,6 +72,7 @@ def test_the_app_is_what_flower_takes_and_holds_no_secret_and_no_row(trial):
     shipped = b"".join(path.read_bytes() for path in trial.app.iterdir())
     assert b"PRIVATE KEY" not in shipped
     assert b"CERTIFICATE" not in shipped
+    assert str(trial.path.parent).encode() not in shipped  # nor where anything lies on the server's machine
     beside = {path.name for path in trial.path.iterdir()}
     assert beside == {"README.md", "app", "certificates", "data", "flwr", "keys"}
 
@@ -82,7 +83,7 @@ def test_flower_finds_nothing_to_complain_about_in_the_app(federation):
     config, warnings = load_and_validate(federation.app / "pyproject.toml", check_module=False)
     assert warnings == []
     assert config["project"]["dependencies"] == []
-    assert config["tool"]["flwr"]["app"]["config"]["runs"] == str(federation.runs)
+    assert config["tool"]["flwr"]["app"]["config"] == {"run": "", "runs": "", "validation": ""}
 
 
 def test_only_the_owner_reads_private_keys_and_rows(trial):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from equifed.flower.link import Link
+from equifed.flower.link import Link, registered
 from equifed.words import MOST
 from flower.hostile import WORDS, Attack, changed, of_evaluation, of_joining, of_record, of_words
 from flower.inprocess import answer, be_the_server, federate, nodes, setting
@@ -197,6 +197,30 @@ def test_a_name_belongs_to_the_key_that_joined_first(silos: Path, tmp_path: Path
     assert grid.sent.count(("a", "train.train")) == 3  # the impostor was never asked to train
     roster = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert len({declared["key"] for declared in roster["silos"].values()}) == 6
+
+
+def test_a_name_belongs_to_the_key_that_was_registered_for_it(silos: Path, tmp_path: Path) -> None:
+    """Also before the silo has ever joined."""
+    from equifed.flower.deployment.credentials import write_key_pair
+
+    write_key_pair(tmp_path, "a")
+    keys = registered(lambda silo: tmp_path / f"{silo}.pub", "abcdef")
+    assert set(keys) == {"a"}
+    made = setting(silos, flower=QUICK)
+    grid = nodes(made)
+    be_the_server()
+    link = Link(grid, made.silos, made.digest, "run", scaled=4, keys=keys)
+    link.gather(0.0, 5)
+    assert link.here == list("bcdef")
+    assert link.strangers == ["a node that calls itself 'a' and does not have the key of a"]
+    # as Flower's own command reads the file, and its nodes present themselves
+    from flwr.cli.supernode.register import try_load_public_key
+
+    (node,) = (each for each in grid.contexts if grid.silo(each) == "a")
+    grid.keys[node] = try_load_public_key(tmp_path / "a.pub")
+    link = Link(grid, made.silos, made.digest, "run", scaled=4, keys=keys)
+    link.gather(0.0, 6)
+    assert link.here == list("abcdef")
 
 
 def test_a_silo_does_not_change_its_rows_within_a_run(silos: Path, tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
+from equifed.files import read_regular
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, distrusting, read_about, unpack
 from equifed.words import clean, quoted
 
@@ -22,6 +25,8 @@ POLL = 0.5
 """Seconds between two looks for replies."""
 MOST_ROWS = 2**40
 """That a silo may say it has."""
+MOST_KEY = 2**16
+"""Bytes of a file with a public key."""
 FAR = 1e4
 """So many times the size that a column has at the silo in the middle is no other population but another unit, or a
 lie, which would make everybody's inputs one and the same number."""
@@ -59,6 +64,9 @@ class Link:
     """The run's id."""
     scaled: int
     """How many inputs are standardised."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the public keys of silos' nodes, where the server has them; the name of any other silo belongs to
+    the key of the node that first joined the run with it."""
     members: dict[str, Member] = field(default_factory=dict)
     """Everyone who has ever joined this run."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -123,8 +131,8 @@ class Link:
             self.strangers.append(f"a node that calls itself {quoted(name)}")
             return
         key = keys.get(node, "")
-        if known is not None and known.key != key:
-            self.strangers.append(f"a node that calls itself {quoted(name)}, with another key than {name} joined with")
+        if key != self.keys.get(name, key if known is None else known.key):
+            self.strangers.append(f"a node that calls itself {quoted(name)} and does not have the key of {name}")
             return
         try:
             with distrusting():
@@ -194,6 +202,18 @@ def _content(reply: Message) -> RecordDict | str:
     if reply.has_error():
         return clean(" ".join(f"Flower reports: {reply.error.reason}".split()))
     return reply.content
+
+
+def registered(file: Callable[[str], Path], silos: Sequence[str]) -> dict[str, str]:
+    """Fingerprints of the silos' public keys, from the files (OpenSSH) by which they were registered, as far as there
+    are any."""
+    found = {}
+    for silo in silos:
+        if file(silo).is_file():
+            key = load_ssh_public_key(read_regular(file(silo), MOST_KEY))
+            # as Flower writes it
+            found[silo] = _fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return found
 
 
 def _fingerprint(key: bytes) -> str:

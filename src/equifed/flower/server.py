@@ -1,12 +1,14 @@
 """The server app: the round loop of the simulator over silos that answer through Flower.
 
-Run config: `runs`, the folder of the runs' folders; `run`, the id of the run, which is resumed if it is there already;
-`validation`, the server's own validation file, where it lies elsewhere than the configuration says.
+Run config: `run`, the id of the run, which is resumed if it is there already; `runs`, the folder of the runs' folders,
+and `validation`, the server's own validation file, where they lie elsewhere than in the federation's folder. Silos see
+the run config, so that folder is named by the environment of the SuperLink: $EQUIFED_FEDERATION.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,9 @@ from equifed.errors import ConfigError, EquifedError, RunError
 from equifed.federation.split import shift_and_factor
 from equifed.files import private, read_sealed, write_sealed
 from equifed.flower.agreement import Scaling, Setting, reason_file
+from equifed.flower.deployment.folder import HOME, Folder
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
-from equifed.flower.link import Link, Member
+from equifed.flower.link import Link, Member, registered
 from equifed.flower.records import BadMessage, check_run
 from equifed.results import Result
 from equifed.simulation import Training
@@ -38,8 +41,16 @@ def server_app(path: str | Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         options = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
+        home = os.environ.get(HOME)
+        folder = Folder(Path(home)) if home else None
+        if folder is not None:
+            options["runs"] = options["runs"] or str(folder.runs)
         try:
-            serve(Setting.load(path), grid, **options)
+            if folder is not None:
+                options["validation"] = options["validation"] or str(folder.validation() or "")
+            setting = Setting.load(path)
+            keys = {} if folder is None else registered(folder.public_key, setting.silos)
+            serve(setting, grid, **options, keys=keys)
         except EquifedError as error:
             if options["runs"] and options["run"]:
                 file = reason_file(options["runs"], options["run"])
@@ -51,8 +62,16 @@ def server_app(path: str | Path) -> ServerApp:
 
 
 @private()  # what is recorded follows from single silos' replies
-def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", validation: str = "") -> Result:
-    """Carry out a run, or go on with it. Every round is saved, and printed in a line."""
+def serve(
+    setting: Setting,
+    grid: Grid,
+    *,
+    runs: str = "",
+    run: str = "",
+    validation: str = "",
+    keys: Mapping[str, str] | None = None,
+) -> Result:
+    """Carry out a run, or go on with it. Every round is saved, and printed in a line. keys: see `Link`."""
     store = Store(runs or None)
     store.prepare()
     id = run or store.new_id(setting.config)
@@ -60,7 +79,7 @@ def serve(setting: Setting, grid: Grid, *, runs: str = "", run: str = "", valida
         folder = store.root / check_run(id)
     except BadMessage as error:
         raise ConfigError(f"The run config's run {error}.") from None
-    link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.scaled.sum()))
+    link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.scaled.sum()), keys=keys or {})
     before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
     if before is None and RunFolder(folder).rounds_done():
         raise RunError(

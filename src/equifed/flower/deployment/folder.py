@@ -53,6 +53,8 @@ PORT = 8000
 VALIDATION = "validation"
 VALIDATION_SHARE = 0.2
 """Of the trial's rows, which the server gets where the method needs rows of its own."""
+HOME = "EQUIFED_FEDERATION"
+"""The environment variable by which the server's app, which is shipped and knows no path, finds this folder."""
 HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SEED = 0
 """By which the trial's rows are dealt to the silos."""

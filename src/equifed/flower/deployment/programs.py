@@ -11,7 +11,7 @@ from typing import Self
 
 from equifed.errors import RunError
 from equifed.files import private_folder
-from equifed.flower.deployment.folder import LOOPBACK, NAME, Folder, node_config, render
+from equifed.flower.deployment.folder import HOME, LOOPBACK, NAME, Folder, node_config, render
 from equifed.flower.deployment.installed import programs
 from equifed.flower.deployment.processes import GRACE, Processes
 from equifed.store.locks import lock_at, take
@@ -48,14 +48,7 @@ class SubmittedRun(Processes):
 
     def run(self, run_id: str) -> None:
         """Start it under this id, or go on with the run of that id."""
-        validation = self.folder.validation()
-        values = {
-            "runs": str(self.folder.runs),
-            "run": run_id,
-            "validation": "" if validation is None else str(validation),
-        }
-        text = " ".join(f'{key}="{value}"' for key, value in values.items())
-        self._flwr(run_id, "run", self.folder.app, NAME, "--stream", "--run-config", text)
+        self._flwr(run_id, "run", self.folder.app, NAME, "--stream", "--run-config", f'run="{run_id}"')
 
     def _flwr(self, name: str, *words: str | Path) -> None:
         self.start(name, [programs() / "flwr", *words], environment(self.home), self.folder.path)
@@ -110,7 +103,7 @@ class LocalFederation(SubmittedRun):
                 *("--ssl-keyfile", certificates / "server.key", "--enable-supernode-auth"),
                 *("--database", self.home / "superlink.db", "--disable-runtime-dependency-installation"),
             ],
-            environment(self.home),
+            {**environment(self.home), HOME: str(self.folder.path)},
             self.folder.path,
         )
         end = time.monotonic() + READY
