@@ -171,8 +171,8 @@ def assert_measured_the_same(found: ef.Result, expected: ef.Result, personal: bo
     there, simulated = frames
     assert there[METRICS].to_numpy().tolist() == simulated[METRICS].to_numpy().tolist()
     np.testing.assert_allclose(there["value"], simulated["value"], rtol=1e-4, atol=1e-5)
-    for result in (found, expected):
-        assert (result.info["positive"], result.info["meaning"]) == ("yes", "the customer has bought")
+    for key in ("positive", "meaning"):
+        assert found.info[key] == expected.info[key] != ""
 
 
 @pytest.mark.parametrize(
