@@ -96,13 +96,14 @@ def pack(values: np.ndarray, bits: int) -> bytes:
 
 def unpack(content: bytes, bits: int, count: int) -> np.ndarray:
     """The inverse of `pack`: `count` values as uint32."""
+    overlaps = _overlaps(bits)
     _check_length(content, packed_size(count, bits))
     groups = -(-count // 8)
     padded = np.zeros(groups * bits, dtype=np.uint8)
     padded[: len(content)] = np.frombuffer(content, np.uint8)
     lines = np.ascontiguousarray(padded.reshape(groups, bits).T)
     out = np.zeros((8, groups), dtype=np.uint32)
-    for place, byte, shift in _overlaps(bits):
+    for place, byte, shift in overlaps:
         part = lines[byte].astype(np.uint32)
         out[place] |= part << shift if shift >= 0 else part >> -shift
     out &= np.uint32((1 << bits) - 1)

@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from equifed.errors import EquifedError, EquifedWarning
+from equifed.words import clean
 
 T = TypeVar("T")
 WIDE = 160
@@ -110,9 +111,13 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             say("Interrupted.")
             raise typer.Exit(130) from None
+        except OSError as error:
+            traceback_if_wanted()
+            say(f"Error: {clean(': '.join(str(part) for part in (error.filename, error.strerror or error) if part))}")
+            raise typer.Exit(4) from None
         except Exception as error:
             traceback_if_wanted()
-            say(f"Error: {type(error).__name__}: {error} (run with EQUIFED_DEBUG=1 for the traceback)")
+            say(f"Error: {type(error).__name__}: {clean(error)} (run with EQUIFED_DEBUG=1 for the traceback)")
             raise typer.Exit(4) from None
 
     return call
