@@ -162,6 +162,7 @@ CASES: dict[str, tuple[Network, Local, dict[str, Any]]] = {
     "mlp sigmoid, narrow": (make((3, 2, 4, 1), (SIGMOID, SIGMOID)), BATCHES, {"proximal": True}),
     "mlp mixed": (make((33, 20, 5, 9, 4), (RELU, TANH, SIGMOID), "softmax", (True, False, True, False)), BATCHES, {}),
     "regression mlp": (make((7, 16, 1), (RELU,), "squared"), BATCHES, {"linear": True, "scaling": True}),
+    "scaled rows, padded": (make((14, 3), loss="softmax"), BATCHES, {"scaling": True}),
     "full batch": (make((14, 10, 1), (TANH,)), Local(epochs=3, batch_size=None), {"weights": True}),
     "large batch": (make((9, 1)), Local(epochs=2, batch_size=150), {"scaling": True}),
     "momentum, decay": (make((8, 6, 1), (TANH,)), Local(batch_size=8, momentum=0.9, weight_decay=0.1), {}),

@@ -40,7 +40,7 @@ INTEGER, NUMBER = (i64, 0), (f32, 0)
 _lanes = Native(
     *("cpu_loop", "lanes"),
     *((u64, 2), (u64, 1), INTEGER, INTEGER, NUMBER, NUMBER, NUMBER, INTEGER, INTEGER, INTEGER),  # layers to last_epoch
-    *((f32, 1), (f32, 1), (i32, 1), (i64, 1), (i64, 1), (u64, 1), (f32, 2), (f32, 2)),  # x to factor
+    *((f32, 1), INTEGER, (f32, 1), (i32, 1), (i64, 1), (i64, 1), (u64, 1), (f32, 2), (f32, 2)),  # x to factor
     *((f32, 3), (f32, 2), (f32, 3), (f32, 3), (i32, 2), (f32, 3), (f32, 4), (i64, 1)),  # weights to taken
     *((i32, 1), (u32, 1), (u32, 1), (i64, 1), (u64, 1), (u64, 1)),  # order to starts
     *(*[(f32, 1)] * 5, *[(f32, 2)] * 4, (f32, 3)),  # values to s
@@ -93,9 +93,11 @@ def obstacle(network: Network) -> str:
 
 
 def features(x: Tensor) -> Tensor:
-    """Rows [rows, inputs] padded to whole vectors, with zeros."""
+    """Rows [rows, inputs] padded to whole vectors, with zeros, so that they can be read where they lie; as they are
+    where that would take half as much memory again, or more: the loop then pads a few at a time."""
     short = -x.shape[1] % LANES
-    return torch.nn.functional.pad(x, (0, short)) if short else x.contiguous()
+    worth = 0 < short < x.shape[1] / 2
+    return torch.nn.functional.pad(x, (0, short)) if worth else x.contiguous()
 
 
 def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs: range) -> None:
@@ -108,12 +110,12 @@ def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs:
     # about the same work in each; lanes come in order of their rows, most first
     ends = np.searchsorted(work, work[-1] * np.arange(1, pieces) / max(pieces, 1), side="left") + 1
     bounds = np.unique(np.concatenate([[0], np.minimum(ends, len(n)), [len(n)]]))
-    shift, factor = (features(part).numpy() for part in problem.scaling) if problem.scaling else [_given(None, 2)] * 2
+    shift, factor = (part.numpy() for part in problem.scaling) if problem.scaling else [_given(None, 2)] * 2
     given = (
         *(layers, place, LOSSES[problem.network.loss], int(local.optimizer == "adam")),
         *(f32(local.momentum), f32(local.weight_decay), f32(problem.rate)),
         *(problem.batch_size, epochs.start, epochs.stop),
-        *(problem.x.numpy().reshape(-1), problem.y.numpy(), problem.index.numpy()),
+        *(problem.x.numpy().reshape(-1), problem.x.shape[1], problem.y.numpy(), problem.index.numpy()),
         *(problem.start.numpy(), n, problem.keys.numpy().view(np.uint64), shift, factor),
         _given(problem.weights, 3),
         _given(problem.mu, 2),

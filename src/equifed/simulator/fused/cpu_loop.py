@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from equifed.simulator.fused.cpu import ACTIVATION, IN_STRIDE, OUT_STRIDE, OUTPUTS, TILE, VALUES
+from equifed.simulator.fused.cpu import ACTIVATION, IN_STRIDE, INPUTS, OUT_STRIDE, OUTPUTS, TILE, VALUES
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 LINE = np.uint64(16)  # numbers in a cache line
@@ -360,16 +360,17 @@ def move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centr
 @_compiled
 def lanes(  # type: ignore[no-untyped-def]
     layers, place, loss, adam, momentum, decay, rate, batch, first_epoch, last_epoch,
-    x, y, index, start, n, keys, shift, factor,
+    x, width, y, index, start, n, keys, shift, factor,
     weights, mu, centre, linear, chosen, theta, state, taken,
     order, left, right, rows, lines, starts, values, labels, scale, slope, spare, w, g, c, h, s,
     begin, end,
 ):  # fmt: skip
     """Lanes begin to end; see `Problem` for the arrays. Those that are not there are empty. `order` to `s`: scratch."""
     models, moments, size = theta.shape[1], state.shape[2], w.shape[1]
-    in_stride = layers[0, IN_STRIDE]
+    features, in_stride, width = layers[0, INPUTS], layers[0, IN_STRIDE], u64(width)
     outputs, out_stride, final = layers[-1, OUTPUTS], layers[-1, OUT_STRIDE], layers[-1, VALUES] * u64(TILE)
-    seen = values if len(shift) else x  # scaled rows lie at the start of values, others where they are
+    copied = len(shift) > 0 or width != in_stride
+    seen = values if copied else x  # rows that must be scaled or padded lie at the start of values
     for lane in range(begin, end):
         count = n[lane]
         if count == 0:
@@ -404,14 +405,18 @@ def lanes(  # type: ignore[no-untyped-def]
                         rows[row] = own
                         source = index[start[lane] + own]
                         labels[row] = y[source]
-                        lines[row] = u64(source) * in_stride
-                        for d in range(u64(0), in_stride, LINE):
+                        lines[row] = u64(source) * width
+                        for d in range(u64(0), width, LINE):
                             _fetch(x, lines[row] + d)  # type: ignore[call-arg]  # the compiler gives the first
-                        if len(shift):
-                            for d in range(in_stride):
-                                value = (x[lines[row] + d] - shift[lane, d]) * factor[lane, d]
-                                values[row * in_stride + d] = value
-                            lines[row] = row * in_stride
+                    if copied:
+                        for row in range(u64(tile)):
+                            at = row * in_stride
+                            for d in range(features):
+                                values[at + d] = x[lines[row] + d]
+                            if len(shift):
+                                for d in range(features):
+                                    values[at + d] = (values[at + d] - shift[lane, d]) * factor[lane, d]
+                            lines[row] = at
                     for model in range(models):
                         for row in range(tile):
                             scale[row] = f32(1) / f32(whole)
