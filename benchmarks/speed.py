@@ -5,7 +5,7 @@
 Workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches, of
 networks whose time is arithmetic; a large population of which few take part; a sweep of KFFL over 20 weights, and
 rounds of full gradients (FedFair); rankings of edges (FRL, E2FL) on a tabular network. And
-what the first call of a process costs beyond the second.
+what the first call of a process costs beyond the second, and what checking replies takes of a round.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from torch import nn
 
 import equifed as ef
 from equifed import edge_popup
+from equifed.bounds import Bounds
 from equifed.simulation import Simulation
 from equifed.simulator import make_job
 
@@ -331,6 +333,49 @@ def rankings(quick: bool) -> dict[str, float]:
     return results
 
 
+def checks(quick: bool) -> dict[str, float]:
+    """What share of a job's CPU time goes into looking whether replies are within their bounds: 20 clients x 2,400
+    rows, Adult's sizes, and 10 clients x 60 rows, whose rounds are as short as rounds get."""
+    look, spent = Bounds.refused_of_many, [0.0]
+
+    def timed_look(self: Bounds, *arguments: Any) -> Any:
+        begin = time.thread_time()
+        found = look(self, *arguments)
+        spent[0] += time.thread_time() - begin
+        return found
+
+    def share(method: ef.Method, fed: ef.Federation, **options: Any) -> float:
+        settings = {
+            "model": ef.models.Logistic(),
+            "rounds": 5 if quick else 20,
+            "threads": 1,
+            "device": "cpu",
+            **options,
+        }
+        shares = []
+        for _ in range(4):
+            spent[0], begin = 0.0, time.process_time()
+            ef.simulate(method, fed, **settings)
+            shares.append(100 * spent[0] / (time.process_time() - begin))
+        return min(shares)
+
+    adult = federation([9000] * 4, 101)
+    batches = {"local": ef.Local(epochs=2, batch_size=128)}
+    small = {"model": ef.models.MLP(hidden=(10,)), "local": ef.Local(epochs=1, batch_size=10)}
+    Bounds.refused_of_many = timed_look  # type: ignore[method-assign]
+    try:
+        return {
+            "FedAvg, 20 x 2,400 rows, % of a round (target <= 3)": share(
+                ef.methods.FedAvg(), federation([2400] * 20, 50), **batches
+            ),
+            "KFFL, 4 x 9,000 rows, % of a round (target <= 3)": share(ef.methods.KFFL(), adult),
+            "FedFair, 4 x 9,000 rows, % of a round (target <= 3)": share(ef.methods.FedFair(), adult),
+            "FedAvg, 10 x 60 rows, % of a round": share(ef.methods.FedAvg(), federation([60] * 10, 14), **small),
+        }
+    finally:
+        Bounds.refused_of_many = look  # type: ignore[method-assign]
+
+
 def memory(quick: bool) -> dict[str, float]:
     """Peak memory of a run over the data's own size, for equal clients and for one large beside many small ones."""
     many = 10_000 if quick else 400_000
@@ -357,7 +402,7 @@ def main() -> None:
     # memory first: the peak of a process never falls
     results = {
         work.__name__: work(options.quick)
-        for work in (memory, start_up, large_batches, small_batches, arithmetic, population, sweeps, rankings)
+        for work in (memory, start_up, large_batches, small_batches, arithmetic, population, sweeps, rankings, checks)
     }
     if options.json:
         print(json.dumps(results, indent=2))

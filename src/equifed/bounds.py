@@ -9,6 +9,8 @@ An update u (see `equifed.channel`), and the mean over rows u of a sum that is t
 
     ||u|| <= max_update, or the norm that updates are clipped to;  per_row for the sum
     ||u|| <= max(1, 100 median of ||u|| over the replies to the exchange),  where at least three are not 0
+
+Norms are computed where the tensors are; all else is NumPy, which is quicker than torch with few numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equifed import tree
 from equifed.channel import Channel, update_of
@@ -38,21 +39,21 @@ class Check(NamedTuple):
     """One thing that is looked at in replies [...]: they are possible where found <= most + slack."""
 
     field: str
-    found: Tensor
+    found: np.ndarray
     """[...]"""
-    most: Tensor | float
+    most: np.ndarray | float
     """[...], or one for all."""
-    slack: Tensor | float
+    slack: np.ndarray | float
     words: Callable[[float, float], str]
     """What is wrong, from what was found and what may be, as it may follow "its reply"."""
     alike: bool = False
     """What was found is compared with other replies."""
 
     @property
-    def fine(self) -> Tensor:
+    def fine(self) -> np.ndarray:
         limit = self.most + self.slack
-        fine = self.found <= limit
-        return fine if isinstance(limit, float) and limit < np.inf else fine & (self.found < np.inf)
+        fine: np.ndarray = self.found < np.inf if isinstance(limit, float) and limit == np.inf else self.found <= limit
+        return fine
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,11 @@ class Bounds:
     phases: the phase with every run's hyper-parameters, and the channel; for all runs together the first alone.
     """
 
-    def __init__(self, phases: Sequence[tuple[Phase, Channel]], task: Task, device: torch.device | str = "cpu") -> None:
-        self._device = torch.device(device)
-
+    def __init__(self, phases: Sequence[tuple[Phase, Channel]], task: Task) -> None:
         def numbers(limits: list[Limit | None]) -> Any:
             values = [float(limit(task) if callable(limit) else limit) for limit in limits if limit is not None]
             if len({*values}) > 1:
-                return torch.tensor(values, dtype=torch.float64, device=device)
+                return np.minimum(values, np.finfo(np.float64).max)  # Inf is too large for every run
             return values[0] if values else None
 
         first, channel = phases[0]
@@ -98,8 +97,8 @@ class Bounds:
 
     def problem(self, down: Record, reply: Record, rows: int, run: int = 0) -> str:
         """What is impossible in the reply of a client with so many rows; empty where nothing is."""
-        for check in self.checks(down, reply, *self._one(rows, run)):
-            if not bool(check.fine):
+        for check in self.checks(down, reply, np.array(rows), np.array(run)):
+            if not check.fine:
                 found, most = float(check.found), float(check.most)
                 return check.words(found, most) if np.isfinite(found) else f"has NaN or Inf in {check.field}"
         return ""
@@ -112,7 +111,7 @@ class Bounds:
         found = {client: wrong for client, wrong in found.items() if wrong}
         sizes: dict[str, dict[int, float]] = {}
         for client in replies.keys() - found.keys():
-            for check in self.checks(down, replies[client], *self._one(rows[client], run)):
+            for check in self.checks(down, replies[client], np.array(rows[client]), np.array(run)):
                 if check.alike:
                     sizes.setdefault(check.field, {})[client] = float(check.found)
         for field, of_clients in sizes.items():
@@ -124,46 +123,38 @@ class Bounds:
         """The same of the replies of many runs that are `here` [...], by their place. All are looked at together; one
         that seems impossible is looked at again by itself, which decides."""
         down, reply, kept, runs, slots, rows = replies
-        index = [torch.from_numpy(np.ascontiguousarray(part)).to(self._device) for part in (rows, runs)]
-        checks = list(self.checks(down, reply, *index))
-        fine = torch.ones(runs.shape, dtype=torch.bool, device=self._device)
-        short = torch.ones_like(fine)
+        checks = list(self.checks(down, reply, rows, runs))
+        fine = np.ones(runs.shape, dtype=bool)
         for leaf in tree.leaves(kept):
             if leaf.is_floating_point():
-                fine &= torch.linalg.vector_norm(_flat(leaf, runs.ndim), dim=-1).isfinite()
+                fine &= _norm(leaf, runs.ndim) < np.inf
         for check in checks:
             fine &= check.fine
-            if check.alike:
-                short &= check.found <= SHORT
-        fine_here, short_here = torch.stack([fine, short]).cpu().numpy()
+        long = [check for check in checks if check.alike and (check.found > SHORT).any()]
         found: dict[tuple[int, ...], str] = {}
-        for place in zip(*np.nonzero(here & ~fine_here), strict=True):
+        if fine.all() and not long:
+            return found
+        for place in zip(*np.nonzero(here & ~fine), strict=True):
             sent, said, own = tree.map(lambda leaf, place=place: leaf[place], (down, reply, kept))
             whole = finite((said, own))
             wrong = self.problem(sent, said, int(rows[place]), int(runs[place])) if whole else NOT_FINITE
             if wrong:
                 found[place] = wrong
-        if (short_here | ~here).all():
-            return found
         here = here.copy()
         for place in found:
             here[place] = False
-        for check in checks:
-            if check.alike:
-                size = check.found.cpu().numpy()
-                sizes = np.full((runs.max() + 1, slots.max() + 1), np.nan)
-                sizes[runs[here], slots[here]] = size[here]
-                most = most_beside(sizes)[runs]
-                for place in zip(*np.nonzero(here & (size > most)), strict=True):
-                    found[place] = too_long(check.field, size[place], most[place])
+        for check in long:
+            size = check.found
+            sizes = np.full((runs.max() + 1, slots.max() + 1), np.nan)
+            sizes[runs[here], slots[here]] = size[here]
+            most = most_beside(sizes)[runs]
+            for place in zip(*np.nonzero(here & (size > most)), strict=True):
+                found[place] = too_long(check.field, size[place], most[place])
         return found
 
-    def _one(self, rows: int, run: int) -> tuple[Tensor, Tensor]:
-        return torch.tensor(rows, device=self._device), torch.tensor(run, device=self._device)
-
-    def checks(self, down: Record, reply: Record, rows: Tensor, runs: Tensor) -> Iterator[Check]:
+    def checks(self, down: Record, reply: Record, rows: np.ndarray, runs: np.ndarray) -> Iterator[Check]:
         """What is looked at in replies [...] of clients with so many rows [...], in these runs [...]."""
-        lead = rows.dim()
+        lead = rows.ndim
         for name, limits in self._fields.items():
             bound, value = limits.bound, reply[name]
             low, high, per_row, norm = (_at(getattr(limits, part), runs) for part in _PARTS)
@@ -175,7 +166,7 @@ class Bounds:
                 most = rows if bound.high == ROWS else high
                 for leaf in tree.leaves(value):
                     if leaf.numel():
-                        yield from _of_numbers(name, bound, low, most, _flat(leaf, lead), rows)
+                        yield from _of_numbers(name, bound, low, most, _flat(leaf.cpu().numpy(), lead), rows)
 
 
 class Replies(NamedTuple):
@@ -212,7 +203,10 @@ def most_beside(sizes: np.ndarray) -> np.ndarray:
 
     def most(line: np.ndarray) -> float:
         moved = line[line > 0]
-        return max(SHORT, TIMES * float(np.median(moved))) if len(moved) >= ENOUGH else np.inf
+        if len(moved) < ENOUGH:
+            return np.inf
+        middle = np.sort(moved)[[(len(moved) - 1) // 2, len(moved) // 2]]
+        return max(SHORT, TIMES * float(middle.mean()))
 
     return np.array([most(line) for line in sizes])
 
@@ -240,44 +234,42 @@ def _of_norm(name: str, limits: _Limits, most: Any, down: Record, reply: Record,
     if update.around is not None:  # the difference of two models is as exact as they are
         slack = slack + 1e-6 * _norm(value, lead)
     if update.weight is not None:  # without a weight there is no update: 0 / 0
-        found = found / reply[update.weight].double().clamp_min(1e-30)
+        found = found / np.maximum(reply[update.weight].cpu().numpy(), 1e-30)
     return Check(name, found, most, slack, words, limits.bound.alike)
 
 
-def _of_sum(name: str, most: Any, found: Tensor, rows: Tensor, alike: bool) -> Check:
+def _of_sum(name: str, most: Any, found: np.ndarray, rows: np.ndarray, alike: bool) -> Check:
     """The norm of a sum over rows, by row."""
 
     def words(found: float, most: float) -> str:
         return f"has {name} with a norm of {found:g} per row that it declared, above {most:g}"
 
-    return Check(name, found / rows.clamp_min(1e-30), most, SLACK * most, words, alike)
+    return Check(name, found / np.maximum(rows, 1e-30), most, SLACK * most, words, alike)
 
 
-def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: Tensor, rows: Tensor) -> Iterator[Check]:
+def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: np.ndarray, rows: np.ndarray) -> Iterator[Check]:
     """Every number of one tensor [..., n], whether it is whole, and their sum."""
     declared = ", the rows that it declared" if bound.high == ROWS else ""
+    relative = COUNT_SLACK if bound.whole else SLACK
 
     def outside(found: float, _: float) -> str:
         return f"has {name} outside {float(low):g} to {float(high):g}{declared}: {found:g}"
 
     def rounding(limit: Any) -> Any:
-        if bound.per_row is not None:
-            return SLACK * rows
-        relative = COUNT_SLACK if bound.whole else SLACK
-        return relative * limit.abs().clamp_min(1) if isinstance(limit, Tensor) else relative * max(abs(limit), 1)
+        return relative * (rows if bound.per_row is not None else abs(limit) + 1.0)
 
-    least = values.amin(-1)
-    if bound.low == -np.inf:
-        yield Check(name, -least, np.inf, 0.0, outside)
-    else:
-        yield Check(name, -least, -low, rounding(low), lambda found, most: outside(-found, most))
+    alone = values.shape[-1] == 1
+    least, greatest = (values[..., 0], values[..., 0]) if alone else (values.min(-1), values.max(-1))
+    endless = bound.low == -np.inf
+    yield Check(name, -least, -low, 0.0 if endless else rounding(low), lambda found, most: outside(-found, most))
     endless = bound.high == np.inf
-    yield Check(name, values.amax(-1), high, 0.0 if endless else rounding(high), outside)
+    yield Check(name, greatest, high, 0.0 if endless else rounding(high), outside)
     if bound.whole:
-        off = (values - values.round()).abs().amax(-1)
-        yield Check(name, off, 0.0, 0.0, lambda found, _: f"has {name} that are no whole numbers")
+        broken = values != np.rint(values)
+        fractions = broken[..., 0] if alone else broken.any(-1)
+        yield Check(name, fractions, 0.0, 0.0, lambda found, _: f"has {name} that are no whole numbers")
     if bound.adds_up:
-        total = values.sum(-1, dtype=torch.float64)
+        total = values.sum(-1, dtype=np.float64)
         yield Check(name, total, rows, COUNT_SLACK * rows, lambda found, most: _too_many(name, found, most))
 
 
@@ -285,18 +277,28 @@ def _too_many(name: str, found: float, rows: float) -> str:
     return f"has {name} that add up to {found:g}, more than the {rows:g} rows that it declared"
 
 
-def _at(limit: Any, runs: Tensor) -> Any:
-    return limit[runs] if isinstance(limit, Tensor) else limit
+def _at(limit: Any, runs: np.ndarray) -> Any:
+    return limit[runs] if isinstance(limit, np.ndarray) else limit
 
 
-def _flat(leaf: Tensor, lead: int) -> Tensor:
+def _flat(values: np.ndarray, lead: int) -> np.ndarray:
     """[..., n], as numbers with a fraction."""
-    return (leaf if leaf.is_floating_point() else leaf.float()).reshape(*leaf.shape[:lead], -1)
+    return (values if values.dtype.kind == "f" else values.astype(np.float32)).reshape(*values.shape[:lead], -1)
 
 
-def _norm(value: Tree, lead: int) -> Tensor:
+def _norm(value: Tree, lead: int) -> np.ndarray:
     """||value||_2 over all but the leading axes [...]. One reply alone is squared in 64 bits, where nothing of 32
     overflows; of many, a norm above 1e19 may come out as Inf, which is no reason yet to refuse it."""
-    exact = torch.float64 if not lead else None
-    norms = [torch.linalg.vector_norm(_flat(leaf, lead), dim=-1, dtype=exact) for leaf in tree.leaves(value)]
-    return norms[0].double() if len(norms) == 1 else torch.stack(norms).double().square().sum(0).sqrt()
+    squares = []
+    for leaf in tree.leaves(value):
+        if leaf.device.type == "cpu":
+            flat = _flat(leaf.numpy() if lead else leaf.double().numpy(), lead)
+            squares.append(np.einsum("...i,...i->...", flat, flat))
+        else:
+            flat_there = leaf.reshape(*leaf.shape[:lead], -1)
+            norm = torch.linalg.vector_norm(flat_there, dim=-1, dtype=None if lead else torch.float64)
+            squares.append(np.square(norm.cpu().numpy(), dtype=np.float64))
+    total = np.asarray(squares[0], dtype=np.float64)
+    for square in squares[1:]:
+        total = total + square
+    return np.sqrt(total)

@@ -104,7 +104,7 @@ class LocalEngine:
     def bounds(self, stage: Stage, position: int) -> Bounds:
         """What replies to a phase can be, in all runs."""
         if (stage, position) not in self._bounds:
-            self._bounds[stage, position] = bounds_of(self.job, stage, position, self.job.device)
+            self._bounds[stage, position] = bounds_of(self.job, stage, position)
         return self._bounds[stage, position]
 
     @cached_property
@@ -115,13 +115,13 @@ class LocalEngine:
         return initial_state(self.job)
 
 
-def bounds_of(job: Job, stage: Stage, position: int, device: torch.device | str = "cpu") -> Bounds:
+def bounds_of(job: Job, stage: Stage, position: int) -> Bounds:
     """The bounds of a phase's replies; runs that differ in hyper-parameters may differ in them."""
     settings = [run.hyper for run in job.runs]
     if all(hyper == settings[0] for hyper in settings):
         settings = settings[:1]
     phases = [(job.phases(stage, hyper)[position], job.configured(hyper)[1]) for hyper in settings]
-    return Bounds(phases, job.task, device)
+    return Bounds(phases, job.task)
 
 
 def initial_state(job: Job) -> State:

@@ -73,7 +73,10 @@ class LanesEngine(LocalEngine):
         message = record_message(stage, phase, down, reply, runs.ndim, phase.repeat(self.job.task))
         self.messages.setdefault((stage, position), message)
 
-        cohort = Replies(down, reply, new, runs, *np.broadcast_arrays(slot, lanes.n[per_lane], runs)[:2])
+        rows = lanes.n[per_lane]
+        if not alone:
+            slot, rows = np.broadcast_to(slot, runs.shape), np.broadcast_to(rows, runs.shape)
+        cohort = Replies(down, reply, new, runs, slot, rows)
         refused = self.bounds(stage, position).refused_of_many(cohort, np.asarray(present[runs, slot]))
         present, rejections = present.copy(), []
         for place, wrong in refused.items():
