@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from equifed.flower.link import Link, registered
 from equifed.words import MOST
 from flower.hostile import WORDS, Attack, changed, of_evaluation, of_joining, of_record, of_words
-from flower.inprocess import answer, be_the_server, federate, nodes, setting
+from flower.inprocess import Nodes, answer, be_the_server, federate, nodes, setting
 
 EVERY = [pytest.param(20, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)]
 QUICK = {"deadline": 0.05, "join-deadline": 0.05, "min-replies": 1, "min-count": 0}
@@ -166,6 +166,25 @@ def test_what_a_node_calls_itself(words: str, silos: Path) -> None:
     link.gather(0.0, 5)
     (stranger,) = link.strangers
     assert is_clean(stranger)
+
+
+def test_a_reply_that_flower_cannot_put_together(silos: Path, tmp_path: Path) -> None:
+    """Flower's own error stays with the silo that it is about, and the replies of the others are read."""
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower=QUICK)
+
+    class Broken(Nodes):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            numbers = list(message_ids)
+            if ("a", "train.train") in [self.sent[int(number)] for number in numbers]:
+                raise ValueError("Invalid object\x1b[31m " + "x" * 1000)
+            return super().pull_messages(numbers)
+
+    grid = Broken(nodes(made).app, [context.node_config for context in nodes(made).contexts.values()])
+    found = federate(made, grid, tmp_path)
+    assert found.log["replied"].tolist() == [5, 5]
+    assert set(found.rejections["client"]) == {"a"}
+    assert found.rejections["reason"].str.startswith("Flower could not read its reply (ValueError: Invalid").all()
+    assert all(map(is_clean, found.rejections["reason"]))
 
 
 # -- names, keys and rows ----------------------------------------------------------------------------------------------

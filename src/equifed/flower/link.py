@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
@@ -193,9 +194,18 @@ class Link:
 
     def _collect(self, waiting: dict[str, int]) -> list[tuple[int, RecordDict | str]]:
         """The answers that have come to these messages, which are taken off the list."""
-        replies = self.grid.pull_messages(list(waiting)) if waiting else []
-        answers = [(waiting.pop(reply.metadata.reply_to_message_id, None), _content(reply)) for reply in replies]
-        return [(node, answer) for node, answer in answers if node is not None]
+        answers = [(number, answer) for number in list(waiting) for answer in self._pull(number)]
+        return [(waiting.pop(number), answer) for number, answer in answers]
+
+    def _pull(self, number: str) -> list[RecordDict | str]:
+        """The answer to a message, if it has come. Each is fetched by itself: Flower fails on one that it cannot put
+        together, and the others of the same request would be lost with it."""
+        try:
+            return [_content(reply) for reply in self.grid.pull_messages([number])][:1]
+        except httpx.HTTPError:
+            raise  # the SuperLink itself does not answer
+        except Exception as error:
+            return [clean(f"Flower could not read its reply ({type(error).__name__}: {error})")]
 
 
 def _content(reply: Message) -> RecordDict | str:
