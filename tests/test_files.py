@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from equifed.files import unwritable, write_atomic
+from equifed.errors import DiskError
+from equifed.files import checksum, checksum_of, read_sealed, unwritable, write_atomic, write_sealed
 from equifed.store.locks import is_held, lock_at, take
 
 
@@ -63,6 +66,68 @@ def test_a_lock_is_taken_once(tmp_path: Path) -> None:
     assert not is_held(other)
     assert take(other)
     other.release()
+
+
+def test_a_lock_is_seen_where_nothing_may_be_written(tmp_path: Path, monkeypatch) -> None:
+    one, other = lock_at(tmp_path / "lock"), lock_at(tmp_path / "lock")
+    assert take(one)
+
+    def read_only(**values: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(other, "acquire", read_only)
+    assert is_held(other)
+    one.release()
+    assert not is_held(other)
+
+
+def test_a_sealed_file_is_taken_as_a_whole_and_under_its_name_only(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    value = {"status": "running", "share": 0.1, "none": None, "text": "ä"}
+    write_sealed(path, value)
+    assert read_sealed(path) == value
+    content = path.read_bytes()
+    for position in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :])
+            with pytest.raises(ValueError, match="checksum"):
+                read_sealed(path)
+    for other in (b"", b"[]", b"null", b"[" * 100_000, content[:-1], content * 2):
+        path.write_bytes(other)
+        with pytest.raises(ValueError, match="checksum"):
+            read_sealed(path)
+    (tmp_path / "other.json").write_bytes(content)
+    with pytest.raises(ValueError, match="checksum"):
+        read_sealed(tmp_path / "other.json")
+
+
+def test_the_checksum_is_that_of_b2sum(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc" * 1000)
+    assert checksum(b"") == "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8"  # b2sum -l 256 /dev/null
+    assert checksum_of(tmp_path / "file") == checksum(b"abc" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "said"),
+    [
+        (errno.ENOSPC, 1500, "the disk is full. 1,500 bytes are needed, 1,000 are free: 500 are missing."),
+        (errno.ENOSPC, 9, "1,000 bytes are free, so a quota or the number of files is at its limit."),
+        (errno.EDQUOT, 9, "the quota of the disk is used up. 9 bytes are needed, 1,000 bytes are free."),
+        (errno.EROFS, 9, "Read-only file system."),
+    ],
+)
+def test_what_the_disk_lacks_is_said(tmp_path: Path, monkeypatch, number: int, size: int, said: str) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+
+    def refused(*args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(DiskError) as error:
+        write_atomic(tmp_path / "thing", bytes(size))
+    assert str(error.value).startswith(f"{tmp_path / 'thing'} could not be written: ")
+    assert str(error.value).endswith(said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_ends_with_its_holder_however_that_ends(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the run config, so that folder is named by the environment of the SuperLink: $EQ
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
@@ -54,8 +55,9 @@ def server_app(path: str | Path) -> ServerApp:
         except EquifedError as error:
             if options["runs"] and options["run"]:
                 file = reason_file(options["runs"], options["run"])
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(str(error), encoding="utf-8")
+                with contextlib.suppress(OSError):  # that may have been the reason
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_text(str(error), encoding="utf-8")
             raise
 
     return app

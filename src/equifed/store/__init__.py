@@ -130,7 +130,7 @@ class Store:
         """Remove the folders of runs whose process was killed before they were one. For who holds the index."""
         for path in self.root.iterdir():
             if ID.fullmatch(path.name) and path.is_dir() and not_begun(path):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
     def new_id(self, config: Config) -> str:
         """A name for a new run's folder."""

@@ -287,7 +287,7 @@ class RunFolder:
         try:
             content = self._checkpoint.read_bytes()
             arrays = load(content)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise self.damaged(str(error)) from None
         if _digest(arrays) != metadata["checksum"]:
             raise self.damaged("its content does not fit its checksum")

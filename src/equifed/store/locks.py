@@ -27,6 +27,23 @@ def is_held(lock: BaseFileLock) -> bool:
     """Whether a living process, this one included, holds the lock."""
     if lock.is_locked or not Path(lock.lock_file).exists():
         return lock.is_locked
-    free = take(lock)
+    try:
+        free = take(lock)
+    except OSError:  # nothing can be written here
+        return _is_held_by_another(Path(lock.lock_file))
     lock.release()
     return not free
+
+
+def _is_held_by_another(path: Path) -> bool:
+    """Without the right to write, by which `filelock` opens it."""
+    try:
+        import fcntl
+
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
