@@ -503,6 +503,21 @@ def test_a_full_disk_says_where_how_much_and_that_the_run_goes_on(place, monkeyp
     assert_same(complete, recording.folder)
 
 
+def test_a_run_that_the_disk_does_not_let_begin_leaves_nothing(place, monkeypatch):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"rounds": 1}))
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("equifed.files.os", Fake(write=full))
+        with pytest.raises(DiskError, match=r"config\.toml could not.*has not begun: start it again"):
+            store.start(config)
+    folder, _ = whole(store, config)
+    assert [path.name for path in store.root.iterdir() if path.is_dir()] == [folder.id]
+
+
 def test_a_disk_that_becomes_read_only_is_told(place, monkeypatch):
     store = Store(place / "runs")
     recording = store.start(load_config(write_config(place)))

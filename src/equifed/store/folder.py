@@ -238,8 +238,10 @@ class RunFolder:
                 sums.write(name, content)
             sums.save()
             folder.set_status("running", created=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        except BaseException:
+        except BaseException as error:
             folder.lock.release()
+            if isinstance(error, DiskError):
+                raise DiskError(f"{error} The run has not begun: start it again once that is put right.") from error
             raise
         return folder
 
