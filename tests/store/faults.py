@@ -167,6 +167,8 @@ class Case:
             if load_file(path / "checkpoint.safetensors")[name].tobytes() != values.tobytes():
                 found.append(f"checkpoint: {name}")
         found += differences(load_result(path), load_result(self.whole))
+        if [(entry.id, entry.status) for entry in Store(path.parent).entries()] != [(ID, "finished")]:
+            found.append("the list of runs")
         beside = {file.name for file in path.parent.iterdir()} - {ID, "index.sqlite", "index.lock"}
         return found + sorted(beside)
 
@@ -239,18 +241,19 @@ def _child(file: Path, root: Path) -> None:
 def kills(case: Case, count: int, rng: np.random.Generator) -> Tried:
     """kill -9 of real processes at random moments, up to four for a run before it may finish."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["store.faults"])
+    context.set_forkserver_preload(["equifed.store", "equifed.config", "equifed.simulation"])
 
     def process() -> Any:
         child = context.Process(target=_child, args=(case.file, case.root))
         child.start()
         return child
 
-    for _ in range(2):  # the first one also starts the server
+    usual = np.inf
+    for _ in range(3):  # the first one also starts the server
         begun = time.monotonic()
         child = process()
         child.join()
-        usual = time.monotonic() - begun
+        usual = min(usual, time.monotonic() - begun)
         assert child.exitcode == 0
         shutil.rmtree(case.root)
     done = 0
@@ -447,41 +450,54 @@ def cost(case: Case) -> tuple[float, float]:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corruptions", type=int, default=10_000)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    rng = np.random.default_rng(options.seed)
-    with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        few = Case.new(place / "few", **FEW)
-        steps = count_steps(few)
-        _print_deaths(f"Deaths at each of the {steps} steps", deaths(few, range(steps), rng))
-        case = Case.new(place / "case")
-        _print_deaths("kill -9 at random moments", kills(case, options.kills, rng))
-        costs = [cost(Case.new(place / "cost", run={"rounds": 60})) for _ in range(5)]
-        whole, part = min(costs)
-        print(f"A round of two small runs: {whole:.1f} ms of the CPU, of which checksums take {part:.2f}")
-        table: dict[tuple[str, str], Counter[str]] = {}
-        for kind, share in {"interrupted": 0.5, "finished": 0.4, "saved": 0.1}.items():
-            with folder_of(case, kind) as (path, old, use):
-                for name, _, came in corruptions(path, round(share * options.corruptions), rng, use, old):
-                    counted = table.setdefault((kind, name if "/" not in name else "scores/..."), Counter())
-                    counted[came.split()[0]] += 1
-                    if came.split()[0] in ("SILENT", "UNCLEAN"):
-                        print(f"{kind}: {name}: {came}")
-        frame = pd.DataFrame(table).T.fillna(0).astype(int)
-        frame.loc[("all", "")] = frame.sum()
-        print(frame.to_string())
+def print_deaths(place: Path, rng: np.random.Generator) -> None:
+    case = Case.new(place, **FEW)
+    steps = count_steps(case)
+    _print_tried(f"Deaths at each of the {steps} steps of the store", deaths(case, range(steps), rng))
 
 
-def _print_deaths(what: str, tried: Tried) -> None:
+def print_kills(place: Path, rng: np.random.Generator, count: int = 100) -> None:
+    _print_tried(f"{count} times kill -9 at a random moment", kills(Case.new(place), count, rng))
+
+
+def _print_tried(what: str, tried: Tried) -> None:
     found = list(tried)
     wrong = [f"  {how}: {problems}" for how, problems in found if problems]
-    print(f"{what}: {len(found)} runs resumed, {len(found) - len(wrong)} equal to the whole run, nothing left over")
+    print(
+        f"{what}: {len(found) - len(wrong)} of {len(found)} runs have the bits of a whole one, and nothing is left over"
+    )
     print("\n".join(wrong), end="\n" if wrong else "")
+
+
+def print_corruptions(place: Path, rng: np.random.Generator, count: int = 10_000) -> None:
+    case = Case.new(place)
+    table: dict[tuple[str, str], Counter[str]] = {}
+    for kind, share in {"interrupted": 0.5, "finished": 0.4, "saved": 0.1}.items():
+        with folder_of(case, kind) as (path, old, use):
+            for name, how, came in corruptions(path, round(share * count), rng, use, old):
+                verdict = came.split()[0]
+                table.setdefault((kind, name if "/" not in name else "scores/..."), Counter())[verdict] += 1
+                if verdict in ("SILENT", "UNCLEAN"):
+                    print(f"{kind}: {name}: {how}: {came}")
+    frame = pd.DataFrame(table).T.fillna(0).astype(int)
+    frame.loc[("all", ""), :] = frame.sum()
+    print(frame.astype(int).to_string())
+
+
+def print_cost(place: Path, rng: np.random.Generator) -> None:
+    whole, part = min(cost(Case.new(place, run={"rounds": 60})) for _ in range(5))
+    print(f"A round of two small runs takes {whole:.1f} ms of the CPU, {part:.2f} ms of it for checksums")
+
+
+SUITES = {"deaths": print_deaths, "kills": print_kills, "corruptions": print_corruptions, "cost": print_cost}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", help=f"of {', '.join(SUITES)}; all if none is named", metavar="SUITE")
+    for suite in parser.parse_args().suites or SUITES:
+        with tempfile.TemporaryDirectory() as place:
+            SUITES[suite](Path(place), np.random.default_rng(0))
 
 
 if __name__ == "__main__":
