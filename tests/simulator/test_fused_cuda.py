@@ -17,10 +17,8 @@ from equifed.simulator.fused import cuda
 from .fused_reference import CASES, RELU, expected, make, problem, trained
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    not cuda.has_triton() or (DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET")),
-    reason="no GPU with Triton",
-)
+if not cuda.has_triton() or (DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET")):
+    pytest.skip("no GPU with Triton", allow_module_level=True)
 
 
 @pytest.mark.parametrize("models", [1, 2])
