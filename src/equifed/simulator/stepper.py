@@ -30,7 +30,7 @@ from equifed.tree import Tree
 APART_FROM = 5_000_000
 """Multiplications of a client's step, forward, from which all lanes at once are no faster than one after another: what
 torch spends around its operations, some 0.3 ms, is then less than what larger ones cost in memory."""
-UNFUSED_FROM = 20_000_000
+UNFUSED_FROM = 10_000_000
 """Multiplications of a client's step, forward, from which torch's products, in blocks that fit the cache, save more
 than those 0.3 ms over the compiled loop."""
 THREADS = 4
