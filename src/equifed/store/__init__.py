@@ -103,7 +103,7 @@ class Store:
 
     def same(self, config: Config, job: Job) -> RunFolder | None:
         """The newest run of this configuration on these rows by these versions, finished or interrupted."""
-        rows, versions = fingerprint(federations_of(config, job)), environment(job.device)
+        rows, versions = fingerprint(federations_of(config, job)), environment(job)
         for entry in self.entries():
             folder = self._folder(entry)
             if entry.method != config.method.name or entry.status not in ("finished", "interrupted"):
@@ -148,7 +148,7 @@ class Store:
                 "so it cannot be continued. Put the files back, or start again: "
                 f"equifed run {folder.path}/config.toml"
             )
-        before, now = folder.record("environment.json"), environment(simulation.job.device)
+        before, now = folder.record("environment.json"), environment(simulation.job)
         changed = [name for name, value in now.items() if name != "commit" and before.get(name) != value]
         if changed:
             differences = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)

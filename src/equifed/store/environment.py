@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from equifed.simulator import Job
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(job: Job) -> dict[str, Any]:
     """Versions, platform, device, threads, and the commit of equifed where it runs from a checkout."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
     return {
         "equifed": equifed.__version__,
         "commit": _commit(),
@@ -32,8 +30,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": str(device),
-        "threads": int(threads) if threads.isdigit() else 1,
+        "device": str(job.device),
+        "threads": job.threads,
     }
 
 

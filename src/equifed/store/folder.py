@@ -232,7 +232,7 @@ class RunFolder:
             clear_temporaries(path)  # of a process that was killed here
             (path / SCORES).mkdir(exist_ok=True)
             data = data_record(config, federations_of(config, simulation.job))
-            contents = (tomli_w.dumps(config.resolved(path)).encode(), to_json(environment(simulation.job.device)))
+            contents = (tomli_w.dumps(config.resolved(path)).encode(), to_json(environment(simulation.job)))
             sums = Sums(path)
             for name, content in zip(BEFORE, (*contents, to_json(data)), strict=True):
                 sums.write(name, content)
