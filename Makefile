@@ -23,7 +23,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO := --rounds 15 --seeds 10 --batch-size 256 --learning-rate 0.5 --local-epochs 1 --runs runs/demo \
 	--target "demographic_parity_difference <= 0.05"
 
-demo: .venv/ready  ## Eight methods on real data, then one held to a stated gap: a minute of computing, one page.
+demo: .venv/ready  ## Eight methods on real data, then one held to a stated gap: half a minute of computing, one page.
 	rm -rf runs/demo
 	@echo "1 of 3: eight methods on Adult, ten seeds each"
 	$(BIN)/equifed compare adult $(DEMO) --eval-every 3 --set kffl.fairness-weight=30 \
