@@ -717,7 +717,7 @@ def test_three_classes_in_a_run(in_three: Federation, notion: str, level: str) -
     plain = ef.simulate(ef.methods.FedAvg(), in_three, **settings)
     x, y, s = train_rows(in_three)
     before = np.eye(3)[plain.predict(x).argmax(1)]
-    assert gap_of(notion, before, y, s) > 0.08
+    assert gap_of(notion, before, y, s) > 0.06  # more than is allowed below
     chance = chances(result, x, s) if level == "global" else own_chances(in_three, result)
     if level != "local":
         assert gap_of(notion, chance, y, s) <= 0.04 + 0.008
