@@ -1,9 +1,7 @@
 """The fast engine: all clients of all runs as lanes of one vectorised computation.
 
-A lane is one client of one seed. Local training steps through all lanes together: a step takes every lane's next batch
-from the shared rows with one `index_select`, and moves all models with one `vmap`. Lanes are sorted by their number of
-steps, so those that have finished fall off the end. The step is traced once per width to plain tensor operations,
-without vmap's and autograd's Python, and compiled when the run is long enough to pay for it.
+A lane is one client of one seed. Lanes are sorted by their rows, most first; how they train is the stepper's choice
+(`stepper.py`).
 
 The settings of a sweep share a lane: the same seed samples the same clients, batches and random numbers whatever the
 hyper-parameters, so its rows are taken once and a second axis holds the models of all settings (leaves [L, V, ...]).
