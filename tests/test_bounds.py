@@ -185,7 +185,7 @@ def bounds(bound: Bound | None = None, channel: Channel = Channel(), **phase: An
     up = {"up": ("value",), "bounds": {"value": bound}} if bound else {}
     made = Phase(**{"name": "p", "down": (), "client": None, "server": unchanged, **up, **phase})
     task: Any = None
-    return Bounds([(made, channel)], task)
+    return Bounds([(made, channel)], task, clients=500)
 
 
 @pytest.mark.parametrize(
@@ -249,3 +249,21 @@ def test_a_clipped_update_has_the_norm_that_it_is_clipped_to() -> None:
     assert bound_of(phase, Channel(clip=0.5), "update").norm == 0.5
     assert bound_of(phase, Channel(clip=math.inf), "update").norm == 1e6
     assert bound_of(phase, Channel(), "elsewhere") == Bound()
+
+
+def test_what_a_secure_sum_does_not_hold_is_refused() -> None:
+    """Beyond 2^32 / 500; in places of its own where a field has them. Nothing is compared with other replies."""
+    secure = {"up": ("update", "counts"), "updates": {"update": Update()}, "gather": "sum"}
+    channel = Channel(max_update=math.inf, secure=True)
+    made = bounds(channel=channel, **secure)
+    fine = {"update": torch.tensor([8.5e6, -8.5e6]), "counts": torch.tensor([3])}
+    assert made.problem({}, fine, 5) == ""
+    wrong = {**fine, "update": torch.tensor([1.0, -8.6e6])}
+    assert made.problem({}, wrong, 5) == "has update beyond 8.6e+06, the most that a secure sum of 500 clients holds"
+    assert bounds(channel=channel, **secure, places={"update": 20}).problem({}, wrong, 5) == ""
+    assert bounds(channel=Channel(max_update=math.inf), **secure).problem({}, wrong, 5) == ""  # not secure
+    assert bounds(channel=channel, **{**secure, "gather": "stack"}).problem({}, wrong, 5) == ""  # nothing is summed
+    sizes = dict(enumerate([1.0, 1.0, 1.0, 1000.0]))
+    replies = {k: {**fine, "update": torch.tensor([size])} for k, size in sizes.items()}
+    assert made.refused({}, replies, dict.fromkeys(replies, 5)) == {}
+    assert [*bounds(**secure).refused({}, replies, dict.fromkeys(replies, 5))] == [3]

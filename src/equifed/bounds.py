@@ -10,6 +10,8 @@ An update u (see `equifed.channel`), and the mean over rows u of a sum that is t
     ||u|| <= max_update, or the norm that updates are clipped to;  per_row for the sum
     ||u|| <= max(1, 100 median of ||u|| over the replies to the exchange),  where at least three are not 0
 
+Of replies that nobody sees singly (`secure`) there is no median; every number must be one that their sum holds.
+
 Norms are computed where the tensors are; all else is NumPy, which is quicker than torch with few numbers.
 """
 
@@ -21,8 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from equifed import tree
+from equifed import fixed_point, tree
 from equifed.channel import Channel, update_of
 from equifed.protocol import BOUNDS, ROWS, Bound, Limit, Phase, Record, Task, Update
 from equifed.tree import Tree
@@ -74,9 +77,10 @@ class Bounds:
     """The bounds of all fields of a phase's reply.
 
     phases: the phase with every run's hyper-parameters, and the channel; for all runs together the first alone.
+    clients: how many are asked, which a secure sum must have room for.
     """
 
-    def __init__(self, phases: Sequence[tuple[Phase, Channel]], task: Task) -> None:
+    def __init__(self, phases: Sequence[tuple[Phase, Channel]], task: Task, clients: int) -> None:
         def numbers(limits: list[Limit | None]) -> Any:
             values = [float(limit(task) if callable(limit) else limit) for limit in limits if limit is not None]
             if len({*values}) > 1:
@@ -84,6 +88,8 @@ class Bounds:
             return values[0] if values else None
 
         first, channel = phases[0]
+        self._hidden, self._clients = channel.hides(first), clients
+        self._places = {name: first.places.get(name, fixed_point.PLACES) for name in first.up}
         self._fields: dict[str, _Limits] = {}
         # updates last: a weight that is wrong itself makes the update wrong that it belongs to
         for name in sorted(first.up, key=lambda name: name in first.updates):
@@ -112,7 +118,7 @@ class Bounds:
         sizes: dict[str, dict[int, float]] = {}
         for client in replies.keys() - found.keys():
             for check in self.checks(down, replies[client], np.array(rows[client]), np.array(run)):
-                if check.alike:
+                if check.alike and not self._hidden:
                     sizes.setdefault(check.field, {})[client] = float(check.found)
         for field, of_clients in sizes.items():
             most = most_beside(np.array([[*of_clients.values()]]))[0]
@@ -130,7 +136,7 @@ class Bounds:
                 fine &= _norm(leaf, runs.ndim) < np.inf
         for check in checks:
             fine &= check.fine
-        long = [check for check in checks if check.alike and (check.found > SHORT).any()]
+        long = [check for check in checks if check.alike and not self._hidden and (check.found > SHORT).any()]
         found: dict[tuple[int, ...], str] = {}
         if fine.all() and not long:
             return found
@@ -167,6 +173,11 @@ class Bounds:
                 for leaf in tree.leaves(value):
                     if leaf.numel():
                         yield from _of_numbers(name, bound, low, most, _flat(leaf.cpu().numpy(), lead), rows)
+        if self._hidden:
+            for name, places in self._places.items():
+                for leaf in tree.leaves(reply[name]):
+                    if leaf.numel():
+                        yield _of_range(name, leaf, self._clients, places, lead)
 
 
 class Replies(NamedTuple):
@@ -271,6 +282,14 @@ def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: np.ndarray
     if bound.adds_up:
         total = values.sum(-1, dtype=np.float64)
         yield Check(name, total, rows, COUNT_SLACK * rows, lambda found, most: _too_many(name, found, most))
+
+
+def _of_range(name: str, leaf: Tensor, clients: int, places: int, lead: int) -> Check:
+    """The largest number of one tensor, which a secure sum must hold; compared in 64 bits, as integers are made."""
+    numbers = leaf if leaf.is_floating_point() else leaf.double()
+    found = numbers.reshape(*leaf.shape[:lead], -1).abs().amax(-1).double().cpu().numpy()
+    words = f"has {name} {fixed_point.beyond(clients, places)}"
+    return Check(name, found, fixed_point.largest(clients, places), 0.0, lambda *_: words)
 
 
 def _too_many(name: str, found: float, rows: float) -> str:

@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from equifed import tree
+from equifed import fixed_point, tree
 from equifed.errors import ConfigError
 from equifed.protocol import YES_OR_NO, Method, Phase, Record, Update, wrapped
 from equifed.tree import Tree
 
+FEWEST = 3
+"""Clients whose replies can be summed securely: from a sum of two, each knows the other's."""
 CLIPPED = "clipped"
 """The field that a clipped reply has besides its own: 1 where an update was longer than C, else 0."""
 
@@ -43,12 +46,18 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class Channel:
-    """The settings of the channel; its fields can be swept like hyper-parameters."""
+    """The settings of the channel; its numbers can be swept like hyper-parameters."""
 
     clip: float | Tensor | None = None
     """The largest L2 norm that an update of a client may have; longer ones are scaled down to it. None: any."""
     max_update: float | Tensor = 1e6
     """The L2 norm that an update of an honest client never has: a reply with a longer one is refused."""
+    secure: bool = False
+    """Sums are made of integers (`equifed.fixed_point`), as they come out of masked replies."""
+
+    def hides(self, phase: Phase) -> bool:
+        """Whether nobody sees a single reply of this phase."""
+        return self.secure and phase.gather == "sum" and bool(phase.up)
 
     def check(self, method: Method) -> None:
         """Raise a ConfigError for what cannot be done to this method's replies."""
@@ -97,9 +106,14 @@ class Channel:
         sent = {field: value for field, value in replies.items() if field != CLIPPED}
         clipped = replies[CLIPPED].sum(axis) if CLIPPED in replies else None
         if phase.gather == "sum":
-            summed: Record = tree.map(lambda leaf: leaf.sum(axis), sent)
+            summed = {field: tree.map(partial(self._sum, phase, field, axis), value) for field, value in sent.items()}
             return Gathered({**summed, "present": present.sum(axis)}, clipped)
         return Gathered({**sent, "present": present, "client": clients}, clipped)
+
+    def _sum(self, phase: Phase, field: str, axis: int, values: Tensor) -> Tensor:
+        if not self.hides(phase):
+            return values.sum(axis)
+        return fixed_point.summed(values, axis, phase.places.get(field, fixed_point.PLACES))
 
     def _clip(self, update: Update, down: Record, reply: Record, field: str) -> tuple[Tree, Tensor]:
         """The field with its update clipped, and whether it had to be. One that is short enough keeps its bits."""
@@ -114,7 +128,7 @@ class Channel:
         return tree.map(lambda new, old: torch.where(long, new, old), short, reply[field]), long
 
 
-CHANNEL_OPTIONS = tuple(field.name for field in dataclasses.fields(Channel))
+CHANNEL_OPTIONS = ("clip", "max_update")
 """What can be swept besides a method's hyper-parameters."""
 
 

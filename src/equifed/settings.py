@@ -89,6 +89,12 @@ class RunSettings:
     """Evaluate after every so many rounds; the last round is always evaluated."""
     dropout: float = field(default=0.0, metadata={"low": 0})
     """Probability that a sampled client does not answer."""
+    secure: bool = False
+    """Replies are summed so that nobody sees a single one: in fixed point, exactly, by enough clients or not at all.
+    For methods that need no more than sums."""
+    dropout_late: float = field(default=0.0, metadata={"low": 0})
+    """In a simulation with secure sums: probability that a client is gone after it has sent its masked reply, before
+    the sum is unmasked."""
     engine: EngineName = "lanes"
     """"lanes" (all clients at once, fast) or "reference" (one client at a time, for checking and debugging)."""
     device: str = "auto"
@@ -126,8 +132,15 @@ class RunSettings:
             check_number("clip", self.clip, above=0)
         if self.max_update != math.inf:
             check_number("max_update", self.max_update, above=0)
-        if self.dropout >= 1:
-            raise ConfigError(f"must be a probability below 1, got {self.dropout}.", key="dropout", value=self.dropout)
+        for name in ("dropout", "dropout_late"):
+            chance = getattr(self, name)
+            if chance >= 1:
+                raise ConfigError(f"must be a probability below 1, got {chance}.", key=name, value=chance)
+        if not isinstance(self.secure, bool):
+            raise ConfigError(f"must be true or false, got {self.secure!r}.", key="secure", value=self.secure)
+        if self.dropout_late and not self.secure:
+            text = "is about the unmasking of secure sums: set secure = true too, or leave it out."
+            raise ConfigError(text, key="dropout_late", value=self.dropout_late)
         count = self.clients_per_round
         if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
             text = f"must be a whole number of at least 1, or 'all', got {count!r}."
@@ -191,6 +204,8 @@ class RunOptions(TypedDict, total=False):
     seeds: Sequence[int] | int | None
     eval_every: int
     dropout: float
+    secure: bool
+    dropout_late: float
     engine: EngineName
     device: str
     kernel: KernelName

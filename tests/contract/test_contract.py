@@ -7,6 +7,7 @@ written yet.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import equifed as ef
 from equifed import methods, tree
 from equifed.bounds import bound_of
 from equifed.channel import Channel
+from equifed.errors import ConfigError
 from equifed.federation import Federation, Rows, RowSets
 from equifed.metrics.catalogue import CATALOGUE
 from equifed.protocol import BOUNDS, Method
@@ -150,6 +152,72 @@ def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
     assert_same(lanes, reference)
     assert lanes.rejections.empty  # an honest client is within its bounds
     assert reference.rejections.empty
+
+
+SUMMED = [method for method in (*METHODS, *OTHERS) if method.summed is not None and not method.pooled]
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m in METHODS else pytest.mark.full) for m in SUMMED], ids=shown
+)
+def test_secure_sums(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both engines agree; the model is that of plain sums; and no bit of it depends on the order of replies."""
+    made = {"rounds": 2, "dropout": 0.0, "seeds": (0,)}
+    reference_run = run(method, uneven, **made, secure=True, engine="reference")
+    assert_same(run(method, uneven, **made, secure=True), reference_run)
+    assert_same(reference_run, plain(method, uneven, **made), 1e-5)
+    assert reference_run.rejections.empty
+    gather = reference.gather
+
+    def backwards(job, phase, replies, clients):  # type: ignore[no-untyped-def]
+        if phase.gather == "sum":
+            replies, clients = replies[::-1], clients[::-1].copy()
+        return gather(job, phase, replies, clients)
+
+    monkeypatch.setattr(reference, "gather", backwards)
+    again = run(method, uneven, **made, secure=True, engine="reference")
+    for seed, parameters in reference_run.parameters.items():
+        for name, value in parameters.items():
+            assert value.tobytes() == again.parameters[seed][name].tobytes()
+
+
+@pytest.mark.parametrize("method", [m for m in (*METHODS, *OTHERS) if m.summed is None], ids=shown)
+def test_a_method_that_needs_each_reply_is_refused_where_only_sums_are_seen(method: Method, uneven: Federation) -> None:
+    with pytest.raises(
+        ConfigError, match=f"secure hides each client's reply, which {re.escape(method.name)} needs"
+    ) as error:
+        run(method, uneven, secure=True)
+    named = str(error.value).rpartition("Methods that work with it: ")[2].rstrip(".").split(", ")
+    assert named == [each.name for each in METHODS if each in SUMMED]
+
+
+@pytest.mark.parametrize("method", [*METHODS, *OTHERS], ids=shown)
+def test_a_method_as_it_is_summed(method: Method) -> None:
+    """It keeps its name and its hyper-parameters, and shows the server no reply but those that it tells."""
+    summed = method.summed
+    if summed is None:
+        return
+    assert (summed.name, summed.hyper) == (method.name, method.hyper)
+    assert summed.summed == summed
+    for phase in (*summed.setup, *summed.round, *summed.final):
+        assert phase.gather == "sum" or phase.told or not phase.up
+        assert not phase.told or phase.gather == "stack"
+
+
+def test_a_secure_sum_is_of_three_or_more(uneven: Federation) -> None:
+    with pytest.raises(ConfigError, match="clients_per_round must be at least 3 for secure sums, got 2"):
+        run(methods.FedAvg(), uneven, secure=True, clients_per_round=2)
+    two = dataclasses.replace(
+        uneven,
+        ids=uneven.ids[:2],
+        train=RowSets.of([uneven.train[k] for k in range(2)]),
+        client_test=None,
+        client_groups=None,
+    )
+    options = {"clients_per_round": "all", "dropout": 0.0, "secure": True}
+    with pytest.raises(ConfigError, match="secure needs at least 3 clients, and this federation has 2"):
+        run(methods.FedAvg(), two, **options)
+    run(methods.LocalOnly(), two, **options)  # nothing leaves its clients
 
 
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=shown)

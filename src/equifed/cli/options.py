@@ -128,12 +128,15 @@ def _generated() -> Iterator[tuple[str, Any, Any]]:
 def _option(section: str, option: Option) -> tuple[Any, Any]:
     """The type and the field of a setting as an option of the command line."""
     own = next(each for each in fields(option.owner) if each.name == option.name).metadata
+    key = f"{section}.{option.key.replace('_', '-')}"
+    if type(option.default) is bool:
+        return bool | None, field(default=None, metadata={"key": key, "help": option.description})
     metavar = own.get("metavar") or {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
     default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
     more = " May be repeated." if "repeated" in own else ""
     facts = {
         **{name: own[name] for name in ("repeated",) if name in own},
-        "key": f"{section}.{option.key.replace('_', '-')}",
+        "key": key,
         "metavar": metavar,
         "help": option.description + default + more,
     }
@@ -172,7 +175,7 @@ class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type:
         return kept
 
 
-def _override(key: str, value: str | list[str]) -> str:
+def _override(key: str, value: str | bool | list[str]) -> str:
     """An option as "section.key=value"; a list's texts are quoted as TOML does."""
     return f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 

@@ -80,3 +80,8 @@ def make(name: str, **hyper_parameters: Any) -> Method:
     for key, value in values.items():
         check_value(method, key, value)
     return method.with_hyper(**values)
+
+
+def summing() -> list[str]:
+    """The methods that need no more than sums of replies, and so work with `secure`."""
+    return [name for name, kind in REGISTRY.usable().items() if not kind.pooled and make(name).summed is not None]

@@ -106,6 +106,11 @@ class Wrapper(Method):
 
         return dataclasses.replace(phase, client=wrapped(phase.client, after, attrgetter("inner")), server=server)
 
+    @property
+    def summed(self) -> Method | None:
+        inner = self.inner.summed
+        return None if inner is None else super(Wrapper, dataclasses.replace(self, inner=inner)).summed
+
     # -- states --------------------------------------------------------------------------------------------------------
 
     @property

@@ -121,7 +121,7 @@ def bounds_of(job: Job, stage: Stage, position: int) -> Bounds:
     if all(hyper == settings[0] for hyper in settings):
         settings = settings[:1]
     phases = [(job.phases(stage, hyper)[position], job.configured(hyper)[1]) for hyper in settings]
-    return Bounds(phases, job.task)
+    return Bounds(phases, job.task, job.asked(stage))
 
 
 def initial_state(job: Job) -> State:

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed import models, randomness, tree
-from equifed.channel import CHANNEL_OPTIONS, Channel
+from equifed import methods, models, randomness, tree
+from equifed.channel import CHANNEL_OPTIONS, FEWEST, Channel
 from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
-from equifed.protocol import Method, Phase, Stage, Task
+from equifed.protocol import STAGES, Method, Phase, Stage, Task
 from equifed.settings import RunSettings
 from equifed.simulator.threads import usable_cores
 from equifed.target import parse_targets
@@ -127,7 +127,7 @@ class Job:
     @cached_property
     def channel(self) -> Channel:
         """What the clients' replies go through."""
-        return Channel(self.settings.clip, self.settings.max_update)
+        return Channel(self.settings.clip, self.settings.max_update, self.settings.secure)
 
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""
@@ -164,6 +164,10 @@ class Job:
         count = self.settings.clients_per_round
         assert isinstance(count, int)
         return count
+
+    def asked(self, stage: Stage) -> int:
+        """How many clients an exchange of the stage asks."""
+        return self.cohort_size if stage == "round" else self.task.num_clients
 
     def cohorts(self, round: int) -> np.ndarray:
         """The clients sampled in this round, for every run [R, K]."""
@@ -216,8 +220,10 @@ def make_job(
     if method.pooled:  # one place holds everything, and is always there
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
-        settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0)
+        settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0, secure=False, dropout_late=0.0)
     settings = _resolved(settings, runs[0].federation, seed_list)
+    if settings.secure:
+        method = _summed(method, settings, runs[0].federation)
     task = _task(feds[0], model, settings)
     starts = {seed: _start(model, task.module, method, seed, initial_parameters) for seed in seed_list}
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
@@ -231,6 +237,32 @@ def make_job(
             with blaming(section="run"):
                 channel.check(configured)
     return job
+
+
+def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
+    """The method as it runs with secure sums; a ConfigError where it cannot, or where sums would be of too few."""
+    with blaming(section="run"):
+        found = method.summed
+        if found is None:
+            raise ConfigError(
+                f"hides each client's reply, which {method.name} needs. Methods that work with it: "
+                f"{', '.join(methods.summing())}.",
+                key="secure",
+            )
+        channel = Channel(secure=True)
+        hidden = {stage: any(map(channel.hides, getattr(found, stage))) for stage in STAGES}
+        if fed.num_clients < FEWEST and any(hidden.values()):
+            raise ConfigError(
+                f"needs at least {FEWEST} clients, and this federation has {fed.num_clients}: from a sum of two, each "
+                "knows the other's reply.",
+                key="secure",
+            )
+        count = settings.clients_per_round
+        assert isinstance(count, int), "resolved"
+        if count < FEWEST and hidden["round"]:
+            text = f"must be at least {FEWEST} for secure sums, got {count}: from a sum of two, each knows the other's."
+            raise ConfigError(text, key="clients_per_round", value=count)
+    return found
 
 
 def _check_targets(job: Job) -> None:
