@@ -137,6 +137,18 @@ def of_record(content: RecordDict, record: str) -> Iterator[tuple[str, Attack]]:
         yield f"{record}: {what}", partial(_exchange, name=record, record=replaced)
 
 
+def of_numbers(content: RecordDict, record: str) -> Iterator[tuple[str, Attack]]:
+    """Finite numbers of the right shape and type that no client has."""
+    for name, array in content[record].items():
+        values = array.numpy()
+        for lie in (1e25, -1e25, 3e38):
+            wrong = Array(np.full_like(values, lie))
+            yield f"{record}: {name}: {lie:g}", partial(_put, record=record, name=name, array=wrong)
+    for lie in (-1.0, 0.5, 1e9):
+        array = Array(np.full_like(content[record]["rows"].numpy(), lie))
+        yield f"{record}: rows: {lie:g}", partial(_put, record=record, name="rows", array=array)
+
+
 def of_words() -> Iterator[tuple[str, Attack]]:
     """Attacks on what a reply says of itself."""
     for what, words in WORDS.items():

@@ -76,6 +76,8 @@ def app_of(setting: Setting) -> ClientApp:
         changed = file.stat().st_mtime_ns if file.exists() else 0
         key = (name, file, changed, scaling and scaling[0].tobytes(), min_count)
         if key not in silos:
+            for other in [other for other in silos if other[0] == name]:
+                del silos[other]  # the rows are read once more, not kept once more
             silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
         folder = context.node_config.get("state")
         memory = Memory(context, Path(str(folder)) / check_run(str(asked["run"])) / name if folder else None)

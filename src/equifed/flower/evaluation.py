@@ -192,7 +192,8 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
     for name in ("counts", "loss", "predicted", "calibration"):
         hidden = np.isnan(getattr(every, name)).all(0)
         whole = whole._replace(**{name: np.where(hidden, np.nan, getattr(whole, name))})
-    own = {name: getattr(every, name)[..., :0, :] for name in ("calibration", "unknown_calibration")}
+    # copied: a part of an array keeps all of it in memory, round after round
+    own = {name: getattr(every, name)[..., :0, :].copy() for name in ("calibration", "unknown_calibration")}
     return {"test": whole, "clients": every._replace(**own)}
 
 

@@ -110,6 +110,7 @@ class Link:
         keys = {node.node_id: _fingerprint(node.public_key) for node in self.grid.get_nodes()}
         connected = set(keys)
         self._seen &= connected  # who has left is asked again when it comes back
+        self._joining = {number: node for number, node in self._joining.items() if node in self._seen}
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
         self._joining |= self._send({node: Request("query.join", content) for node in new}, patience)
