@@ -13,6 +13,10 @@ FEW = Note("too-few-replies").to_json()
 RUNS = {"runs": 2, "of": 6, "seed": 3, "hyper": {"epsilon": 0.1}, "excess": 0.25}
 EXAMPLES = {
     "too-few-replies": {},
+    "too-few-masked": {"masked": 3, "cohort": 5, "needed": 4},
+    "too-few-unmasked": {"told": 3, "masked": 4, "cohort": 5, "needed": 4},
+    "shares-unfit": {"client": "north", "shares": 5, "needed": 4},
+    "sum-unfit": {"clients": ["north", "south"]},
     "server-step-failed": {"phase": "train", "error": "ValueError: no"},
     "model-not-finite": {"phase": "train"},
     "compiling-failed": {"error": "OSError"},
@@ -53,6 +57,10 @@ def test_words():
     said = {kind: str(Note(kind, fields)) for kind, fields in EXAMPLES.items()}
     assert said["did-not-answer"] == (
         "north did not answer before round 1 and in rounds 2 to 3 (not connected; no reply)."
+    )
+    assert said["too-few-masked"] == "3 of 5 masked replies came, 4 are needed"
+    assert said["too-few-unmasked"] == (
+        "3 of 4 clients helped to unmask the sum, 4 are needed when one of the cohort is gone"
     )
     assert said["rounds-not-applied"] == (
         "2 of 9 rounds left the model as it was: too few usable replies came (first: seed 0, round 3)."

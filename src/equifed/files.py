@@ -189,9 +189,9 @@ def checksum_of(path: Path) -> str:
         return hashlib.file_digest(file, blake2).hexdigest()
 
 
-def write_sealed(path: Path, value: dict[str, Any]) -> None:
+def write_sealed(path: Path, value: dict[str, Any], mode: int = 0o666) -> None:
     """As JSON that carries its own checksum: for a file that changes by itself."""
-    write_atomic(path, _sealed(path.name, value))
+    write_atomic(path, _sealed(path.name, value), mode)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

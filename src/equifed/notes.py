@@ -178,6 +178,15 @@ WORDS: Mapping[str, Callable[..., str]] = {
     # why a round had no effect: parts of a sentence
     "too-few-replies": lambda: "too few usable replies came",
     "server-step-failed": lambda phase, error: f"the server's step of {phase} failed with {error}",
+    "too-few-masked": lambda masked, cohort, needed: f"{masked} of {cohort} masked replies came, {needed} are needed",
+    "too-few-unmasked": lambda told, masked, cohort, needed: (
+        f"{told} of {masked} clients helped to unmask the sum, {needed} are needed"
+        + " when one of the cohort is gone" * (masked < cohort)
+    ),
+    "shares-unfit": lambda client, shares, needed: (
+        f"the mask of {client} could not be rebuilt from the {shares} shares that came ({needed} true ones are needed)"
+    ),
+    "sum-unfit": lambda clients: f"masked replies of {', '.join(clients)} do not fit the exchange",
     "model-not-finite": lambda phase: f"after {phase} the model would have NaN or Inf",
     # how the engine ran
     "kernel": _kernel,

@@ -1,0 +1,93 @@
+"""Who vouches for a silo's key in a run: its node's key, by which it is known to Flower, signs it; a roster, exchanged
+among the silos and not by the server, says whose node has which key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from equifed.errors import ConfigError
+from equifed.files import read_regular
+from equifed.secure.exchange import Refused
+from equifed.secure.primitives import packed
+from equifed.words import quoted
+
+MOST = 1 << 20
+"""Bytes of a roster or a key file."""
+
+
+def sign(private_key_file: Path, run: str, app: str, public: bytes) -> bytes:
+    """The node's signature (ECDSA, SHA-384) of its key in a run; app: the digest of what the silo takes part in."""
+    try:
+        key = load_ssh_private_key(read_regular(private_key_file, MOST), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"The node's private key cannot be read from {private_key_file}: {error}.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{private_key_file} holds no key on an elliptic curve, as `equifed flower init` makes them.")
+    return key.sign(_signed(run, app, public), ec.ECDSA(SHA384()))
+
+
+def verify(node_public_key: bytes, run: str, app: str, public: bytes, signature: bytes) -> None:
+    """Refuse a key that was not signed by this node. node_public_key: a line as in OpenSSH's NAME.pub."""
+    try:
+        _node_key(node_public_key).verify(signature, _signed(run, app, public), ec.ECDSA(SHA384()))
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm) as error:
+        raise Refused("cannot be made: a key of the run is not signed by its silo's node") from error
+
+
+def _node_key(line: bytes) -> ec.EllipticCurvePublicKey:
+    key = load_ssh_public_key(line)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("no key on an elliptic curve")
+    return key
+
+
+def _signed(run: str, app: str, public: bytes) -> bytes:
+    return packed("equifed run key", run, app, public)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The public keys of the silos' nodes, as the silos have told each other."""
+
+    keys: Mapping[str, bytes]
+    """By silo, each a line as in OpenSSH's NAME.pub."""
+
+    @classmethod
+    def read(cls, path: Path) -> Roster:
+        """From a JSON file: {"silo": "ecdsa-sha2-nistp384 AAAA...", ...}."""
+        try:
+            listed = json.loads(read_regular(path, MOST))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"The roster cannot be read: {error}.", file=path) from error
+        if not isinstance(listed, dict) or not all(isinstance(line, str) for line in listed.values()):
+            raise ConfigError('A roster is a JSON object, {"silo": "its node\'s public key", ...}.', file=path)
+        owners: dict[object, str] = {}
+        for name, line in listed.items():
+            try:
+                number = _node_key(line.encode()).public_numbers()
+            except (ValueError, UnsupportedAlgorithm) as error:
+                text = f"The roster's key of {quoted(name)} is no public key on an elliptic curve in OpenSSH's form."
+                raise ConfigError(text, file=path) from error
+            if number in owners:
+                text = f"The roster has one key for {quoted(owners[number])} and {quoted(name)}."
+                raise ConfigError(text, file=path)
+            owners[number] = name
+        return cls({name: line.encode() for name, line in listed.items()})
+
+    def check(self, name: str, run: str, app: str, public: bytes, signature: bytes) -> None:
+        """Refuse a silo's key in a run for which its node does not vouch."""
+        if name not in self.keys:
+            raise Refused(f"cannot be made: {quoted(name)} is not in this silo's roster")
+        try:
+            verify(self.keys[name], run, app, public, signature)
+        except Refused as error:
+            text = f"cannot be made: the key of {quoted(name)} is not signed by the node that the roster has for it"
+            raise Refused(text) from error
