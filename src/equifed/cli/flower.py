@@ -25,6 +25,9 @@ MethodName = Annotated[
     typer.Option("--method", metavar="NAME", help="A method of `equifed methods`. (default: fedavg-gr)"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+Secure = Annotated[
+    bool, typer.Option("--secure", help="Sum replies so that nobody sees a single one; needs three silos or more.")
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds of training. (default: 5)")]
 
 
@@ -71,17 +74,40 @@ def init(
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
+    secure: Secure = False,
 ) -> None:
     """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
 
     With --table or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to the silos.
     """
-    from equifed.cli.flower_runs import make, schema_of_options
+    from equifed.cli.flower_runs import make, needed, schema_of_options
 
     given = schema_of_options(table, label, sensitive, min_group, positive, meaning, schema)
-    made = make(folder, silos=silos, method=method, rounds=rounds, address=address, port=port, schema=given)
+    options = {"method": method, "rounds": rounds, "address": address, "port": port, "schema": given, "secure": secure}
+    made = make(folder, silos=silos, **options)
     show(near(made.path / "README.md"))
     say("The file above has every command, for the server and for each silo.")
+    if secure:
+        say(needed(len(made.silos())))
+
+
+@command(flower_app)
+def roster(
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="The roster to write, such as roster.json.")],
+    keys: Annotated[
+        list[Path], typer.Argument(metavar="NAME.pub...", help="The silos' public keys, each named after its silo.")
+    ],
+) -> None:
+    """At a silo: list whose public key is whose, so that its node need not take the server's word for it.
+
+    Get the keys from the silos themselves, not through the server, and name the list in the node's configuration:
+    roster="roster.json". A run with secure sums then begins only if every silo's key is signed by the key listed here.
+    """
+    from equifed.cli.flower_runs import write_roster
+
+    for name, fingerprint in write_roster(output, keys):
+        show(f"{name}  {fingerprint}")
+    say(f"Wrote {near(output)}. Compare these with what `ssh-keygen -lf NAME.pub` prints at each silo.")
 
 
 @command(flower_app)
@@ -91,6 +117,7 @@ def demo(
     ] = DEMO,
     method: MethodName = None,
     rounds: Rounds = None,
+    secure: Secure = False,
     json: Json = False,
 ) -> None:
     """See a real federation on this machine: a server, three silos with COMPAS data, TLS, and the report at the end.
@@ -99,7 +126,7 @@ def demo(
     """
     from equifed.cli.flower_runs import demonstrate
 
-    demonstrate(folder, method, rounds, json)
+    demonstrate(folder, method, rounds, secure, json)
 
 
 @command(flower_app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
+from collections.abc import Sequence
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,30 @@ def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
     return create(path, **{name: value for name, value in options.items() if value is not None})
 
 
-def demonstrate(path: Path, method: str | None, rounds: int | None, json: bool = False) -> None:
+def needed(silos: int) -> str:
+    """How many silos of a federation with secure sums must answer."""
+    from equifed.secure import threshold
+
+    least = threshold(silos)
+    who = "every silo" if least == silos else f"at least {least} of the {silos} silos"
+    return f"Secure sums: {who} must answer, or the round is not applied."
+
+
+def write_roster(output: Path, keys: Sequence[Path]) -> list[tuple[str, str]]:
+    """The silos' names and the fingerprints of their public keys, which are written to the file."""
     require_flower()
-    folder = _demo_folder(path, method, rounds)
+    from equifed.secure import Roster
+
+    if output.exists():
+        raise ConfigError(f"{output} is there already; nothing is overwritten. Name a new file, or remove this one.")
+    collected = Roster.collect(keys)
+    collected.write(output)
+    return [(name, collected.fingerprint(name)) for name in collected.keys]
+
+
+def demonstrate(path: Path, method: str | None, rounds: int | None, secure: bool = False, json: bool = False) -> None:
+    require_flower()
+    folder = _demo_folder(path, method, rounds, secure)
     _carry_out(LocalFederation(folder), _new_run(folder), json)
 
 
@@ -99,20 +121,25 @@ def resume(path: Path, reference: str | None, local: bool, json: bool = False) -
 # -- which run ---------------------------------------------------------------------------------------------------------
 
 
-def _demo_folder(path: Path, method: str | None, rounds: int | None) -> Folder:
+def _demo_folder(path: Path, method: str | None, rounds: int | None, secure: bool) -> Folder:
     """A new one, or the one that an earlier demo made, if it is what is wanted."""
     if not Folder(path).federation.is_file():
-        folder = make(path, method=method, rounds=rounds)
+        folder = make(path, method=method, rounds=rounds, secure=secure)
         say(f"Made {near(folder.path)}: an app, certificates, keys and data of three silos.")
         return folder
     folder = Folder.of(path)
     config = _config(folder)
-    given = (("--method", method, config.method.name), ("--rounds", rounds, config.run.rounds))
+    given = (
+        ("--method", method, config.method.name),
+        ("--rounds", rounds, config.run.rounds),
+        ("--secure", secure or None, config.run.secure),
+    )
     for option, value, present in given:
         if value is not None and value != present:
+            what = f"{option} {value}" if value is not True else option
+            with_what = f", with {present}" if value is not True else " without"
             raise ConfigError(
-                f"{option} {value}: {near(folder.path)} is already a federation, with {present}. "
-                "Name another folder with --folder."
+                f"{what}: {near(folder.path)} is already a federation{with_what}. Name another folder with --folder."
             )
     missing = [silo for silo in folder.silos() if not folder.data(silo).is_file()]
     if missing:

@@ -12,6 +12,9 @@ in. Ranges come from halving: one half first, because the table tells how many r
 quarters, down to single bins as long as both parts have enough. So the ranges of two rounds, or of two similar models,
 are nested and never overlap, and no difference between them is a small count. What a range holds is sent in the bin of
 its mean score.
+
+Under secure sums the server is told nothing of a single client: what all of them counted is one sum, of integers
+(`integers`), and the same rules withhold what is small in it before anything is kept (`of_all`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from equifed.fixed_point import LIMBS, decode, decode_wide, encode, encode_wide
 from equifed.flower.records import EVALUATION, BadMessage, unpack
 from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.scored import Scored
@@ -195,6 +199,52 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
     # copied: a part of an array keeps all of it in memory, round after round
     own = {name: getattr(every, name)[..., :0, :].copy() for name in ("calibration", "unknown_calibration")}
     return {"test": whole, "clients": every._replace(**own)}
+
+
+# -- as one sum --------------------------------------------------------------------------------------------------------
+
+
+def integers(scored: Scored, task: Task, clients: int) -> np.ndarray:
+    """One client's scores as what is summed over so many clients, int64 [n]: rows as they are, sums of losses and
+    scores in fixed point, those of a regression, which may be of any size, exactly. Raises `OutOfRange`."""
+    counts = np.concatenate([scored.counts[0], scored.unknown])
+    loss = np.concatenate([scored.loss[0], scored.unknown_loss])
+    histograms = np.concatenate([scored.calibration[0], scored.unknown_calibration])
+    whole = np.concatenate([counts.ravel(), histograms[..., :2].ravel()]).astype(np.int64)
+    if task.kind == "regression":
+        total = np.nan_to_num(scored.mean[0]) * scored.counts[0, :, 0, 0]
+        sums = encode_wide(np.concatenate([loss.ravel(), total]), clients)
+    else:
+        sums = encode(torch.from_numpy(np.concatenate([loss.ravel(), histograms[..., 2].ravel()])), clients).numpy()
+    return np.concatenate([whole, sums.ravel()])
+
+
+def of_all(total: np.ndarray, task: Task, rows: int, min_count: int) -> dict[str, Scored]:
+    """The scores of all clients together from the sum of their `integers`, with what is small withheld; refused when
+    no clients with so many test rows have them."""
+    groups, classes = task.num_groups + 1, max(task.num_classes, 1)
+    bins, regression = like(task)["calibration"].shape[1], task.kind == "regression"
+    parts = np.split(total, np.cumsum([groups * classes**2, groups * bins * 2]))
+    counts = parts[0].reshape(groups, classes, classes)
+    if regression:
+        sums = decode_wide(parts[2].reshape(-1, LIMBS))
+    else:
+        sums = decode(torch.from_numpy(parts[2]), torch.float64).numpy()
+    loss, rest = np.split(sums, [groups * classes])
+    loss = loss.reshape(groups, classes)
+    histograms = np.zeros((groups, bins, 3))
+    mean = np.full(task.num_groups, np.nan)
+    if regression:
+        number = counts[:-1, 0, 0]
+        mean = np.where(number > 0, rest / np.maximum(number, 1), np.nan)
+    else:
+        histograms = np.concatenate([parts[1].reshape(groups, bins, 2), rest.reshape(groups, bins, 1)], -1)
+    known, unknown = ([part[None, where] for part in (counts, loss, histograms)] for where in (slice(-1), -1))
+    scored = Scored(known[0], known[1], np.full(1, np.nan), mean[None], known[0].sum(2), known[2], *unknown)
+    if (counts < 0).any():
+        raise BadMessage("has negative counts in its evaluation")
+    shown = read(RecordDict({EVALUATION: withheld(scored, min_count)}), task, rows)
+    return {"test": together([shown], task)["test"]}
 
 
 class Withheld(NamedTuple):

@@ -13,6 +13,7 @@ from equifed.errors import ConfigError
 if TYPE_CHECKING:
     from equifed.secure.exchange import Exchange, Masked, NotSummed, Refused, Told, Total
     from equifed.secure.keys import Roster, sign, verify
+    from equifed.secure.primitives import usable
     from equifed.secure.rules import FEWEST, masked_bytes, threshold, unmask_bytes, unsummed
     from equifed.secure.server import total
     from equifed.secure.silo import Silo
@@ -22,6 +23,7 @@ _HOMES = {
     **dict.fromkeys(("Exchange", "Masked", "NotSummed", "Refused", "Told", "Total"), "exchange"),
     **dict.fromkeys(("Roster", "sign", "verify"), "keys"),
     "Silo": "silo",
+    "usable": "primitives",
     "total": "server",
 }
 

@@ -4,17 +4,18 @@ among the silos and not by the server, says whose node has which key."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key, ssh_key_fingerprint
 
 from equifed.errors import ConfigError
-from equifed.files import read_regular
+from equifed.files import read_regular, to_json, write_atomic
 from equifed.secure.exchange import Refused
 from equifed.secure.primitives import packed
 from equifed.words import quoted
@@ -69,6 +70,23 @@ class Roster:
             raise ConfigError(f"The roster cannot be read: {error}.", file=path) from error
         if not isinstance(listed, dict) or not all(isinstance(line, str) for line in listed.values()):
             raise ConfigError('A roster is a JSON object, {"silo": "its node\'s public key", ...}.', file=path)
+        return cls._of(listed, path)
+
+    @classmethod
+    def collect(cls, files: Iterable[Path]) -> Roster:
+        """From the files with the silos' public keys, each called NAME.pub."""
+        listed: dict[str, str] = {}
+        for file in files:
+            if file.suffix != ".pub" or file.stem in listed:
+                raise ConfigError("The public key of a silo is a file NAME.pub, one for each silo.", file=file)
+            try:
+                listed[file.stem] = read_regular(file, MOST).decode().strip()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"The public key cannot be read: {error}.", file=file) from error
+        return cls._of(listed, None)
+
+    @classmethod
+    def _of(cls, listed: Mapping[str, str], path: Path | None) -> Roster:
         owners: dict[object, str] = {}
         for name, line in listed.items():
             try:
@@ -81,6 +99,14 @@ class Roster:
                 raise ConfigError(text, file=path)
             owners[number] = name
         return cls({name: line.encode() for name, line in listed.items()})
+
+    def write(self, path: Path) -> None:
+        write_atomic(path, to_json({name: line.decode() for name, line in self.keys.items()}))
+
+    def fingerprint(self, name: str) -> str:
+        """Of a silo's key, as `ssh-keygen -lf NAME.pub` has it."""
+        digest = ssh_key_fingerprint(_node_key(self.keys[name]), SHA256())
+        return "SHA256:" + b64encode(digest).decode().rstrip("=")
 
     def check(self, name: str, run: str, app: str, public: bytes, signature: bytes) -> None:
         """Refuse a silo's key in a run for which its node does not vouch."""

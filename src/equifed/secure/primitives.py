@@ -41,6 +41,15 @@ def derive(secret: bytes, purpose: str, *context: Part) -> bytes:
     return HKDF(SHA256(), KEY, salt=None, info=packed("equifed", purpose, *context)).derive(secret)
 
 
+def usable(public: bytes) -> bool:
+    """Whether it is a public key with which only two would know what they share."""
+    try:
+        agree(X25519PrivateKey.generate(), public)
+    except ValueError:
+        return False
+    return True
+
+
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
     """The secret that two silos share; a ValueError for a key with which anybody could know it (of low order)."""
     return private.exchange(X25519PublicKey.from_public_bytes(public))

@@ -54,6 +54,12 @@ class Silo:
         self.public: bytes = self._private.public_key().public_bytes_raw()
         self._pairs: dict[tuple[str, bytes], bytes] = {}
 
+    @property
+    def peers(self) -> frozenset[str]:
+        """The silos that it has masked a reply together with: their keys never change."""
+        with self._lock:
+            return frozenset(self._read()["peers"])
+
     def check(self, exchange: Exchange) -> None:
         """Refuse to take part, before any work is done; `mask` checks it again."""
         with self._lock:

@@ -4,6 +4,7 @@ README.md                     every command, for the server's machine and for ea
 app/                          what `flwr run` ships to the nodes: pyproject.toml, app.py, federation.toml, schema.json
 certificates/                 of the server, and of the authority that signed it
 keys/NAME, NAME.pub           a silo's key pair
+roster.json                   of a trial with secure sums: the silos' public keys, which they else collect themselves
 flwr/config.toml              where the SuperLink is; FLWR_HOME of the server's machine
 data/                         of a trial: one file per silo, and the server's validation rows
 runs/ logs/ local/            made later: results, the programs' logs, memory of what runs on this machine
@@ -31,7 +32,8 @@ from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, check_number
 from equifed.files import writable_folder
 from equifed.flower.deployment.installed import require_flower
-from equifed.methods import make
+from equifed.methods import make, summing
+from equifed.secure import FEWEST, threshold
 from equifed.settings import Local
 from equifed.task import label_kind
 from equifed.words import MOST, quoted
@@ -85,6 +87,12 @@ class Folder:
     def public_key(self, silo: str) -> Path:
         return self.path / "keys" / f"{silo}.pub"
 
+    @property
+    def roster(self) -> Path | None:
+        """The list of the silos' public keys, where the folder has one."""
+        file = self.path / "roster.json"
+        return file if file.is_file() else None
+
     def data(self, silo: str) -> Path:
         return self.config().paths()[silo].resolve()
 
@@ -118,8 +126,10 @@ def create(
     address: str = ADDRESS,
     port: int = PORT,
     schema: Schema | None = None,
+    secure: bool = False,
 ) -> Folder:
-    """A new folder. Without a schema it is a trial: COMPAS, dealt to the silos at random."""
+    """A new folder. Without a schema it is a trial: COMPAS, dealt to the silos at random. secure: replies are summed so
+    that nobody sees a single one."""
     require_flower()
     target = path.resolve()
     _check_place(target)
@@ -130,12 +140,18 @@ def create(
     trial = schema is None
     tables, schema = _trial(silos, trained) if schema is None else ({}, schema)
     _check_method(trained, schema)
+    if secure:
+        _check_secure(trained, silos)
     from equifed.flower.deployment import credentials
 
     with _in_one_step(target) as draft:
         end = credentials.write_certificates(draft / "certificates", address)
         for silo in silos:
             credentials.write_key_pair(draft / "keys", silo)
+        if secure and trial:
+            from equifed.secure import Roster
+
+            Roster.collect(Folder(draft).public_key(silo) for silo in silos).write(draft / "roster.json")
         (draft / "data").mkdir(mode=0o700)
         for name, table in tables.items():
             table.to_parquet(draft / "data" / f"{name}.parquet", index=False)
@@ -150,6 +166,8 @@ def create(
             "remote": address not in LOOPBACK,
             "trial": trial,
             "needs_validation": trained.needs_validation,
+            "secure": secure,
+            "threshold": threshold(len(silos)),
             "end": end.date().isoformat(),
         }
         for name in _templates().list_templates():
@@ -165,9 +183,10 @@ def render(template: str, words: Mapping[str, Any]) -> str:
     return _templates().get_template(template).render(words, node_config=node_config)
 
 
-def node_config(silo: str, data: Path, state: Path) -> str:
+def node_config(silo: str, data: Path, state: Path, key: Path | None = None, roster: Path | None = None) -> str:
     """A SuperNode's --node-config."""
-    return f'client-id="{silo}" data="{data}" state="{state}"'
+    files = {"data": data, "state": state, "key": key, "roster": roster}
+    return " ".join([f'client-id="{silo}"', *(f'{name}="{file}"' for name, file in files.items() if file)])
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -256,6 +275,19 @@ def _check_address(address: str, port: int) -> None:
         raise ConfigError(
             f"--address {address!r} is neither a host name nor an IPv4 address. Give the one by which the silos reach "
             "the server, without a port, e.g. federation.example.org."
+        )
+
+
+def _check_secure(method: Method, silos: Sequence[str]) -> None:
+    if len(silos) < FEWEST:
+        raise ConfigError(
+            f"--secure: a sum over fewer than {FEWEST} silos hides nobody, and {len(silos)} are named. Name more with "
+            "--silos, or leave --secure out."
+        )
+    if method.summed is None:
+        raise ConfigError(
+            f"--secure hides each silo's reply, which {method.name} needs. Methods that work with it: "
+            f"{', '.join(summing())}."
         )
 
 

@@ -123,6 +123,7 @@ class LocalFederation(SubmittedRun):
     def start_silo(self, silo: str) -> None:
         own = self._own / "nodes" / silo
         private_folder(own)
+        signing = (self.folder.key(silo), self.folder.roster) if self.folder.config().run.secure else ()
         self.start(
             silo,
             [
@@ -130,7 +131,7 @@ class LocalFederation(SubmittedRun):
                 *("--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self._ports[silo])),
                 *("--root-certificates", self.folder.certificates / "ca.crt"),
                 *("--auth-supernode-private-key", self.folder.key(silo)),
-                *("--node-config", node_config(silo, self.folder.data(silo), own / "state")),
+                *("--node-config", node_config(silo, self.folder.data(silo), own / "state", *signing)),
             ],
             environment(own / "flwr"),
             own,
