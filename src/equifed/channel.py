@@ -12,6 +12,10 @@ for each such field of each client, over all its entries together (also where it
 does with clipped updates is a mean weighted by the same weights, so no client can move it by more than C.
 
 `max_update` is the norm of an update that is refused instead, with the whole reply: see `equifed.bounds`.
+
+Robust rules (`equifed.robust`) look at the updates of all clients before they are gathered (`Channel.resist`). Where
+replies are summed, every update becomes their robust mean; where they are stacked, each is let through as far as the
+rule trusts it. Of a client whose update is not taken at all nothing else is either, as if it had not answered.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from torch import Tensor
 from equifed import fixed_point, tree
 from equifed.errors import ConfigError
 from equifed.protocol import YES_OR_NO, Method, Phase, Record, Update, wrapped
+from equifed.robust import RuleName, aggregate, capped_weights, fewest, liars_among, like
 from equifed.tree import Tree
 
 FEWEST = 3
@@ -44,6 +49,20 @@ class Gathered(NamedTuple):
     """How many of them were clipped; None where nothing is."""
 
 
+class Resisted(NamedTuple):
+    """The replies of one exchange after a robust rule."""
+
+    replies: Record
+    present: Tensor
+    """Whose reply counts [K]."""
+    cut: Tensor
+    """How much of each client's update was cut, from 0 to 1 [K]."""
+    counted: Tensor
+    """Whose update the rule looked at [K], boolean."""
+    enough: Tensor
+    """Whether they are as many as the rule needs."""
+
+
 @dataclass(frozen=True)
 class Channel:
     """The settings of the channel; its numbers can be swept like hyper-parameters."""
@@ -54,6 +73,10 @@ class Channel:
     """The L2 norm that an update of an honest client never has: a reply with a longer one is refused."""
     secure: bool = False
     """Sums are made of integers (`equifed.fixed_point`), as they come out of masked replies."""
+    robust: RuleName | None = None
+    """What takes the place of the mean of updates. None: nothing."""
+    liars: float | Tensor = 0.2
+    """The share of a round's clients that may lie, which a robust rule withstands."""
 
     def hides(self, phase: Phase) -> bool:
         """Whether nobody sees a single reply of this phase."""
@@ -61,25 +84,52 @@ class Channel:
 
     def check(self, method: Method) -> None:
         """Raise a ConfigError for what cannot be done to this method's replies."""
-        if self.clip is None:
+        if self.clip is None and self.robust is None:
             return
+        key = "robust" if self.clip is None else "clip"
+        does = "compares" if self.clip is None else "bounds the norm of"
         phases = [phase for stage in (method.setup, method.round, method.final) for phase in stage]
         if not any(phase.updates for phase in phases):
             sent = sorted({field for phase in phases for field in phase.up})
             raise ConfigError(
-                f"bounds the norm of the model updates that clients send, but {method.name} sends none: "
+                f"{does} the model updates that clients send, but {method.name} sends none: "
                 + (f"its clients send {', '.join(sent)}." if sent else "nothing leaves its clients.")
-                + " Leave clip out, or take a method whose phases declare updates, such as fedavg.",
-                key="clip",
+                + f" Leave {key} out, or take a method whose phases declare updates, such as fedavg.",
+                key=key,
             )
         for phase in phases:
             for field, update in phase.updates.items():
+                if self.robust is not None and update.among is not None:
+                    raise ConfigError(
+                        f"compares the model updates of all clients, but those of {method.name} train different models "
+                        f"({update.among}), and a few liars could be most of those who train one. Leave robust out.",
+                        key="robust",
+                    )
                 missing = {field, update.weight or field} - {*phase.up} or {update.around or None} - {None, *phase.down}
                 if missing:
                     raise ConfigError(
                         f"{method.name}, phase {phase.name!r}: the update {field!r} is declared with "
                         f"{', '.join(map(repr, missing))}, which the phase does not send. Correct its `updates`."
                     )
+
+    def check_cohort(self, asked: int) -> None:
+        """Raise a ConfigError where the robust rule can do nothing for so many clients in a round."""
+        if self.robust is None:
+            return
+        f = int(liars_among(self.liars, asked))
+        needed = int(fewest(self.robust, torch.tensor(f)))
+        if needed > asked:
+            raise ConfigError(
+                f"{float(self.liars):g} of {asked} clients in a round are f = {f} liars; {self.robust} needs 2 f + 3, "
+                f"{needed} clients, to withstand them. Take more clients in a round, fewer liars or another rule.",
+                key="liars",
+            )
+        if not f and float(self.liars) > 0:
+            raise ConfigError(
+                f"{float(self.liars):g} of {asked} clients in a round is less than one client: {self.robust} would "
+                f"withstand nobody. Give at least {1 / asked:.3g}, more clients in a round, or 0 to cut nothing.",
+                key="liars",
+            )
 
     def through(self, phase: Phase) -> Phase:
         """The phase whose replies have gone through the channel."""
@@ -99,6 +149,43 @@ class Channel:
             client=wrapped(phase.client, lambda down, state, reply, new: (send(down, reply), new)),
             bounds={**phase.bounds, CLIPPED: YES_OR_NO},
         )
+
+    def resists(self, phase: Phase) -> bool:
+        """Whether a robust rule looks at the replies of this phase."""
+        return self.robust is not None and bool(phase.updates)
+
+    def resist(self, phase: Phase, down: Record, replies: Record, present: Tensor, asked: int) -> Resisted:
+        """What a robust rule leaves of the replies [K, ...] of one exchange, for which so many clients were asked;
+        zeros where `present` [K] is 0."""
+        assert self.robust is not None
+        here, weights = present > 0, {}
+        for field, update in phase.updates.items():
+            weights[field] = torch.ones_like(present) if update.weight is None else replies[update.weight]
+            here = here & (weights[field] > 0)  # without a weight there is no update
+        updates = {
+            field: tree.map(
+                lambda leaf, weight=weights[field]: torch.where(
+                    like(here, leaf), leaf / like(weight, leaf).clamp_min(1e-30), 0.0
+                ),
+                update_of(update, down, replies[field]),
+            )
+            for field, update in phase.updates.items()
+        }
+        f = liars_among(self.liars, asked).to(present.device)
+        found = aggregate(self.robust, updates, weights, here, f)
+        made: Record = dict(replies)
+        for field, update in phase.updates.items():
+            weight = weights[field]
+            if phase.gather == "sum":
+                single = tree.map(lambda leaf: leaf.expand(len(here), *leaf.shape), found.centre[field])
+            else:  # each is weighted by the server, which sees the weights too
+                single, weight = found.single[field], capped_weights(weight, here)
+                made |= {} if update.weight is None else {update.weight: weight}
+            value = tree.map(lambda leaf, weight=weight: leaf * like(weight, leaf), single)
+            made[field] = value if update.around is None else tree.add(down[update.around], value)
+        present = torch.where(found.dropped, 0.0, present)
+        made = tree.where(present > 0, made, tree.zeros_like(made))
+        return Resisted(made, present, found.cut, here, here.sum() >= fewest(self.robust, f))
 
     def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:
         """The server's view of `replies` [..., K, ...], all zeros where `present` [..., K] is 0."""
@@ -128,7 +215,7 @@ class Channel:
         return tree.map(lambda new, old: torch.where(long, new, old), short, reply[field]), long
 
 
-CHANNEL_OPTIONS = ("clip", "max_update")
+CHANNEL_OPTIONS = ("clip", "max_update", "liars")
 """What can be swept besides a method's hyper-parameters."""
 
 

@@ -177,6 +177,9 @@ def _kernel(phase: str, kernel: str, obstacle: str = "") -> str:
 WORDS: Mapping[str, Callable[..., str]] = {
     # why a round had no effect: parts of a sentence
     "too-few-replies": lambda: "too few usable replies came",
+    "too-few-for-rule": lambda rule, needed, liars: (
+        f"{rule} needs {needed} updates to withstand {liars} liar{'s' * (liars != 1)}, and fewer came"
+    ),
     "server-step-failed": lambda phase, error: f"the server's step of {phase} failed with {error}",
     "too-few-masked": lambda masked, cohort, needed: f"{masked} of {cohort} masked replies came, {needed} are needed",
     "too-few-unmasked": lambda told, masked, cohort, needed: (

@@ -247,13 +247,16 @@ class Draw:
 class Update:
     """What a field of a reply that moves the model consists of: the update itself, times a weight or added to a model.
 
-    Its norm is what clipping bounds, and what is refused when it is too large; see `equifed.channel`.
+    Its norm is what clipping bounds, and what is refused when it is too large; robust rules compare it with those of
+    the other clients. See `equifed.channel`.
     """
 
     weight: str | None = None
     """The field of the reply that the update is multiplied by, as the server divides by its sum; None: by nothing."""
     around: str | None = None
     """The field of `down` that was added to it: the client replies with a model of its own."""
+    among: str | None = None
+    """The field of the reply that says which of several models the update is of; None: all clients train the same."""
 
 
 def once(task: Task) -> int:

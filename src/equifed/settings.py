@@ -15,6 +15,9 @@ from equifed.target import check_confidence, parse_targets
 
 EngineName = Literal["lanes", "reference"]
 KernelName = Literal["auto", "fused", "clients", "traced", "compiled"]
+RuleName = Literal["median", "trimmed-mean", "krum", "multi-krum", "clipped-mean"]
+RULES: tuple[RuleName, ...] = get_args(RuleName)
+"""Robust rules, see `equifed.robust`."""
 
 SEEDS = 5
 """How many seeds a run has that loads its data itself, from a configuration or the command line."""
@@ -111,6 +114,12 @@ class RunSettings:
     max_update: float = 1e6
     """The L2 norm that a client's model update never has: a reply with a longer one is refused, as is one that is far
     longer than the others' of its round."""
+    robust: RuleName | None = None
+    """What takes the place of the mean of the clients' model updates, so that some clients may lie: "median",
+    "trimmed-mean", "krum", "multi-krum" or "clipped-mean". A simulation then also trains with the plain mean, to show
+    what the rule does to accuracy and gaps. Left out: the plain mean."""
+    liars: float = 0.2
+    """The share of a round's clients that may lie, which the robust rule is to withstand; below 0.5."""
     metrics: Sequence[Any] | str = ()
     """Metrics besides those of the catalogue, a list or A,B,...: "module:Name", the name of an installed one, or in
     Python the `equifed.metrics.Metric` itself."""
@@ -141,6 +150,15 @@ class RunSettings:
         if self.dropout_late and not self.secure:
             text = "is about the unmasking of secure sums: set secure = true too, or leave it out."
             raise ConfigError(text, key="dropout_late", value=self.dropout_late)
+        if self.robust is not None and self.robust not in RULES:
+            raise unknown_name("robust rule", self.robust, RULES, key="robust")
+        check_number("liars", self.liars, low=0)
+        if self.liars >= 0.5:
+            text = f"must be below 0.5, got {self.liars}: no rule can tell which half lies."
+            raise ConfigError(text, key="liars", value=self.liars)
+        if self.robust is not None and self.secure:
+            text = "compares the updates of single clients, which secure = true hides. Leave out one of them."
+            raise ConfigError(text, key="robust", value=self.robust)
         count = self.clients_per_round
         if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
             text = f"must be a whole number of at least 1, or 'all', got {count!r}."
@@ -212,6 +230,8 @@ class RunOptions(TypedDict, total=False):
     threads: int | None
     clip: float | None
     max_update: float
+    robust: RuleName | None
+    liars: float
     metrics: Sequence[Any] | str
     target: Sequence[Any] | str
     confidence: float | Literal["mean"]

@@ -84,7 +84,7 @@ class Watch:
     def _values(self, step: Step, names: Sequence[str]) -> dict[str, Moments]:
         """Global test metrics over the runs."""
         _, scores = max(step.scores.items())
-        return {name: moments(values) for name, values in overall(scores, names).items()}
+        return {name: moments(values) for name, values in overall(scores[: len(self.job.wanted)], names).items()}
 
     def _measured(self, step: Step) -> str:
         values = self._values(step, [*filter(None, ("loss", self._quality, self._disparity))])
@@ -97,7 +97,7 @@ class Watch:
         values = self._values(step, ("loss", *self._shown))
         title = f"{self.title}: round {step.round} of {self.job.rounds}{self._left(step)}"
         table = plain_table("metric", "now", "± over runs", "change", numbers=[1, 2, 3], title=title)
-        spread = "{:.3f}".format if len(self.job.runs) > 1 else lambda std: ""
+        spread = "{:.3f}".format if len(self.job.wanted) > 1 else lambda std: ""
         for name, (mean, std, _) in values.items():
             change = f"{mean - self._before[name].mean:+.3f}" if name in self._before else ""
             table.add_row(name.replace("_", " "), f"{mean:.3f}", spread(std), change)

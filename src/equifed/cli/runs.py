@@ -228,7 +228,8 @@ def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
     try:
         return job_of(config, feds)
     except ConfigError as error:
-        if named or (error.section != "method" and error.key != "clip"):  # the settings are no method's fault
+        own = error.section == "method" or error.key in ("clip", "robust")
+        if named or not own:  # the settings are no method's fault
             raise
         say(f"{name} is left out: {error.text}")
         return None

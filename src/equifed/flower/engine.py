@@ -104,28 +104,39 @@ class FlowerEngine:
         if not sampled:
             return Exchange(state, used, rejections)
         if len(replies) < min(self.min_replies, len(self._ids)):
-            return Exchange(state, used, rejections, Note("too-few-replies"))
-        return self._applied(state, phase, number, replies, Exchange(state, used, rejections))
+            return Exchange(state, used, rejections, {0: Note("too-few-replies")})
+        return self._applied(state, stage, phase, number, replies, Exchange(state, used, rejections))
 
     def _applied(
-        self, state: State, phase: Phase, number: int, replies: Mapping[int, Record], exchange: Exchange
+        self, state: State, stage: Stage, phase: Phase, number: int, replies: Mapping[int, Record], exchange: Exchange
     ) -> Exchange:
         """The exchange with the server's step taken, or what stood in its way."""
         clients, method = np.array(list(replies)), self.job.method
         moved = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
         try:
-            gathered = gather(self.job, phase, moved, clients)
+            down = method.sent(tree.take(state.server, 0), phase.down)
+            gathered, cut, obstacle = gather(self.job, stage, phase, down, moved, clients)
+            if obstacle is not None:
+                return replace(exchange, obstacles={0: obstacle})
             server = phase.server(tree.take(state.server, 0), gathered.replies, data_of(self._validation, self.job))
         except Exception as error:  # replies that are each possible, and together are not
             failed = {"phase": phase.name, "error": clean(f"{type(error).__name__}: {error}")}
-            return replace(exchange, obstacle=Note("server-step-failed", failed))
+            return replace(exchange, obstacles={0: Note("server-step-failed", failed)})
         if not finite(method.sent(server, method.predicts_with)):
-            return replace(exchange, obstacle=Note("model-not-finite", {"phase": phase.name}))
+            return replace(exchange, obstacles={0: Note("model-not-finite", {"phase": phase.name})})
         last = state.last_reply.clone()
         last[0, torch.from_numpy(clients)] = number
         stepped = State(tree.map(lambda leaf: leaf.unsqueeze(0), server), clients=(), last_reply=last)
         clipped = None if gathered.clipped is None else gathered.clipped[None].cpu().numpy()
-        return replace(exchange, state=stepped, clipped=clipped)
+        return replace(exchange, state=stepped, clipped=clipped, cut=self._cut(phase, exchange, cut))
+
+    def _cut(self, phase: Phase, exchange: Exchange, cut: np.ndarray) -> np.ndarray | None:
+        """How much of the updates of the whole cohort was cut [1, K]."""
+        if not self.job.channel.resists(phase):
+            return None
+        cuts = np.full(exchange.present.shape, np.nan)
+        cuts[exchange.present] = cut
+        return cuts
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""

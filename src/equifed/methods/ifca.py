@@ -20,9 +20,8 @@ from torch.func import vmap
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
-from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.hyper import hyper
-from equifed.protocol import Bound, Data, LocalTraining, Method, Phase, Record, Server, Start, Task, unchanged
+from equifed.protocol import Bound, Data, LocalTraining, Method, Phase, Record, Server, Start, Task, Update, unchanged
 from equifed.tree import Tree
 
 EQUAL = 1e-6
@@ -54,7 +53,8 @@ class IFCA(Method):
     def round(self) -> tuple[Phase, ...]:
         train, up = LocalTraining(finish, prepare=self.start), ("update", "rows", "group")
         bounds = {"group": Bound(-1, self.num_groups - 1, whole=True)}
-        return (Phase("train", ("theta",), up, train, average, bounds=bounds, updates=BY_ROWS),)
+        updates = {"update": Update(weight="rows", among="group")}
+        return (Phase("train", ("theta",), up, train, average, bounds=bounds, updates=updates),)
 
     @property
     def final(self) -> tuple[Phase, ...]:

@@ -667,7 +667,7 @@ def _local(comparison: Comparison) -> Iterator[str]:
         )
 
 
-_ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "local", "model", "seeds")
+_ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "robust", "liars", "local", "model", "seeds")
 
 
 def _unlike(comparison: Comparison) -> Iterator[str]:

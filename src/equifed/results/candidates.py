@@ -132,5 +132,5 @@ def differing_names(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _details(named: Named, result: Result) -> dict[str, Any]:
-    names = ("rounds", "clients_per_round", "dropout", "clip")
+    names = ("rounds", "clients_per_round", "dropout", "clip", "robust", "liars")
     return {**named.hyper, "data": result.info["data"], **{name: getattr(result.settings, name) for name in names}}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FEW_ROWS = 20
 """Training rows of a group below which what is fitted on them is mostly noise."""
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up", "times"]
+CUTS = ["client", "updates", "cut", "everyone"]
 REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 
@@ -49,8 +50,11 @@ class Collector:
             self.scores += [(number, run, scored) for run, scored in enumerate(scores)]
 
     def result(self, state: State, messages: Iterable[Message], notes: Sequence[Note]) -> Result:
-        job = self.job
+        job, wanted = self.job, len(self.job.wanted)
         fed = job.federation
+        scores = [scored for scored in self.scores if scored[1] < wanted]
+        logs = [log for log in self.logs if log.run < wanted]
+        rejections = [rejection for rejection in self.rejections if rejection[1].run < wanted]
         info = {
             "method": job.method.name,
             "hyper_parameters": job.method.hyper,
@@ -74,18 +78,20 @@ class Collector:
             info["unknown_cells"] = job.runs[0].given.unknown_cells().tolist()
         states = _final_states(job, tree.map(lambda leaf: leaf.detach().to("cpu", copy=True), state))
         return Result(
-            metrics=metrics_frame(self.scores, fed, job.labels, job.outside_metrics),
-            counts=counts_frame(job, self.scores),
-            calibration=calibration_frame(job, self.scores),
-            local_gaps=local_gaps_frame(job, self.scores),
+            metrics=metrics_frame(scores, fed, job.labels, job.outside_metrics),
+            counts=counts_frame(job, scores),
+            calibration=calibration_frame(job, scores),
+            local_gaps=local_gaps_frame(job, scores),
+            cuts=cuts_frame(job, logs),
+            plain_mean=_plain_mean(job, self.scores),
             messages=_messages(messages),
-            log=_log(job, self.logs),
-            rejections=_rejections(job, self.rejections),
+            log=_log(job, logs),
+            rejections=_rejections(job, rejections),
             parameters={key: final.parameters for key, final in states.items()},
             info=info,
             settings=dataclasses.replace(job.settings, metrics=job.settings.to_dict()["metrics"]),  # by name
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
-            notes=[*_notes(job, self.logs, self.rejections), *notes],
+            notes=[*_notes(job, logs, rejections), *notes],
             final_states=states,
             schema=fed.schema,
         )
@@ -204,7 +210,7 @@ def _endings(job: Job, logs: list[RoundLog]) -> list[Note]:
     notes = []
     if stopped:
         at = {"first": min(stopped), "last": max(stopped), "rounds": job.rounds}
-        notes.append(Note("stopped-early", {"runs": len(stopped), "of": len(job.runs), **at}))
+        notes.append(Note("stopped-early", {"runs": len(stopped), "of": len(job.wanted), **at}))
     if missed:
         remedy = job.method.remedy(converged=all(final[run].stopped for run in missed))
         notes.append(Note("constraint-missed", _first(job, final, missed) | {"remedy": remedy}))
@@ -217,7 +223,36 @@ def _endings(job: Job, logs: list[RoundLog]) -> list[Note]:
 def _first(job: Job, final: dict[int, RoundLog], runs: list[int]) -> dict[str, Any]:
     """How many runs these are, and the first of them."""
     first, excess = job.runs[runs[0]], final[runs[0]].observed.get("excess")
-    return {"runs": len(runs), "of": len(job.runs), "seed": first.seed, "hyper": dict(first.hyper), "excess": excess}
+    return {"runs": len(runs), "of": len(job.wanted), "seed": first.seed, "hyper": dict(first.hyper), "excess": excess}
+
+
+def cuts_frame(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
+    """How often, and how much of it, each client's update was cut by a robust rule: see `Result.cuts`."""
+    import pandas as pd
+
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for log in logs:
+        everyone = float(np.mean([*log.cut.values()])) if log.cut else np.nan
+        for client, share in log.cut.items():
+            found.setdefault((log.run, client), []).append((share, everyone))
+    labels, place = job.labels, {client: k for k, client in enumerate(job.federation.ids)}
+    rows = [
+        {
+            **labels[run],
+            "client": client,
+            "updates": len(found[run, client]),
+            **dict(zip(("cut", "everyone"), np.mean(found[run, client], axis=0).tolist(), strict=True)),
+        }
+        for run, client in sorted(found, key=lambda key: (key[0], place[key[1]]))
+    ]
+    return pd.DataFrame(rows, columns=[*labels[0], *CUTS])
+
+
+def _plain_mean(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
+    """What the runs with the plain mean came to: see `Result.plain_mean`."""
+    last = max((number for number, _, _ in scores), default=0)
+    own = [scored for scored in scores if scored[0] == last and job.runs[scored[1]].plain]
+    return metrics_frame(own, job.federation, job.labels, job.outside_metrics)
 
 
 def _messages(messages: Iterable[Message]) -> pd.DataFrame:
@@ -250,7 +285,7 @@ def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFra
 def _final_states(job: Job, state: State) -> dict[Any, FinalState]:
     """What each run ended with, by its seed; by (swept values..., seed) after a sweep."""
     states = {}
-    for r, run in enumerate(job.runs):
+    for r, run in enumerate(job.wanted):
         fed, server, clients = run.federation, tree.take(state.server, r), tree.take(state.clients, r)
         states[(*run.hyper.values(), run.seed) if run.hyper else run.seed] = FinalState(
             job.method_of(r), job.task, server, clients, fed.ids, run.seed, fed.scaling, tuple(fed.shape), job.model

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from equifed.results.outcome import Answer, Confidence
 
 
+def _no_frame() -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame()
+
+
 @dataclass(eq=False)
 class Result:
     """What `simulate` and `sweep` return, and what a run folder holds."""
@@ -65,6 +71,14 @@ class Result:
     """Seconds in all and per round."""
     notes: list[Note] = field(default_factory=list)
     """What a reader should know about how it ran: values, whose words `str(note)` makes."""
+    cuts: pd.DataFrame = field(default_factory=_no_frame)
+    """What a robust rule did to each client: method, (swept hyper-parameters), seed, client, updates (how many of its
+    the rule looked at), cut (how much of them it cut on average, from 0 to 1: 1 for an update that was not taken or was
+    shortened, else the share of its coordinates that are beyond the others), everyone (the same of all clients of these
+    rounds). Empty without a rule."""
+    plain_mean: pd.DataFrame = field(default_factory=_no_frame)
+    """Rows of `metrics`, of the last round: the same runs with the plain mean in place of the robust rule. Empty
+    without a rule, and on a real federation, which trains once."""
     final_states: Mapping[Any, FinalState] = field(default_factory=dict, repr=False)
     """What each run ended with, by the keys of `parameters`: what `predict` and `adapt` use."""
     schema: Schema | None = field(default=None, repr=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -13,10 +13,12 @@ import torch
 
 from equifed import tree
 from equifed.bounds import Bounds
+from equifed.channel import Channel
 from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import Data, Method, Phase, Record, Stage
+from equifed.robust import fewest, liars_among
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
@@ -51,10 +53,13 @@ class Exchange:
     present: np.ndarray
     """Whose reply was used [R, K]."""
     rejections: list[Rejection]
-    obstacle: Note | None = None
-    """Why the whole round is to have no effect; None where it may have one."""
+    obstacles: Mapping[int, Note] = field(default_factory=dict)
+    """Why the whole round is to have no effect in a run, by run."""
     clipped: np.ndarray | None = None
     """How many of these replies were clipped [R]; None where the phase has nothing to clip."""
+    cut: np.ndarray | None = None
+    """How much of each client's update a robust rule cut, from 0 to 1 [R, K]; NaN where it had none to look at. None
+    where no rule looked."""
 
 
 class Message(NamedTuple):
@@ -180,6 +185,14 @@ def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
     codec = phase.codecs.get(name)
     shapes = [(leaf.shape[leading:], leaf.element_size()) for leaf in tree.leaves(value)]
     return sum(CODECS[codec].size(shape) if codec else math.prod(shape) * size for shape, size in shapes)
+
+
+def too_few_for(channel: Channel, asked: int) -> Note:
+    """Why a robust rule cannot do what it promises, where too few of the clients that were asked sent an update."""
+    assert channel.robust is not None
+    f = liars_among(channel.liars, asked)
+    needed = int(fewest(channel.robust, f))
+    return Note("too-few-for-rule", {"rule": channel.robust, "needed": needed, "liars": int(f)})
 
 
 def data_of(validation: Tree, job: Job) -> Data | None:

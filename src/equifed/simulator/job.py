@@ -38,6 +38,8 @@ class Run:
     """Swept hyper-parameters of this run (empty without a sweep)."""
     given: Federation
     """The federation as it was given: another than `federation` for a reference that pools the rows."""
+    plain: bool = False
+    """It repeats another run with the plain mean in place of the robust rule, to show what the rule does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,11 @@ class Job:
     @property
     def rounds(self) -> int:
         return self.settings.rounds
+
+    @property
+    def wanted(self) -> tuple[Run, ...]:
+        """The runs that were asked for: all but the last, which are there to compare a robust rule with."""
+        return tuple(run for run in self.runs if not run.plain)
 
     @property
     def federation(self) -> Federation:
@@ -127,7 +134,8 @@ class Job:
     @cached_property
     def channel(self) -> Channel:
         """What the clients' replies go through."""
-        return Channel(self.settings.clip, self.settings.max_update, self.settings.secure)
+        settings = self.settings
+        return Channel(settings.clip, settings.max_update, settings.secure, settings.robust, settings.liars)
 
     def method_of(self, run: int) -> Method:
         """The method with the run's own hyper-parameters."""
@@ -216,11 +224,16 @@ def make_job(
             _check_fit(method, fed, one_place)
     with blaming(section="sweep"):
         grid = _grid(method, over)
+        if settings.robust is None and "liars" in (over or {}):
+            raise ConfigError("does nothing without a robust rule: set robust too.", key="liars")
     runs = tuple(Run(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
     if method.pooled:  # one place holds everything, and is always there
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
-        settings = dataclasses.replace(settings, clients_per_round="all", dropout=0.0, secure=False, dropout_late=0.0)
+        alone: dict[str, Any] = {"clients_per_round": "all", "dropout": 0.0, "robust": None}
+        settings = dataclasses.replace(settings, **alone, secure=False, dropout_late=0.0)
+    if settings.robust is not None and not one_place:  # last, so that the positions of the others are the same
+        runs += tuple(dataclasses.replace(run, plain=True) for run in runs)
     settings = _resolved(settings, runs[0].federation, seed_list)
     if settings.secure:
         method = _summed(method, settings, runs[0].federation)
@@ -236,6 +249,7 @@ def make_job(
                 configured.check(task)
             with blaming(section="run"):
                 channel.check(configured)
+                channel.check_cohort(job.cohort_size)
     return job
 
 

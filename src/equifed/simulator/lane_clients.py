@@ -121,6 +121,9 @@ class LaneExchange:
 
                 if settings == 1:
                     return setting(values, inputs.hyper)
+                if not tree.leaves((values, inputs.hyper)):  # nothing that settings differ in
+                    alike = setting(values, inputs.hyper)
+                    return tree.map(lambda leaf: leaf.expand(settings, *leaf.shape), alike)
                 return tree.vectorised(setting, values, inputs.hyper)
 
             results.append(tree.vectorised(one, tree.take(values, lane), some, kept))

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.bounds import Replies
-from equifed.channel import Gathered
+from equifed.channel import Resisted
 from equifed.errors import RunError
+from equifed.notes import Note
 from equifed.protocol import LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
     Exchange,
@@ -27,6 +28,7 @@ from equifed.simulator.engine import (
     data_of,
     over_runs,
     record_message,
+    too_few_for,
 )
 from equifed.simulator.job import Job
 from equifed.simulator.lane_clients import LaneClients, LaneExchange
@@ -40,7 +42,7 @@ class LanesEngine(LocalEngine):
         super().__init__(job, tables)
         self._clients = LaneClients(job, tables, self.notes)
         # runs are settings x seeds
-        self._settings = len({tuple(run.hyper.values()) for run in job.runs})
+        self._settings = len({(run.plain, *run.hyper.values()) for run in job.runs})
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
@@ -85,10 +87,15 @@ class LanesEngine(LocalEngine):
         use = torch.from_numpy(np.asarray(present[runs, slot])).to(self.job.device)
         for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
             leaf[run_at, client_at] = tree.where(use, value, leaf[run_at, client_at])
-        replies, clipped = self._gather(phase, reply, use, (run_at, self._clients.index(slot)), cohorts, present)
-        server = self._server(stage, position, state.server, replies, np.asarray(present.any(axis=1)))
-        counted = None if clipped is None else clipped.cpu().numpy()
-        return Exchange(State(server, state.clients), present, rejections, clipped=counted)
+        stacked, arrived = self._stack(reply, use, (run_at, self._clients.index(slot)), cohorts, present)
+        cut: np.ndarray | None = None
+        obstacles: dict[int, Note] = {}
+        if self.job.channel.resists(phase):
+            stacked, arrived, cut, obstacles = self._resist(state, stage, phase, stacked, arrived)
+        gathered = self.job.channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
+        server = self._server(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
+        counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
+        return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut)
 
     def _lanes(self, cohorts: np.ndarray, present: np.ndarray, settings: int) -> Lanes:
         """A lane for everyone in the cohorts. Absent clients have one too, without rows, which does nothing: so widths,
@@ -103,11 +110,11 @@ class LanesEngine(LocalEngine):
         run, slot, client, n = run[order], slot[order], client[order], n[order]
         return Lanes(run, slot, client, n, self.tables.start[run, client])
 
-    def _gather(
-        self, phase: Phase, reply: Record, use: Tensor, at: tuple[Tensor, ...], cohorts: np.ndarray, present: np.ndarray
-    ) -> Gathered:
-        """Replies as the servers see them: per run, in the order of the clients' names, absent ones zero. at: the run
-        and the slot of each."""
+    def _stack(
+        self, reply: Record, use: Tensor, at: tuple[Tensor, ...], cohorts: np.ndarray, present: np.ndarray
+    ) -> tuple[Record, Tensor]:
+        """Replies per run, in the order of the clients' names, absent ones zero, and who is present. at: the run and
+        the slot of each."""
 
         everyone = bool(use.all())
 
@@ -117,8 +124,27 @@ class LanesEngine(LocalEngine):
             return out
 
         stacked: Record = tree.map(spread, reply)
-        arrived = torch.from_numpy(present.astype(np.float32)).to(self.job.device)
-        return self.job.channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
+        return stacked, torch.from_numpy(present.astype(np.float32)).to(self.job.device)
+
+    def _resist(
+        self, state: State, stage: Stage, phase: Phase, replies: Record, present: Tensor
+    ) -> tuple[Record, Tensor, np.ndarray, dict[int, Note]]:
+        """What the robust rule leaves of the replies [R, K, ...] and of who is present, how much it cut [R, K], and
+        runs in which it had too few replies. Runs with the plain mean keep what they have."""
+        asked, runs = self.job.asked(stage), self.job.runs
+
+        def one(down: Record, replies: Record, present: Tensor, hyper: dict[str, Tensor]) -> Resisted:
+            return self.job.configured(hyper)[1].resist(phase, down, replies, present, asked)
+
+        down = self.job.method.sent(state.server, phase.down)
+        found = over_runs(one, (down, replies, present, self.job.hyper), len(runs))
+        plain = torch.tensor([run.plain for run in runs], device=self.job.device)
+        cut = torch.where(found.counted & ~plain[:, None], found.cut, torch.nan).cpu().numpy()
+        enough = (found.enough | plain | ~present.any(1)).tolist()  # without any reply another reason is given
+        obstacles = {
+            r: too_few_for(self.job.configured(run.hyper)[1], asked) for r, run in enumerate(runs) if not enough[r]
+        }
+        return *tree.where(plain, (replies, present), (found.replies, found.present)), cut, obstacles
 
     def _server(self, stage: Stage, position: int, server: Tree, replies: Record, answered: np.ndarray) -> Tree:
         """Every run's server step; a run that nobody answered keeps its state."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +37,8 @@ class RoundLog(NamedTuple):
     """The run converged in this round, and is left as it is from here on."""
     obstacle: Note | None = None
     """Why the round was not applied; None where it was."""
+    cut: Mapping[str, float] = {}
+    """By client, how much of its update a robust rule cut, from 0 to 1; those whose update it looked at."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,18 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
         with _settings():  # not around the yield: the caller's torch settings are its own
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
-            state, present, obstacle, clipped = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            found = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            state = found.state
             gone = [missing.run for when, missing in rejections if when == number and not missing.answered]
             observed, converged = _look(job, state)
             ended = running & converged if number < job.rounds else running
             if ended.any() and job.phases("final"):
                 state = _with_everyone(job, engine, state, "final", number, ended, rejections)
                 observed, _ = _look(job, state)
-            if clipped is not None:
-                observed["clipped"] = clipped
+            if found.clipped is not None:
+                observed["clipped"] = found.clipped
             stopped = ended & converged
-            logs = _logs(number, running, stopped, here, present, obstacle, gone, observed)
+            logs = _logs(number, running, stopped, here, found, gone, observed, _cuts(job, cohorts, found.cut))
             running = running & ~ended
             last = not running.any()
             scores = evaluator.measured(number, state, running)
@@ -123,15 +126,29 @@ def _with_everyone(
     """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out by plan."""
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
-    state, present, obstacle, _ = _stage(job, engine, state, stage, number, cohorts, present, rejections)
-    if obstacle is not None:
+    found = _stage(job, engine, state, stage, number, cohorts, present, rejections)
+    if found.obstacles:
         missing = "; ".join(f"{rejection.client}: {rejection.reason}" for _, rejection in rejections)
         raise RunError(
             f"The {stage} phases could not be finished, and without them the result would not be the method's: "
-            f"{obstacle} ({int(present.sum())} of {cohorts.shape[1]} clients)."
+            f"{next(iter(found.obstacles.values()))} ({int(found.present.sum())} of {cohorts.shape[1]} clients)."
             + (f" Missing: {missing}." if missing else "")
         )
-    return state
+    return found.state
+
+
+class Stages(NamedTuple):
+    """A stage, done for all runs."""
+
+    state: State
+    present: np.ndarray
+    """Whose replies were used [R, K]."""
+    obstacles: Mapping[int, Note]
+    """By run, why the stage had no effect."""
+    clipped: np.ndarray | None
+    """The share of clipped replies [R], over the phases that send updates."""
+    cut: np.ndarray | None
+    """How much of each client's update a robust rule cut [R, K], over the phases that it looks at."""
 
 
 def _stage(
@@ -143,23 +160,54 @@ def _stage(
     cohorts: np.ndarray,
     present: np.ndarray,
     rejections: list[tuple[int, Rejection]],
-) -> tuple[State, np.ndarray, Note | None, np.ndarray | None]:
-    """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow. A stage that
-    one of its phases could not finish has no effect. The last value is the share of clipped replies [R], over the
-    phases that send updates."""
-    before, clipped, replied = state, [], []
+) -> Stages:
+    """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow. In a run in
+    which one of its phases could not be finished, a stage has no effect."""
+    before, lost = _kept(job, state), np.zeros(len(job.runs), dtype=bool)
+    obstacles: dict[int, Note] = {}
+    clipped, replied, cuts = [], [], []
     positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
     for step, position in enumerate(positions):
-        exchange = engine.exchange(state, stage, position, step, number, cohorts, present)
-        state, present = exchange.state, exchange.present
+        exchange = engine.exchange(state, stage, position, step, number, cohorts, present & ~lost[:, None])
+        state, present = exchange.state, np.where(lost[:, None], present, exchange.present)
         rejections += [(number, rejection) for rejection in exchange.rejections]
-        if exchange.obstacle is not None:
-            return before, present, exchange.obstacle, None
+        obstacles |= exchange.obstacles
+        lost[list(exchange.obstacles)] = True
+        if lost.all():
+            return Stages(before, present, obstacles, None, None)
         if exchange.clipped is not None:
             clipped.append(exchange.clipped)
             replied.append(present.sum(1))
+        if exchange.cut is not None:
+            cuts.append(exchange.cut)
+    if lost.any():
+        state = State(*tree.where(torch.from_numpy(lost).to(job.device), before, state))
     share = np.sum(clipped, axis=0) / np.maximum(np.sum(replied, axis=0), 1) if clipped else None
-    return state, present, None, share
+    return Stages(state, present, obstacles, share, _mean_cut(cuts, lost) if cuts else None)
+
+
+def _kept(job: Job, state: State) -> State:
+    """The state, to go back to. Engines change what clients keep in place; only robust rules and secure sums may stop
+    a round of theirs."""
+    stops = job.channel.robust is not None or job.channel.secure
+    return tree.map(torch.clone, state) if stops else state
+
+
+def _mean_cut(cuts: list[np.ndarray], lost: np.ndarray) -> np.ndarray:
+    """Over the exchanges in which a rule looked at the client's update; NaN where there were none."""
+    looked = ~np.isnan(cuts)
+    mean: np.ndarray = np.where(looked, cuts, 0.0).sum(0) / np.maximum(looked.sum(0), 1)
+    return np.where(looked.any(0) & ~lost[:, None], mean, np.nan)
+
+
+def _cuts(job: Job, cohorts: np.ndarray, cut: np.ndarray | None) -> list[dict[str, float]]:
+    """What was cut of each client's update [R, K], by run and name."""
+    if cut is None:
+        return [{} for _ in job.runs]
+    return [
+        {run.federation.ids[client]: float(share) for client, share in zip(*each, strict=True) if not np.isnan(share)}
+        for run, *each in zip(job.runs, cohorts, cut, strict=True)
+    ]
 
 
 def _logs(
@@ -167,13 +215,13 @@ def _logs(
     running: np.ndarray,
     stopped: np.ndarray,
     here: np.ndarray,
-    present: np.ndarray,
-    obstacle: Note | None,
+    found: Stages,
     gone: list[int],
     observed: dict[str, np.ndarray],
+    cuts: list[dict[str, float]],
 ) -> list[RoundLog]:
     """A line for every run that took part in the round; `gone` names a run for each client that did not answer."""
-    sampled, stayed, replied = here.shape[1], here.sum(1), present.sum(1)
+    sampled, stayed, replied, obstacles = here.shape[1], here.sum(1), found.present.sum(1), found.obstacles
     return [
         RoundLog(
             run,
@@ -182,10 +230,11 @@ def _logs(
             int(replied[run]),
             sampled - int(stayed[run]) + gone.count(run),
             int(stayed[run] - replied[run]) - gone.count(run),
-            obstacle is None and bool(replied[run]),
+            run not in obstacles and bool(replied[run]),
             {name: float(values[run]) for name, values in observed.items()},
             bool(stopped[run]),
-            obstacle or (None if replied[run] else Note("too-few-replies")),
+            obstacles.get(run) or (None if replied[run] else Note("too-few-replies")),
+            cuts[run],
         )
         for run in map(int, np.flatnonzero(running))
     ]

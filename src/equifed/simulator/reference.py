@@ -5,6 +5,8 @@ Errors in a method's code are raised with the run, phase and client they happene
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from equifed import randomness, tree
 from equifed.bounds import NOT_FINITE, finite
 from equifed.channel import CLIPPED, Gathered
 from equifed.errors import EquifedError, RunError
+from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
     Exchange,
@@ -22,6 +25,7 @@ from equifed.simulator.engine import (
     check_reply,
     data_of,
     record_message,
+    too_few_for,
 )
 from equifed.simulator.job import Job
 from equifed.tree import Tree
@@ -32,7 +36,8 @@ class Reference(LocalEngine):
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
         present, rejections, servers = present.copy(), [], []
-        clipped = np.zeros(len(self.job.runs))
+        clipped, cuts = np.zeros(len(self.job.runs)), np.full(cohorts.shape, np.nan)
+        obstacles: dict[int, Note] = {}
         for r, run in enumerate(self.job.runs):
             phase = self.job.phases(stage, run.hyper)[position]
             server = tree.take(state.server, r)
@@ -63,12 +68,18 @@ class Reference(LocalEngine):
                 for leaf, value in zip(tree.leaves(state.clients), tree.leaves(kept[slot]), strict=True):
                     leaf[r, cohorts[r, slot]] = value
             if used:
-                gathered = gather(self.job, phase, [replies[slot] for slot in used], cohorts[r][present[r]])
+                seen = [replies[slot] for slot in used]
+                gathered, cuts[r, used], obstacle = gather(
+                    self.job, stage, phase, down, seen, cohorts[r][present[r]], r
+                )
+                if obstacle is not None:
+                    obstacles[r] = obstacle
                 clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
                 server = phase.server(server, gathered.replies, data_of(tree.take(self.validation, r), self.job))
             servers.append(server)
         counted = clipped if CLIPPED in phase.up else None
-        return Exchange(State(tree.stack(servers), state.clients), present, rejections, clipped=counted)
+        cut = cuts if self.job.channel.resists(phase) else None
+        return Exchange(State(tree.stack(servers), state.clients), present, rejections, obstacles, counted, cut)
 
     def work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
         """One client's part of a phase."""
@@ -117,7 +128,25 @@ class Reference(LocalEngine):
         )
 
 
-def gather(job: Job, phase: Phase, replies: list[Record], clients: np.ndarray) -> Gathered:
+class Seen(NamedTuple):
+    """The replies to an exchange of one run on their way into the server's step."""
+
+    gathered: Gathered
+    cut: np.ndarray
+    """How much of each was cut by a robust rule [K]; NaN where none looked."""
+    obstacle: Note | None
+    """Why the server's step may not be taken."""
+
+
+def gather(
+    job: Job, stage: Stage, phase: Phase, down: Record, replies: list[Record], clients: np.ndarray, run: int = 0
+) -> Seen:
     """What the server's step gets from the replies of these clients, which are all there."""
     present, who = torch.ones(len(replies), device=job.device), torch.from_numpy(clients).to(job.device)
-    return job.channel.gather(phase, tree.stack(replies), present, who)
+    stacked, channel = tree.stack(replies), job.configured(job.runs[run].hyper)[1]
+    if not channel.resists(phase) or job.runs[run].plain:
+        return Seen(channel.gather(phase, stacked, present, who), np.full(len(replies), np.nan), None)
+    found = channel.resist(phase, down, stacked, present, job.asked(stage))
+    cut = torch.where(found.counted, found.cut, torch.nan).cpu().numpy()
+    obstacle = None if bool(found.enough) else too_few_for(channel, job.asked(stage))
+    return Seen(channel.gather(phase, found.replies, found.present, who), cut, obstacle)

@@ -30,7 +30,7 @@ CONFIG = "config.toml"
 CHECKPOINT = "checkpoint.safetensors"
 FEDERATION = "federation.json"
 """Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
-FRAMES = ("metrics", "counts", "calibration", "local_gaps", "log")
+FRAMES = ("metrics", "counts", "calibration", "local_gaps", "cuts", "plain_mean", "log")
 STATES = "states.safetensors"
 SCHEMA = "schema.json"
 RESULT = "result.json"
