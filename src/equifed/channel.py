@@ -34,8 +34,6 @@ from equifed.protocol import YES_OR_NO, Method, Phase, Record, Update, wrapped
 from equifed.robust import RuleName, aggregate, capped_weights, fewest, liars_among, like
 from equifed.tree import Tree
 
-FEWEST = 3
-"""Clients whose replies can be summed securely: from a sum of two, each knows the other's."""
 CLIPPED = "clipped"
 """The field that a clipped reply has besides its own: 1 where an update was longer than C, else 0."""
 

@@ -53,6 +53,13 @@ def present(seed: int, round: int, client_keys: Sequence[int], dropout: float) -
     return np.array([generator(seed, "dropout", round, client).random() >= dropout for client in client_keys])
 
 
+def late(seed: int, round: int, step: int, client_keys: Sequence[int], dropout: float) -> np.ndarray:
+    """Which of the cohort are gone between masking and unmasking, in exchange 0, 1, ... of the round."""
+    if dropout == 0:
+        return np.zeros(len(client_keys), dtype=bool)
+    return np.array([generator(seed, "dropout-late", round, step, key).random() < dropout for key in client_keys])
+
+
 def batch_keys(seeds: np.ndarray | int, round: int, client_keys: np.ndarray | int, phase: str) -> np.ndarray:
     """Keys of the orders of rows in local training, of one client or of many [K], uint64."""
     return shuffle.key_of(key("batches"), seeds, round, client_keys, key(phase))

@@ -169,10 +169,10 @@ def test_secure_sums(method: Method, uneven: Federation, monkeypatch: pytest.Mon
     assert reference_run.rejections.empty
     gather = reference.gather
 
-    def backwards(job, phase, replies, clients):  # type: ignore[no-untyped-def]
+    def backwards(job, stage, phase, down, replies, clients, run=0):  # type: ignore[no-untyped-def]
         if phase.gather == "sum":
             replies, clients = replies[::-1], clients[::-1].copy()
-        return gather(job, phase, replies, clients)
+        return gather(job, stage, phase, down, replies, clients, run)
 
     monkeypatch.setattr(reference, "gather", backwards)
     again = run(method, uneven, **made, secure=True, engine="reference")

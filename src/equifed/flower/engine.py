@@ -96,7 +96,7 @@ class FlowerEngine:
                 if not (isinstance(problem, NoAnswer) or (problem is answers[silo] and silo in trained))
             ]
         like = self._like[stage, position]
-        message = record_message(stage, phase, down, like, 0, phase.repeat(self.job.task))
+        message = record_message(self.job, stage, phase, down, like)
         self.messages.setdefault((stage, position), message)
         replies, refused = self._trained(answers, phase, bounds_of(self.job, stage, position), down, like, sampled)
         rejections += refused
@@ -144,7 +144,7 @@ class FlowerEngine:
         counted, problems = self._evaluations(self._ask(state, round, number, evaluate=True))
         # no phase of a method, but a line of the table of messages
         phase = Phase("counts", tuple(model), evaluation.FIELDS, None, None, codecs=self._codecs)  # type: ignore[arg-type]
-        message = record_message("evaluate", phase, model, evaluation.like(self.job.task), 0, 1)
+        message = record_message(self.job, "evaluate", phase, model, evaluation.like(self.job.task))
         self.messages.setdefault(("evaluate", 0), message)
         self.unmeasured = {silo: str(problem) for silo, problem in problems.items()}
         for silo, why in self.unmeasured.items():

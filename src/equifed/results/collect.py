@@ -17,6 +17,7 @@ from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
+from equifed.simulator.engine import SECURE_SUM, unmasking
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +29,8 @@ FEW_ROWS = 20
 """Training rows of a group below which what is fitted on them is mostly noise."""
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up", "times"]
 CUTS = ["client", "updates", "cut", "everyone"]
+TOO_FEW = ("too-few-replies", "too-few-masked", "too-few-unmasked")
+"""Obstacles that are the same whatever the number of clients."""
 REJECTIONS = ["seed", "round", "phase", "client", "reason", "answered"]
 
 
@@ -84,7 +87,7 @@ class Collector:
             local_gaps=local_gaps_frame(job, scores),
             cuts=cuts_frame(job, logs),
             plain_mean=_plain_mean(job, self.scores),
-            messages=_messages(messages),
+            messages=_messages(job, messages),
             log=_log(job, logs),
             rejections=_rejections(job, rejections),
             parameters={key: final.parameters for key, final in states.items()},
@@ -158,11 +161,13 @@ def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
 
 
 def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
-    """Rounds that had no effect, by what stood in their way."""
+    """Rounds that had no effect, by what stood in their way: of those with too few clients, in the words of the
+    first."""
     obstacles: dict[str, tuple[Note, list[RoundLog]]] = {}
     for log in logs:
         if log.obstacle is not None:
-            obstacles.setdefault(str(log.obstacle), (log.obstacle, []))[1].append(log)
+            same = log.obstacle.kind if log.obstacle.kind in TOO_FEW else str(log.obstacle)
+            obstacles.setdefault(same, (log.obstacle, []))[1].append(log)
     return [
         Note(
             "rounds-not-applied",
@@ -255,11 +260,17 @@ def _plain_mean(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) 
     return metrics_frame(own, job.federation, job.labels, job.outside_metrics)
 
 
-def _messages(messages: Iterable[Message]) -> pd.DataFrame:
+def _messages(job: Job, messages: Iterable[Message]) -> pd.DataFrame:
+    """A line for each, and after a secure sum one for what takes its masks off."""
     import pandas as pd
 
+    lines = [
+        line
+        for message in messages
+        for line in (message, *([unmasking(job, message)] if message.gather == SECURE_SUM else []))
+    ]
     return pd.DataFrame(
-        [{**message._asdict(), "down": ", ".join(message.down), "up": ", ".join(message.up)} for message in messages],
+        [{**line._asdict(), "down": ", ".join(line.down), "up": ", ".join(line.up)} for line in lines],
         columns=MESSAGES,
     )
 

@@ -19,9 +19,15 @@ from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import Data, Method, Phase, Record, Stage
 from equifed.robust import fewest, liars_among
+from equifed.secure import masked_bytes, unmask_bytes, unsummed
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
+
+SECURE_SUM, UNMASK = "secure sum", "unmask"
+"""How replies are gathered where nobody sees a single one (`Message.gather`), and the exchange that follows."""
+KEY = 32
+"""Bytes of a client's public key, of which each is told those of all others."""
 
 
 class State(NamedTuple):
@@ -54,12 +60,14 @@ class Exchange:
     """Whose reply was used [R, K]."""
     rejections: list[Rejection]
     obstacles: Mapping[int, Note] = field(default_factory=dict)
-    """Why the whole round is to have no effect in a run, by run."""
+    """The runs in which the whole round is to have no effect, and why."""
     clipped: np.ndarray | None = None
     """How many of these replies were clipped [R]; None where the phase has nothing to clip."""
     cut: np.ndarray | None = None
     """How much of each client's update a robust rule cut, from 0 to 1 [R, K]; NaN where it had none to look at. None
     where no rule looked."""
+    late: np.ndarray | None = None
+    """How many of these clients were gone before the sum was unmasked [R]; None where nothing is masked."""
 
 
 class Message(NamedTuple):
@@ -111,6 +119,23 @@ class LocalEngine:
         if (stage, position) not in self._bounds:
             self._bounds[stage, position] = bounds_of(self.job, stage, position)
         return self._bounds[stage, position]
+
+    def unsummed(
+        self, phase: Phase, late: np.ndarray, asked: np.ndarray, came: np.ndarray
+    ) -> tuple[dict[int, Note], np.ndarray | None]:
+        """The runs that have no secure sum, and why; how many clients were gone before it was unmasked [R].
+
+        late, asked, came: who is gone by then, who was there before the exchange, whose reply is used [R, K].
+        """
+        if not self.job.channel.hides(phase):
+            return {}, None
+        masked, told = came.sum(1), (came & ~late).sum(1)
+        obstacles = {}
+        for run in map(int, np.flatnonzero(asked.any(1))):
+            obstacle = unsummed(asked.shape[1], int(masked[run]), int(told[run]))
+            if obstacle is not None:
+                obstacles[run] = obstacle
+        return obstacles, masked - told
 
     @cached_property
     def validation(self) -> Tree:
@@ -172,12 +197,32 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
         )
 
 
-def record_message(stage: str, phase: Phase, down: Record, reply: Record, leading: int, times: int) -> Message:
-    """Sizes of one client's messages, which come so many times, from values with so many leading axes for clients."""
+def record_message(job: Job, stage: str, phase: Phase, down: Record, reply: Record, leading: int = 0) -> Message:
+    """Sizes of one client's messages, from values with so many leading axes for clients."""
     sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
     sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
+    gather: str = phase.gather
+    if job.channel.hides(phase):
+        silos, gather = job.asked(stage), SECURE_SUM
+        sizes_down["keys"] = KEY * silos
+        sizes_up = {name: 8 * _numbers(reply[name], leading) for name in phase.up}
+        masked = masked_bytes(sum(sizes_up.values()) // 8, silos)
+        sizes_up["shares"] = masked - sum(sizes_up.values())
     totals = sum(sizes_down.values()), sum(sizes_up.values())
-    return Message(stage, phase.name, phase.down, phase.up, phase.gather, *totals, sizes_down, sizes_up, times)
+    times = phase.repeat(job.task)
+    return Message(stage, phase.name, phase.down, phase.up, gather, *totals, sizes_down, sizes_up, times)
+
+
+def unmasking(job: Job, message: Message) -> Message:
+    """The message that follows a secure sum's, where nobody is gone."""
+    down, up = unmask_bytes(job.asked(message.stage), gone=0)
+    sizes = {"shares": down}, {"shares": up}
+    name = f"unmask {message.phase}"
+    return Message(message.stage, name, ("shares",), ("shares",), UNMASK, down, up, *sizes, message.times)
+
+
+def _numbers(value: Tree, leading: int) -> int:
+    return sum(math.prod(leaf.shape[leading:]) for leaf in tree.leaves(value))
 
 
 def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:

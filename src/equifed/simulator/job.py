@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from equifed import methods, models, randomness, tree
-from equifed.channel import CHANNEL_OPTIONS, FEWEST, Channel
+from equifed.channel import CHANNEL_OPTIONS, Channel
 from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
 from equifed.protocol import STAGES, Method, Phase, Stage, Task
+from equifed.secure import FEWEST
 from equifed.settings import RunSettings
 from equifed.simulator.threads import usable_cores
 from equifed.target import parse_targets
@@ -173,7 +174,7 @@ class Job:
         assert isinstance(count, int)
         return count
 
-    def asked(self, stage: Stage) -> int:
+    def asked(self, stage: str) -> int:
         """How many clients an exchange of the stage asks."""
         return self.cohort_size if stage == "round" else self.task.num_clients
 
@@ -186,6 +187,17 @@ class Job:
         return np.stack(
             [
                 randomness.present(run.seed, round, [self.client_keys[k] for k in cohort], self.settings.dropout)
+                for run, cohort in zip(self.runs, cohorts, strict=True)
+            ]
+        )
+
+    def late(self, stage: Stage, round: int, step: int, cohorts: np.ndarray) -> np.ndarray:
+        """Which of them are gone after they have sent a masked reply in exchange `step` of the stage [R, K]: in rounds
+        only, since nobody drops out of the other stages by plan."""
+        chance = self.settings.dropout_late if stage == "round" else 0.0
+        return np.stack(
+            [
+                randomness.late(run.seed, round, step, [self.client_keys[k] for k in cohort], chance)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )

@@ -70,15 +70,15 @@ class LanesEngine(LocalEngine):
                 "random numbers or branch on a tensor's value. engine='reference' goes client by client, to find where."
             ) from error
         check_reply(self.job.method, phase, reply)
-        message = record_message(stage, phase, down, reply, runs.ndim, phase.repeat(self.job.task))
-        self.messages.setdefault((stage, position), message)
+        if (stage, position) not in self.messages:
+            self.messages[stage, position] = record_message(self.job, stage, phase, down, reply, runs.ndim)
 
         rows = lanes.n[per_lane]
         if not alone:
             slot, rows = np.broadcast_to(slot, runs.shape), np.broadcast_to(rows, runs.shape)
         cohort = Replies(down, reply, new, runs, slot, rows)
         refused = self.bounds(stage, position).refused_of_many(cohort, np.asarray(present[runs, slot]))
-        present, rejections = present.copy(), []
+        asked, present, rejections = present, present.copy(), []
         for place, wrong in refused.items():
             run, lane = int(runs[place]), int(place[0])
             name = self.job.runs[run].federation.ids[lanes.client[lane]]
@@ -89,13 +89,13 @@ class LanesEngine(LocalEngine):
             leaf[run_at, client_at] = tree.where(use, value, leaf[run_at, client_at])
         stacked, arrived = self._stack(reply, use, (run_at, self._clients.index(slot)), cohorts, present)
         cut: np.ndarray | None = None
-        obstacles: dict[int, Note] = {}
+        obstacles, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
         if self.job.channel.resists(phase):
             stacked, arrived, cut, obstacles = self._resist(state, stage, phase, stacked, arrived)
         gathered = self.job.channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
         server = self._server(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
         counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
-        return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut)
+        return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
 
     def _lanes(self, cohorts: np.ndarray, present: np.ndarray, settings: int) -> Lanes:
         """A lane for everyone in the cohorts. Absent clients have one too, without rows, which does nothing: so widths,

@@ -86,8 +86,7 @@ def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, Stat
             if ended.any() and job.phases("final"):
                 state = _with_everyone(job, engine, state, "final", number, ended, rejections)
                 observed, _ = _look(job, state)
-            if found.clipped is not None:
-                observed["clipped"] = found.clipped
+            observed |= found.observed
             stopped = ended & converged
             logs = _logs(number, running, stopped, here, found, gone, observed, _cuts(job, cohorts, found.cut))
             running = running & ~ended
@@ -127,11 +126,11 @@ def _with_everyone(
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
     found = _stage(job, engine, state, stage, number, cohorts, present, rejections)
-    if found.obstacles:
-        missing = "; ".join(f"{rejection.client}: {rejection.reason}" for _, rejection in rejections)
+    for run, obstacle in found.obstacles.items():
+        missing = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections if each.run == run)
         raise RunError(
             f"The {stage} phases could not be finished, and without them the result would not be the method's: "
-            f"{next(iter(found.obstacles.values()))} ({int(found.present.sum())} of {cohorts.shape[1]} clients)."
+            f"{obstacle} ({int(found.present[run].sum())} of {cohorts.shape[1]} clients)."
             + (f" Missing: {missing}." if missing else "")
         )
     return found.state
@@ -142,11 +141,12 @@ class Stages(NamedTuple):
 
     state: State
     present: np.ndarray
-    """Whose replies were used [R, K]."""
+    """Whose replies were used [R, K]; in a run that could not finish, as far as it came."""
     obstacles: Mapping[int, Note]
     """By run, why the stage had no effect."""
-    clipped: np.ndarray | None
-    """The share of clipped replies [R], over the phases that send updates."""
+    observed: Mapping[str, np.ndarray]
+    """For the log [R]: the share of clipped replies, over the phases that send updates; how many clients were gone
+    before a secure sum was unmasked, over all of them."""
     cut: np.ndarray | None
     """How much of each client's update a robust rule cut [R, K], over the phases that it looks at."""
 
@@ -165,7 +165,8 @@ def _stage(
     which one of its phases could not be finished, a stage has no effect."""
     before, lost = _kept(job, state), np.zeros(len(job.runs), dtype=bool)
     obstacles: dict[int, Note] = {}
-    clipped, replied, cuts = [], [], []
+    observed: dict[str, np.ndarray] = {}
+    clipped, replied, late, cuts = [], [], [], []
     positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
     for step, position in enumerate(positions):
         exchange = engine.exchange(state, stage, position, step, number, cohorts, present & ~lost[:, None])
@@ -173,8 +174,11 @@ def _stage(
         rejections += [(number, rejection) for rejection in exchange.rejections]
         obstacles |= exchange.obstacles
         lost[list(exchange.obstacles)] = True
+        if exchange.late is not None:
+            late.append(exchange.late)
+            observed["late"] = np.sum(late, axis=0)
         if lost.all():
-            return Stages(before, present, obstacles, None, None)
+            return Stages(before, present, obstacles, observed, None)
         if exchange.clipped is not None:
             clipped.append(exchange.clipped)
             replied.append(present.sum(1))
@@ -182,8 +186,9 @@ def _stage(
             cuts.append(exchange.cut)
     if lost.any():
         state = State(*tree.where(torch.from_numpy(lost).to(job.device), before, state))
-    share = np.sum(clipped, axis=0) / np.maximum(np.sum(replied, axis=0), 1) if clipped else None
-    return Stages(state, present, obstacles, share, _mean_cut(cuts, lost) if cuts else None)
+    if clipped:
+        observed["clipped"] = np.sum(clipped, axis=0) / np.maximum(np.sum(replied, axis=0), 1)
+    return Stages(state, present, obstacles, observed, _mean_cut(cuts, lost) if cuts else None)
 
 
 def _kept(job: Job, state: State) -> State:

@@ -35,7 +35,7 @@ class Reference(LocalEngine):
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        present, rejections, servers = present.copy(), [], []
+        asked, present, rejections, servers = present, present.copy(), [], []
         clipped, cuts = np.zeros(len(self.job.runs)), np.full(cohorts.shape, np.nan)
         obstacles: dict[int, Note] = {}
         for r, run in enumerate(self.job.runs):
@@ -51,9 +51,8 @@ class Reference(LocalEngine):
                 own = tree.map(lambda leaf, r=r, client=client: leaf[r, client], state.clients)
                 reply, new = self.work(phase, down, own, r, int(client), round)
                 check_reply(self.job.method, phase, reply)
-                self.messages.setdefault(
-                    (stage, position), record_message(stage, phase, down, reply, 0, phase.repeat(self.job.task))
-                )
+                if (stage, position) not in self.messages:
+                    self.messages[stage, position] = record_message(self.job, stage, phase, down, reply)
                 if finite((reply, new)):
                     replies[slot], kept[slot] = reply, new
                 else:
@@ -77,9 +76,11 @@ class Reference(LocalEngine):
                 clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
                 server = phase.server(server, gathered.replies, data_of(tree.take(self.validation, r), self.job))
             servers.append(server)
+        missing, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
         counted = clipped if CLIPPED in phase.up else None
         cut = cuts if self.job.channel.resists(phase) else None
-        return Exchange(State(tree.stack(servers), state.clients), present, rejections, obstacles, counted, cut)
+        state = State(tree.stack(servers), state.clients)
+        return Exchange(state, present, rejections, obstacles | missing, counted, cut, late)
 
     def work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
         """One client's part of a phase."""
