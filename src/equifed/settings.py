@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from equifed.errors import MAX_FLOAT32, ConfigError, check_number, unknown_name
 from equifed.target import check_confidence, parse_targets
+from equifed.words import quoted
 
 EngineName = Literal["lanes", "reference"]
 KernelName = Literal["auto", "fused", "clients", "traced", "compiled"]
@@ -21,6 +22,8 @@ RULES: tuple[RuleName, ...] = get_args(RuleName)
 
 SEEDS = 5
 """How many seeds a run has that loads its data itself, from a configuration or the command line."""
+MOST_SEEDS = 10**6
+"""Of one computation: far beyond what any memory holds."""
 MARGIN = 0.01
 """How much quality a verdict gives up for fairness where nobody says: of accuracy one point, of an RMSE 1 %."""
 
@@ -240,15 +243,17 @@ class RunOptions(TypedDict, total=False):
 
 def _checked_seeds(given: Any) -> tuple[int, ...]:
     if isinstance(given, numbers.Integral):
-        check_number("seeds", given, whole=True, low=1)
+        check_number("seeds", given, whole=True, low=1, high=MOST_SEEDS)
         return tuple(range(int(given)))
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ConfigError(f"must be a list of whole numbers, or how many, got {given!r}.", key="seeds", value=given)
+        raise ConfigError(
+            f"must be a list of whole numbers, or how many, got {quoted(given)}.", key="seeds", value=given
+        )
     seeds = tuple(given)
     if not seeds:
         raise ConfigError("must name at least one seed.", key="seeds")
     for seed in seeds:
         check_number("seeds", seed, whole=True, low=0, what="A seed")
     if len(set(seeds)) != len(seeds):
-        raise ConfigError(f"must differ, got {list(seeds)}.", key="seeds", value=given)
+        raise ConfigError(f"must differ, got {quoted(list(seeds))}.", key="seeds", value=given)
     return tuple(int(seed) for seed in seeds)

@@ -24,6 +24,7 @@ from equifed.words import clean
 T = TypeVar("T")
 WIDE = 160
 """Width of tables that go to a file or a pipe, where no terminal says how wide it is."""
+NO_MEMORY = "There is not enough memory for this. Try fewer seeds, clients or settings at once, or a smaller model."
 
 
 class _Console(Console):
@@ -117,10 +118,19 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(4) from None
         except Exception as error:
             traceback_if_wanted()
-            say(f"Error: {type(error).__name__}: {clean(error)} (run with EQUIFED_DEBUG=1 for the traceback)")
+            if _out_of_memory(error):
+                say(f"Error: {NO_MEMORY}")
+            else:
+                say(f"Error: {type(error).__name__}: {clean(error)} (run with EQUIFED_DEBUG=1 for the traceback)")
             raise typer.Exit(4) from None
 
     return call
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """As Python, NumPy and torch say it."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
 
 
 def traceback_if_wanted() -> None:
