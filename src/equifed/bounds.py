@@ -109,6 +109,15 @@ class Bounds:
                 return check.words(found, most) if np.isfinite(found) else f"has NaN or Inf in {check.field}"
         return ""
 
+    def impossible(self, down: Record, total: Record, clients: int, rows: int) -> str:
+        """The field that is impossible in the sum of the replies of so many clients, who together have so many rows at
+        most; empty where none is. Nobody can tell which of them it is due to."""
+        down = tree.map(lambda leaf: leaf * clients, down)
+        for check in self.checks(down, total, np.array(rows), np.array(0), clients):
+            if not check.fine:
+                return check.field
+        return ""
+
     def refused(
         self, down: Record, replies: Mapping[int, Record], rows: Mapping[int, int], run: int = 0
     ) -> dict[int, str]:
@@ -158,12 +167,18 @@ class Bounds:
                 found[place] = too_long(check.field, size[place], most[place])
         return found
 
-    def checks(self, down: Record, reply: Record, rows: np.ndarray, runs: np.ndarray) -> Iterator[Check]:
-        """What is looked at in replies [...] of clients with so many rows [...], in these runs [...]."""
+    def checks(
+        self, down: Record, reply: Record, rows: np.ndarray, runs: np.ndarray, clients: int = 1
+    ) -> Iterator[Check]:
+        """What is looked at in replies [...] of clients with so many rows [...], in these runs [...]; each of them may
+        be the sum of so many clients' replies."""
         lead = rows.ndim
         for name, limits in self._fields.items():
             bound, value = limits.bound, reply[name]
             low, high, per_row, norm = (_at(getattr(limits, part), runs) for part in _PARTS)
+            low, high = low * clients, high * clients
+            if norm is not None and (limits.update is None or limits.update.weight is None):
+                norm = norm * clients
             if norm is not None:
                 yield _of_norm(name, limits, norm, down, reply, lead)
             if per_row is not None:
@@ -177,7 +192,8 @@ class Bounds:
             for name, places in self._places.items():
                 for leaf in tree.leaves(reply[name]):
                     if leaf.numel():
-                        yield _of_range(name, leaf, self._clients, places, lead)
+                        check = _of_range(name, leaf, self._clients, places, lead)
+                        yield check._replace(most=check.most * clients)
 
 
 class Replies(NamedTuple):

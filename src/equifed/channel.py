@@ -188,12 +188,18 @@ class Channel:
     def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:
         """The server's view of `replies` [..., K, ...], all zeros where `present` [..., K] is 0."""
         axis = present.dim() - 1
+        if phase.gather == "sum":
+            sums = {field: tree.map(partial(self._sum, phase, field, axis), value) for field, value in replies.items()}
+            return self.of_sums(sums, present.sum(axis))
         sent = {field: value for field, value in replies.items() if field != CLIPPED}
         clipped = replies[CLIPPED].sum(axis) if CLIPPED in replies else None
-        if phase.gather == "sum":
-            summed = {field: tree.map(partial(self._sum, phase, field, axis), value) for field, value in sent.items()}
-            return Gathered({**summed, "present": present.sum(axis)}, clipped)
         return Gathered({**sent, "present": present, "client": clients}, clipped)
+
+    @staticmethod
+    def of_sums(sums: Record, present: Tensor) -> Gathered:
+        """The server's view of replies that it has no more of than the sum over so many clients."""
+        summed = {field: value for field, value in sums.items() if field != CLIPPED}
+        return Gathered({**summed, "present": present}, sums.get(CLIPPED))
 
     def _sum(self, phase: Phase, field: str, axis: int, values: Tensor) -> Tensor:
         if not self.hides(phase):

@@ -190,6 +190,9 @@ WORDS: Mapping[str, Callable[..., str]] = {
         f"the mask of {client} could not be rebuilt from the {shares} shares that came ({needed} true ones are needed)"
     ),
     "sum-unfit": lambda clients: f"masked replies of {', '.join(clients)} do not fit the exchange",
+    "impossible-sum": lambda phase, field: (
+        f"one of the clients sent what it cannot have: no honest ones add up to the {field} of {phase}"
+    ),
     "model-not-finite": lambda phase: f"after {phase} the model would have NaN or Inf",
     # how the engine ran
     "kernel": _kernel,
@@ -207,6 +210,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
         f"{count} repl{'y was' if count == 1 else 'ies were'} rejected; `rejections` names clients, rounds and reasons."
     ),
     "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
+    "false-shares": lambda client, rounds: f"{client} sent false shares of masks, which were left out, {when(rounds)}.",
     "clipped": _clipped,
     # how runs ended
     "stopped-early": _stopped_early,

@@ -51,6 +51,17 @@ class Setting:
         return tuple(self.config.paths())
 
     @property
+    def secure(self) -> bool:
+        """Whether the server sees sums of replies only."""
+        return self.config.run.secure
+
+    @property
+    def method(self) -> Method:
+        """The method as it runs."""
+        found = self.config.method.summed if self.secure else self.config.method
+        return found or self.config.method  # which is refused when the job is made
+
+    @property
     def flower(self) -> FlowerSection:
         return self.config.flower or FlowerSection.model_validate({})
 

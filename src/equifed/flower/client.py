@@ -8,7 +8,7 @@ made from the method's phases. Node config: `client-id`; `data`, its file; `stat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError, DataError, EquifedError, RowError, unknown_name
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.evaluation import withheld
-from equifed.flower.memory import Memory
+from equifed.flower.masks import SECURE, digest, put_masked, read_asking, read_unmasking, telling
+from equifed.flower.memory import Memory, exchange_number
 from equifed.flower.records import (
     ABOUT,
     EVALUATION,
@@ -37,8 +38,10 @@ from equifed.flower.records import (
     read_about,
     unpack,
 )
+from equifed.flower.vectors import Vector
 from equifed.protocol import Phase, Record, Stage
-from equifed.simulator import Evaluator, Reference, make_tables
+from equifed.secure import Refused, Silo
+from equifed.simulator import Evaluator, Job, Reference, make_tables
 from equifed.simulator.engine import check_reply
 from equifed.store.environment import fingerprint
 from equifed.words import clean, quoted, traceback_of
@@ -79,9 +82,7 @@ def app_of(setting: Setting) -> ClientApp:
             for other in [other for other in silos if other[0] == name]:
                 del silos[other]  # the rows are read once more, not kept once more
             silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
-        folder = context.node_config.get("state")
-        memory = Memory(context, Path(str(folder)) / check_run(str(asked["run"])) / name if folder else None)
-        return silos[key], memory, asked
+        return silos[key], Memory(context, _folder(context, asked, name)), asked
 
     @app.query("join")
     @_answering
@@ -91,35 +92,56 @@ def app_of(setting: Setting) -> ClientApp:
                 "its app has another configuration, schema or version of equifed than the server's: install the same "
                 "version everywhere."
             )
-        silo, memory, _ = opened(message, context)
-        return silo.introduce(memory)
+        silo, memory, asked = opened(message, context)
+        secrets = _secrets(context, asked, silo.name) if setting.secure else None
+        return silo.introduce(memory, {} if secrets is None else {"public": secrets.public})
 
     def handler(stage: Stage = "final", position: int | None = None) -> Work:
         """The work of a phase; without one, an evaluation and no more."""
 
         def work(message: Message, context: Context) -> RecordDict:
             silo, memory, asked = opened(message, context)
-            job = silo.engine.job
+            job, number = silo.engine.job, int(asked["exchange"])
             # the job's phases: what leaves the silo has gone through the channel
             phase = None if position is None else job.phases(stage)[position]
+            hidden = phase is not None and job.channel.hides(phase)
+            # whether replies are masked follows from the configuration that the silos agreed on, never from a message
+            if setting.secure and asked["evaluate"]:
+                raise BadMessage("would tell what only a sum may")
+            if hidden:
+                _check_step(job, stage, position, int(asked["round"]), number)
+                secrets = _secrets(context, asked, silo.name)
+                exchange = read_asking(message.content, secrets.run, number)
+                secrets.check(exchange)
             trained_with = () if phase is None else phase.down
             down = silo.received(message, (*trained_with, *(job.method.predicts_with if asked["evaluate"] else ())))
             state = memory.recall(int(asked["from"]), job.method.init_client(job.task, job.initial[0]))
-            content = RecordDict({ABOUT: about({"client": silo.name, "exchange": str(asked["exchange"])})})
+            content = RecordDict({ABOUT: about({"client": silo.name, "exchange": str(number)})})
             if asked["evaluate"]:
                 content[EVALUATION] = silo.evaluated(down, state)
             if phase is not None and position is not None:
-                number = int(asked["round"])
                 bounds, asked_with = silo.engine.bounds(stage, position), {name: down[name] for name in phase.down}
-                reply, state = silo.work(phase, bounds, asked_with, state, number)
-                content[FIELDS] = pack(reply, codecs(job.method))
-                memory.keep(int(asked["exchange"]), state, {int(asked["from"]), int(asked["keep"])})
+                reply, state = silo.work(phase, bounds, asked_with, state, int(asked["round"]))
+                if hidden:
+                    vector = Vector(message.metadata.message_type, reply, phase.places)
+                    integers = vector.encode(job.asked(stage))
+                    put_masked(content, secrets.mask(exchange, vector.layout, digest(message.content), integers))
+                else:
+                    content[FIELDS] = pack(reply, codecs(job.method))
+                memory.keep(number, state, {int(asked["from"]), int(asked["keep"])})
             return content
 
         return work
 
+    def unmask(message: Message, context: Context) -> RecordDict:
+        asked, (name, _) = read_about(message.content), _whose(setting, context)
+        told = _secrets(context, asked, name).tell(*read_unmasking(message.content))
+        said = about({"client": name, "exchange": str(asked["exchange"])})
+        return RecordDict({ABOUT: said, SECURE: telling(told)})
+
+    app.query("unmask")(_answering(unmask))
     app.evaluate("counts")(_answering(handler()))
-    for stage, position, phase in exchanges(setting.config.method):
+    for stage, position, phase in exchanges(setting.method):
         app.train(action(stage, phase))(_answering(handler(stage, position)))
     return app
 
@@ -155,14 +177,15 @@ class OpenSilo:
         except BadMessage as error:
             raise ConfigError(f"the server's message {error}") from error
 
-    def introduce(self, memory: Memory) -> RecordDict:
-        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows."""
+    def introduce(self, memory: Memory, more: Mapping[str, bytes]) -> RecordDict:
+        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows; and `more`
+        that it says of itself."""
         fed = self.engine.job.runs[0].federation
         assert fed.client_test is not None
         train, test = fed.train[self.place], fed.client_test[self.place]
         if not memory.know_again(fingerprint([fed])):
             raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
-        content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test)})})
+        content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test), **more})})
         scaled = self.setting.scaled
         if scaled.any() and len(train) >= self.min_count:
             x = fed.rows.x[train][:, scaled].astype(np.float64)
@@ -215,7 +238,7 @@ def _disclosed(error: Exception) -> str:
         return "its file cannot be used (its own log says why)"
     if isinstance(error, ConfigError):
         return _without_paths(error)
-    if isinstance(error, BadMessage):
+    if isinstance(error, BadMessage | Refused):
         return f"its reply {error}"
     return f"its work failed with {type(error).__name__} (its own log says why)"
 
@@ -239,6 +262,30 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
         raise unknown_name("client-id", name, setting.silos, key="client-id")
     file = context.node_config.get("data")
     return str(name), Path(str(file)) if file else setting.config.paths()[str(name)]
+
+
+def _folder(context: Context, asked: Mapping[str, Any], name: str) -> Path | None:
+    """Where the silo keeps what it must not forget of this run, if its node has such a folder."""
+    folder = context.node_config.get("state")
+    return Path(str(folder)) / check_run(str(asked["run"])) / name if folder else None
+
+
+def _secrets(context: Context, asked: Mapping[str, Any], name: str) -> Silo:
+    """The silo's part in secure sums."""
+    folder = _folder(context, asked, name)
+    if folder is None:
+        raise ConfigError(
+            "the node has no state folder, which secure sums need: start it with --node-config 'state=\"...\"'."
+        )
+    return Silo(name, str(asked["run"]), folder)
+
+
+def _check_step(job: Job, stage: Stage, position: int | None, round: int, number: int) -> None:
+    """An exchange's number stands for one phase of one round: a silo masks each of them for one sum only."""
+    positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
+    step = number - exchange_number(round, stage, 0)
+    if not 0 <= step < len(positions) or positions[step] != position:
+        raise BadMessage("cannot be made: the exchange has a number that belongs to another")
 
 
 def _min_count(context: Context) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from equifed import tree
@@ -16,7 +17,7 @@ from equifed.bounds import Bounds, finite
 from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
-from equifed.flower.link import Link, Request
+from equifed.flower.link import Link, NoAnswer, Request, opened
 from equifed.flower.memory import MOST_EXCHANGES, exchange_number
 from equifed.flower.records import (
     ABOUT,
@@ -27,7 +28,6 @@ from equifed.flower.records import (
     about,
     distrusting,
     pack,
-    read_about,
     unpack,
 )
 from equifed.metrics.scored import Scored
@@ -35,14 +35,11 @@ from equifed.notes import Note
 from equifed.protocol import STAGES, Phase, Record, Stage
 from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, gather
 from equifed.simulator.engine import Exchange, bounds_of, data_of, initial_state, record_message, validation_data
+from equifed.simulator.reference import Seen
 from equifed.tree import Tree
-from equifed.words import clean, quoted
+from equifed.words import clean
 
 LATE = "was not here in the exchanges before round 1, which the method needs"
-
-
-class NoAnswer(BadMessage):
-    """Nothing came from a silo at all."""
 
 
 class FlowerEngine:
@@ -99,23 +96,29 @@ class FlowerEngine:
         message = record_message(self.job, stage, phase, down, like)
         self.messages.setdefault((stage, position), message)
         replies, refused = self._trained(answers, phase, bounds_of(self.job, stage, position), down, like, sampled)
-        rejections += refused
         used = present & np.isin(cohorts, list(replies))
-        if not sampled:
-            return Exchange(state, used, rejections)
+        exchange = Exchange(state, used, rejections + refused)
+        return self._taken(stage, phase, number, replies, exchange) if sampled else exchange
+
+    def _taken(
+        self, stage: Stage, phase: Phase, number: int, replies: Mapping[int, Record], exchange: Exchange
+    ) -> Exchange:
+        """The exchange with the server's step taken on single replies, if they are enough."""
         if len(replies) < min(self.min_replies, len(self._ids)):
-            return Exchange(state, used, rejections, {0: Note("too-few-replies")})
-        return self._applied(state, stage, phase, number, replies, Exchange(state, used, rejections))
+            return replace(exchange, obstacles={0: Note("too-few-replies")})
+        moved = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
+        clients = np.array(list(replies))
+        down = self.job.method.sent(tree.take(exchange.state.server, 0), phase.down)
+        seen = partial(gather, self.job, stage, phase, down, moved, clients)
+        return self._applied(phase, number, clients, seen, exchange)
 
     def _applied(
-        self, state: State, stage: Stage, phase: Phase, number: int, replies: Mapping[int, Record], exchange: Exchange
+        self, phase: Phase, number: int, clients: np.ndarray, seen: Callable[[], Seen], exchange: Exchange
     ) -> Exchange:
-        """The exchange with the server's step taken, or what stood in its way."""
-        clients, method = np.array(list(replies)), self.job.method
-        moved = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
+        """The exchange with the server's step taken on what it has `seen`, or what stood in its way."""
+        state, method = exchange.state, self.job.method
         try:
-            down = method.sent(tree.take(state.server, 0), phase.down)
-            gathered, cut, obstacle = gather(self.job, stage, phase, down, moved, clients)
+            gathered, cut, obstacle = seen()
             if obstacle is not None:
                 return replace(exchange, obstacles={0: obstacle})
             server = phase.server(tree.take(state.server, 0), gathered.replies, data_of(self._validation, self.job))
@@ -170,6 +173,26 @@ class FlowerEngine:
         """The fields that clients predict with."""
         return self.job.method.sent(tree.take(state.server, 0), self.job.method.predicts_with)
 
+    def _about(self, state: State, round: int, number: int, evaluate: bool, client: int) -> ConfigRecord:
+        """What a message to this client is about."""
+        return about(
+            {
+                "run": self.link.run,
+                "exchange": str(number),
+                "round": round,
+                "from": int(state.last_reply[0, client]),
+                "keep": int(self.committed[client]),
+                "evaluate": int(evaluate),
+            }
+        )
+
+    def _sent(self, fields: ArrayRecord) -> RecordDict:
+        """What goes to all clients alike."""
+        sent = RecordDict({FIELDS: fields})
+        if self._scaling is not None:
+            sent[SCALING] = self._scaling
+        return sent
+
     def _ask(
         self,
         state: State,
@@ -186,21 +209,15 @@ class FlowerEngine:
         requests = {}
         late = self._late(state) if round else {}
         for k in range(len(self._ids)) if evaluate else sampled:
-            question: dict[str, str | int] = {
-                "run": self.link.run,
-                "exchange": str(number),
-                "round": round,
-                "from": int(state.last_reply[0, k]),
-                "keep": int(self.committed[k]),
-                "evaluate": int(evaluate),
-            }
-            content = RecordDict({ABOUT: about(question), FIELDS: training if k in sampled else counts})
-            if self._scaling is not None:
-                content[SCALING] = self._scaling
+            said, sent = (
+                self._about(state, round, number, evaluate, k),
+                self._sent(training if k in sampled else counts),
+            )
+            content = RecordDict({ABOUT: said, **sent})
             requests[self._ids[k]] = Request(kind if k in sampled else "evaluate.counts", content)
         asked = {silo: request for silo, request in requests.items() if silo not in late}
         answers = {**late, **self.link.ask(asked, self.deadline)}
-        return {silo: _opened(answers[silo], silo, number) for silo in requests}
+        return {silo: _tried(answers[silo], silo, number) for silo in requests}
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -264,22 +281,12 @@ def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
     return found
 
 
-def _opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict | BadMessage:
-    """An answer that can be read, because it is this silo's to this exchange; else why not. Text: why none came."""
-    if isinstance(answer, str):
-        return NoAnswer(answer)
+def _tried(answer: RecordDict | str, silo: str, number: int) -> RecordDict | BadMessage:
     try:
         with distrusting():
-            about = read_about(answer)
+            return opened(answer, silo, number)
     except BadMessage as error:
         return error
-    if "refused" in about:
-        return BadMessage(about["refused"])
-    if about.get("client") != silo:
-        return BadMessage(f"is signed by {quoted(about.get('client'))}")
-    if about.get("exchange") != str(number):
-        return BadMessage("belongs to another exchange")
-    return answer
 
 
 def _readable(answer: RecordDict | BadMessage) -> RecordDict:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -20,6 +21,7 @@ from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.files import read_regular
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, distrusting, read_about, unpack
+from equifed.secure.primitives import agree
 from equifed.words import clean, quoted
 
 POLL = 0.5
@@ -31,6 +33,10 @@ MOST_KEY = 2**16
 FAR = 1e4
 """So many times the size that a column has at the silo in the middle is no other population but another unit, or a
 lie, which would make everybody's inputs one and the same number."""
+
+
+class NoAnswer(BadMessage):
+    """Nothing came from a silo at all."""
 
 
 class Request(NamedTuple):
@@ -50,6 +56,8 @@ class Member:
     """Sums and sums of squares of the inputs to be standardised."""
     key: str = ""
     """The fingerprint of its node's public key, to which the silo's name belongs from its first joining on."""
+    public: bytes = b""
+    """The public key that its masks are agreed with in this run, where sums are secure."""
 
 
 @dataclass(eq=False)
@@ -65,6 +73,8 @@ class Link:
     """The run's id."""
     scaled: int
     """How many inputs are standardised."""
+    secure: bool = False
+    """Silos must have a key for this run, which their masks are agreed with."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the public keys of silos' nodes, where the server has them; the name of any other silo belongs to
     the key of the node that first joined the run with it."""
@@ -139,6 +149,8 @@ class Link:
         try:
             with distrusting():
                 member = _introduced(answer, self.scaled)
+                if self.secure:
+                    member = replace(member, public=self._public(name, answer))
             if known is not None and (known.rows, known.test_rows) != (member.rows, member.test_rows):
                 raise BadMessage("has another number of rows than when it first joined this run. Put its file back")
         except BadMessage as error:
@@ -148,6 +160,20 @@ class Link:
             self.members[name] = replace(member, key=key)
             self._nodes[name] = node
             self.refused.pop(name, None)
+
+    def _public(self, name: str, answer: RecordDict) -> bytes:
+        """The key that a silo's masks are agreed with, which it has throughout the run and nobody else has."""
+        public: bytes = read_about(answer).get("public", b"")
+        known = self.members.get(name)
+        try:
+            agree(X25519PrivateKey.generate(), public)
+        except (ValueError, TypeError):
+            raise BadMessage("has no key for this run that masks could be agreed with") from None
+        if known is not None and known.public != public:
+            raise BadMessage("has another key than when it first joined this run. Put back its state folder")
+        if any(other.public == public for silo, other in self.members.items() if silo != name):
+            raise BadMessage("has the key of another silo for this run")
+        return public
 
     def _compare(self) -> None:
         """Send silos away whose inputs are of quite another size than those of the silo in the middle. Two cannot be
@@ -213,6 +239,20 @@ def _content(reply: Message) -> RecordDict | str:
     if reply.has_error():
         return clean(" ".join(f"Flower reports: {reply.error.reason}".split()))
     return reply.content
+
+
+def opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
+    """An answer that can be read, because it is this silo's to this exchange. Text: why none came."""
+    if isinstance(answer, str):
+        raise NoAnswer(answer)
+    about = read_about(answer)
+    if "refused" in about:
+        raise BadMessage(about["refused"])
+    if about.get("client") != silo:
+        raise BadMessage(f"is signed by {quoted(about.get('client'))}")
+    if about.get("exchange") != str(number):
+        raise BadMessage("belongs to another exchange")
+    return answer
 
 
 def registered(file: Callable[[str], Path], silos: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Named tensors as Flower records, and back. What comes from elsewhere is checked before it is used."""
+"""Named tensors as Flower records, and back. What comes from elsewhere is checked before it is used.
+
+Torch is imported where tensors are made: a silo that only takes a mask off a sum has no use for it.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from equifed import tree
 from equifed.codec import CODECS
 from equifed.errors import DataError
-from equifed.protocol import Record
 from equifed.words import clean, quoted
+
+if TYPE_CHECKING:
+    import torch
+
+    from equifed.protocol import Record
 
 ABOUT = "about"
 """The record with what a message is about: which run, which exchange, who answers."""
@@ -54,7 +59,7 @@ def check_run(run: str) -> str:
     return run
 
 
-def about(values: Mapping[str, str | int]) -> ConfigRecord:
+def about(values: Mapping[str, str | int | bytes]) -> ConfigRecord:
     return ConfigRecord(dict(values))
 
 
@@ -67,6 +72,8 @@ def read_about(content: RecordDict) -> dict[str, Any]:
 
 def pack(values: Record, codecs: Mapping[str, str] | None = None) -> ArrayRecord:
     """One array per tensor, by its path; fields with a codec in the bytes that the codec writes."""
+    from equifed import tree
+
     arrays = {}
     for field, value in values.items():
         codec = (codecs or {}).get(field)
@@ -78,6 +85,8 @@ def pack(values: Record, codecs: Mapping[str, str] | None = None) -> ArrayRecord
 
 def unpack(content: RecordDict, record: str, like: Record, codecs: Mapping[str, str] | None = None) -> Record:
     """The inverse of `pack`, refused unless names, shapes and types are those of `like` and every number is finite."""
+    from equifed import tree
+
     arrays = content.get(record)
     if not isinstance(arrays, ArrayRecord):
         raise BadMessage(f"has no record {record!r}")
@@ -95,8 +104,10 @@ def unpack(content: RecordDict, record: str, like: Record, codecs: Mapping[str, 
 
 
 def _tensor(name: str, array: Array, like: torch.Tensor, codec: str | None) -> torch.Tensor:
+    import torch
+
     shape = (CODECS[codec].size(like.shape),) if codec else tuple(like.shape)
-    values = _numbers(name, array, np.dtype(np.uint8) if codec else _numpy_type(like.dtype), shape)
+    values = read_array(name, array, np.dtype(np.uint8) if codec else _numpy_type(like.dtype), shape)
     if codec:
         try:
             return torch.from_numpy(CODECS[codec].decode(values.tobytes(), like.shape)).to(like.dtype)
@@ -108,7 +119,7 @@ def _tensor(name: str, array: Array, like: torch.Tensor, codec: str | None) -> t
     return tensor
 
 
-def _numbers(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+def read_array(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     """An array of this type and shape, both of which are compared before memory is taken for a single number."""
     stream = io.BytesIO(array.data)
     try:
@@ -129,6 +140,8 @@ def _numbers(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ..
 
 
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    import torch
+
     return torch.empty((), dtype=dtype).numpy().dtype
 
 

@@ -24,13 +24,16 @@ from equifed.files import private, read_sealed, write_sealed
 from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.deployment.folder import HOME, Folder
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
+from equifed.flower.journal import Journal
 from equifed.flower.link import Link, Member, registered
+from equifed.flower.memory import exchange_number
 from equifed.flower.records import BadMessage, check_run
+from equifed.flower.secure_engine import SecureEngine
 from equifed.results import Result
 from equifed.simulation import Training
 from equifed.simulator import Job, Message, State, Step, make_tables
 from equifed.store import RunFolder, Store
-from equifed.store.folder import FEDERATION
+from equifed.store.folder import FEDERATION, JOURNAL
 
 _say = partial(print, flush=True)
 
@@ -81,7 +84,8 @@ def serve(
         folder = store.root / check_run(id)
     except BadMessage as error:
         raise ConfigError(f"The run config's run {error}.") from None
-    link = Link(grid, setting.silos, setting.digest, id, scaled=int(setting.scaled.sum()), keys=keys or {})
+    scaled = int(setting.scaled.sum())
+    link = Link(grid, setting.silos, setting.digest, id, scaled, setting.secure, keys or {})
     before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
     if before is None and RunFolder(folder).rounds_done():
         raise RunError(
@@ -100,7 +104,7 @@ def serve(
     scaling = standardisation(setting, link.members) if before is None else before[1]
     named = setting.config.data.validation_file
     file = Path(validation) if validation else None if named is None else setting.config.folder / named
-    training = Federated(setting, link, scaling, file)
+    training = Federated(setting, link, scaling, file, Journal(folder / JOURNAL))
     if (folder / "status.json").is_file():
         recording = store.resume(str(folder), make=lambda config: training)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
@@ -124,7 +128,9 @@ class Federated(Training):
 
     engine: FlowerEngine
 
-    def __init__(self, setting: Setting, link: Link, scaling: Scaling | None, validation: Path | None) -> None:
+    def __init__(
+        self, setting: Setting, link: Link, scaling: Scaling | None, validation: Path | None, journal: Journal
+    ) -> None:
         federation = setting.view(validation=validation)
         job = setting.job(federation, scaling)
         if job.method.needs_validation and not len(federation.validation):
@@ -133,20 +139,23 @@ class Federated(Training):
                 "file of them: validation-file in [data], or the run config's validation."
             )
         tables = make_tables(job)
-        engine = FlowerEngine(job, tables, link, scaling, setting.flower.deadline, setting.min_replies)
+        common = job, tables, link, scaling, setting.flower.deadline, setting.min_replies
+        engine = SecureEngine(*common, journal) if setting.secure else FlowerEngine(*common)
         engine.messages["join", 0] = _join_message(link.members)
         self._scores = FlowerEvaluator(job, tables, engine)
-        self._setting, self._link = setting, link
+        self._setting, self._link, self._journal = setting, link, journal
         super().__init__(job, engine, self._scores)
 
     def rounds(self, resume: tuple[int, State] | None = None) -> Iterator[Step]:
         if resume is not None:
             self.engine.committed = resume[1].last_reply[0]
+            self._journal.forget(before=exchange_number(resume[0] + 1, "setup", 0))
         for step in super().rounds(resume):
             yield step
             # whoever asks for the next round has saved this one
-            if step.round % self._setting.config.run.checkpoint_every == 0:
+            if step.round % self._setting.config.run.checkpoint_every == 0 or step.last:
                 self.engine.committed = step.state.last_reply[0]
+                self._journal.forget()
 
     def result(self) -> Result:
         assert self._state is not None, "no round has finished"
@@ -215,7 +224,10 @@ def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member],
         folder / FEDERATION,
         {
             "app": setting.digest,
-            "silos": {silo: {**said, "key": members[silo].key} for silo, said in _declared(members).items()},
+            "silos": {
+                silo: {**said, "key": members[silo].key, "public": members[silo].public.hex()}
+                for silo, said in _declared(members).items()
+            },
             "scaling": None if scaling is None else [part.tolist() for part in scaling],
         },
     )
@@ -233,7 +245,10 @@ def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Sca
             f"Run {folder.name} was started with another configuration, schema or version of equifed than this app's. "
             "Put them back to go on, or start a new run."
         )
-    members = {silo: Member(**declared, sums=None) for silo, declared in roster["silos"].items()}
+    members = {
+        silo: Member(**declared | {"public": bytes.fromhex(declared["public"])}, sums=None)
+        for silo, declared in roster["silos"].items()
+    }
     scaling = roster["scaling"]
     return members, None if scaling is None else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32))
 

@@ -7,6 +7,7 @@
     rounds.jsonl            a line per round: logs, rejections, seconds, new messages and notes, checksums of scores
     scores/00012.safetensors  what evaluation counted in round 12
     checkpoint.safetensors  all state after the last committed round, the checksum of the lines up to it, and its own
+    sums/                   of a federation with secure sums: every exchange since the checkpoint (flower/journal.py)
     result.json             once it has finished, with metrics.parquet and the other files of `results.write_result`
 
 A round counts once the checkpoint has replaced the one before; its scores and its line are written first. So whatever
@@ -60,6 +61,7 @@ from equifed.store.results import (
     CONFIG,
     COPY,
     FEDERATION,
+    JOURNAL,
     RESULT,
     check_result,
     load_result,
@@ -224,7 +226,7 @@ class RunFolder:
         if not take(folder.lock):
             raise RunError(f"Run {folder.id} is being run by another process.")
         try:
-            if not not_begun(path):
+            if not not_begun(path, JOURNAL):  # a federation may have summed before its run begins
                 raise RunError(
                     f"{path} cannot hold a new run: it has files of another. Go on with that one, whose {STATUS} must "
                     "be there, or choose another name."
@@ -471,10 +473,10 @@ class Recording:
             self._put_in_index(self.folder.entry())
 
 
-def not_begun(path: Path) -> bool:
-    """Whether the folder holds nothing but what a run writes before it begins."""
+def not_begun(path: Path, *more: str) -> bool:
+    """Whether the folder holds nothing but what a run writes before it begins, and what is named besides."""
     names = {inside.name for inside in path.iterdir() if not TEMPORARY.fullmatch(inside.name)}
-    return names <= {*BEFORE, SUMS, SCORES, LOCK}
+    return names <= {*BEFORE, SUMS, SCORES, LOCK, *more}
 
 
 def scores_name(number: int) -> str:

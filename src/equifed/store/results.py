@@ -30,6 +30,8 @@ CONFIG = "config.toml"
 CHECKPOINT = "checkpoint.safetensors"
 FEDERATION = "federation.json"
 """Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
+JOURNAL = "sums"
+"""The folder of such a run, while it goes on with secure sums: every exchange since the last checkpoint."""
 FRAMES = ("metrics", "counts", "calibration", "local_gaps", "cuts", "plain_mean", "log")
 STATES = "states.safetensors"
 SCHEMA = "schema.json"

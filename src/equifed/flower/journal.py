@@ -1,0 +1,90 @@
+"""The journal of a run with secure sums: what came of every exchange since the last checkpoint, a file for each.
+
+A silo helps to unmask an exchange once. So whatever moment the server is killed at, the resumed run must have the sum
+already, be able to ask the very same question again, or know that nobody has unmasked anything:
+
+    asked    before the first message is sent: which attempt it is. A resumed run asks anew, as the next attempt
+    masked   before anybody is asked to unmask: the masked replies. A resumed run asks for the same masks again
+    done     the sum, or the replies that are told singly; who was used, who refused and why. It is taken as it is
+
+A file is replaced in one step by its successor, and all are removed once a checkpoint covers them. Each begins with the
+checksum of its name and content.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from equifed.errors import RunError
+from equifed.files import checksum, clear_temporaries, private_folder, sync_folder, write_atomic
+
+CHECKSUM = len(checksum(b""))
+
+
+class Entry(NamedTuple):
+    """What is known of an exchange."""
+
+    stage: str
+    """asked, masked or done."""
+    facts: dict[str, Any]
+    """In JSON's own types."""
+    arrays: dict[str, np.ndarray]
+
+
+class Journal:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if folder.is_dir():
+            clear_temporaries(folder)
+
+    def read(self, number: int) -> Entry | None:
+        """What is known of the exchange; None if it has never been asked for."""
+        path = self._file(number)
+        if not path.exists():
+            return None
+        try:
+            stored = path.read_bytes()
+            digest, content = stored[:CHECKSUM], stored[CHECKSUM:]
+            if digest != self._checksum(path, content):
+                raise ValueError("it does not fit its checksum")
+            said, arrays = content.split(b"\n", 1)
+            stage, facts = json.loads(said)
+            return Entry(stage, facts, load(arrays))
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise RunError(
+                f"{path} is damaged ({error}), so the run cannot go on. Put back a copy, or start a new run."
+            ) from None
+
+    def write(self, number: int, stage: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Flushed to the disk when it returns."""
+        private_folder(self.folder)
+        path = self._file(number)
+        said = json.dumps([stage, dict(facts)]).encode()
+        content = said + b"\n" + save({name: np.asarray(values, order="C") for name, values in arrays.items()})
+        write_atomic(path, self._checksum(path, content) + content, mode=0o600)
+
+    def forget(self, before: int | None = None) -> None:
+        """Remove what a checkpoint covers: exchanges of smaller numbers, or all of them."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            if before is None or int(path.stem) < before:
+                os.unlink(path)
+        if before is None:
+            os.rmdir(self.folder)
+            sync_folder(self.folder.parent)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:010d}.sum"
+
+    @staticmethod
+    def _checksum(path: Path, content: bytes) -> bytes:
+        return checksum(path.name.encode() + content).encode()

@@ -1,0 +1,169 @@
+"""The messages of a summed exchange: what the server asks of a silo, a masked reply, a share in taking off the masks.
+
+A request has, besides what the method sends, the record `secure` with all that a silo needs to know of the others. The
+transcript, by which everything is bound, has the digest of what the silo received: silos that were shown different
+models have masks that do not cancel. Nothing here needs torch, which a silo that unmasks has no time to load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from equifed.flower.records import FIELDS, SCALING, BadMessage, read_array
+from equifed.secure import Exchange, Masked, Told
+
+SECURE = "secure"
+"""The record with what a summed exchange is about."""
+MASKED = "masked"
+"""The only array of a masked reply."""
+
+
+def layout(kind: str, parts: Sequence[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """What the integers of a vector are, as bytes that all silos have alike: Flower's type of the question, and (name,
+    type, shape, binary places) of each part in turn."""
+    return json.dumps([kind, [[*part[:2], list(part[2]), part[3]] for part in parts]]).encode()
+
+
+def digest(content: RecordDict) -> bytes:
+    """SHA-256 of the records that all silos get alike."""
+    found = hashlib.sha256()
+
+    def add(part: bytes) -> None:
+        found.update(len(part).to_bytes(8, "big"))
+        found.update(part)
+
+    for record in (FIELDS, SCALING):
+        arrays = content.get(record)
+        if arrays is None:
+            continue
+        if not isinstance(arrays, ArrayRecord):
+            raise BadMessage(f"has a record {record!r} without arrays")
+        add(record.encode())
+        for name in sorted(arrays):
+            array = arrays[name]
+            add(name.encode())
+            add(json.dumps([array.stype, array.dtype, list(array.shape)]).encode())
+            add(array.data)
+    return found.digest()
+
+
+# -- the request, and the masked reply ---------------------------------------------------------------------------------
+
+
+def asking(exchange: Exchange) -> ConfigRecord:
+    return ConfigRecord(
+        {
+            "attempt": exchange.attempt,
+            "cohort": list(exchange.names),
+            "keys": list(exchange.keys),
+        }
+    )
+
+
+def read_asking(content: RecordDict, run: str, number: int) -> Exchange:
+    """The exchange that a silo is asked to take part in."""
+    said = _record(content)
+    attempt = said.get("attempt")
+    if type(attempt) is not int:
+        raise BadMessage("does not say which attempt it is")
+    return Exchange(run, number, attempt, tuple(_list(said, "cohort", str)), tuple(_list(said, "keys", bytes)))
+
+
+def put_masked(content: RecordDict, masked: Masked) -> None:
+    """Into a silo's reply."""
+    content[FIELDS] = ArrayRecord({MASKED: Array(masked.values)})
+    content[SECURE] = ConfigRecord(
+        {"commitment": masked.commitment, "for": list(masked.shares), "shares": list(masked.shares.values())}
+    )
+
+
+def read_masked(content: RecordDict, silo: str, exchange: Exchange, values: int) -> Masked:
+    """A silo's masked reply, of so many values."""
+    arrays, said = content.get(FIELDS), _record(content)
+    if not isinstance(arrays, ArrayRecord) or set(arrays) != {MASKED}:
+        raise BadMessage("is not masked")
+    numbers = read_array(MASKED, arrays[MASKED], np.dtype(np.uint64), (values,))
+    commitment, shares = said.get("commitment"), _named(said, "for", "shares")
+    if type(commitment) is not bytes or len(commitment) != COMMITMENT:
+        raise BadMessage("does not commit itself to its mask")
+    if set(shares) != set(exchange.names) - {silo} or not all(
+        0 < len(share) <= MOST_SHARE for share in shares.values()
+    ):
+        raise BadMessage("has not a share of its mask for every other silo")
+    return Masked(numbers, commitment, shares)
+
+
+COMMITMENT = 32
+"""Bytes."""
+MOST_SHARE = 1024
+"""Bytes of a sealed share, of a share, of a seed: more than any has."""
+
+
+# -- taking off the masks ----------------------------------------------------------------------------------------------
+
+
+def unmasking(transcript: bytes, survivors: Sequence[str], sealed: Mapping[str, bytes]) -> ConfigRecord:
+    """What a survivor is asked; sealed: the shares that the others made for it."""
+    return ConfigRecord(
+        {
+            "transcript": transcript,
+            "survivors": list(survivors),
+            "from": list(sealed),
+            "sealed": list(sealed.values()),
+        }
+    )
+
+
+def read_unmasking(content: RecordDict) -> tuple[bytes, list[str], dict[str, bytes]]:
+    said = _record(content)
+    transcript = said.get("transcript")
+    if type(transcript) is not bytes:
+        raise BadMessage("does not say which exchange it belongs to")
+    return transcript, _list(said, "survivors", str), _named(said, "from", "sealed")
+
+
+def telling(told: Told) -> ConfigRecord:
+    """What a survivor answers."""
+    return ConfigRecord(
+        {
+            "shares-of": list(told.shares),
+            "shares": list(told.shares.values()),
+            "seeds-of": list(told.seeds),
+            "seeds": list(told.seeds.values()),
+        }
+    )
+
+
+def read_telling(content: RecordDict) -> Told:
+    said = _record(content)
+    return Told(_named(said, "shares-of", "shares"), _named(said, "seeds-of", "seeds"))
+
+
+# -- parts of a record -------------------------------------------------------------------------------------------------
+
+
+def _record(content: RecordDict) -> ConfigRecord:
+    record = content.get(SECURE)
+    if not isinstance(record, ConfigRecord):
+        raise BadMessage(f"has no record {SECURE!r}")
+    return record
+
+
+def _list(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    found = said.get(name)
+    if not isinstance(found, list) or not all(type(entry) is kind for entry in found):
+        raise BadMessage(f"has no list {name!r} in its record {SECURE!r}")
+    return list(found)
+
+
+def _named(said: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]:
+    who, what = _list(said, names, str), _list(said, values, bytes)
+    if len(who) != len(what) or len({*who}) != len(who) or any(len(value) > MOST_SHARE for value in what):
+        raise BadMessage(f"has {values} that do not belong to {names!r} in its record {SECURE!r}")
+    return dict(zip(who, what, strict=True))

@@ -1,0 +1,143 @@
+"""The engine of a real federation with secure sums: it sees no reply but those that a method declares as told.
+
+Every exchange is in the run's journal before the next one begins, told ones too: what a resumed run makes of them is
+what the killed one made, also when other silos are there now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from equifed import tree
+from equifed.flower.agreement import Scaling, action
+from equifed.flower.engine import FlowerEngine
+from equifed.flower.journal import Journal
+from equifed.flower.link import Link
+from equifed.flower.memory import exchange_number
+from equifed.flower.records import pack
+from equifed.flower.sums import Question, Refusal, summed
+from equifed.flower.vectors import Vector
+from equifed.notes import Note
+from equifed.protocol import Phase, Record, Stage
+from equifed.simulator import Job, Rejection, State, Tables
+from equifed.simulator.engine import Exchange, bounds_of, record_message
+from equifed.simulator.reference import Seen
+
+
+class _Asked(NamedTuple):
+    """One exchange of a phase."""
+
+    stage: Stage
+    position: int
+    phase: Phase
+    round: int
+    number: int
+    kind: str
+    down: Record
+    sampled: list[int]
+
+
+class SecureEngine(FlowerEngine):
+    def __init__(
+        self,
+        job: Job,
+        tables: Tables,
+        link: Link,
+        scaling: Scaling | None,
+        deadline: float,
+        min_replies: int,
+        journal: Journal,
+    ) -> None:
+        super().__init__(job, tables, link, scaling, deadline, min_replies)
+        self.journal = journal
+
+    def exchange(
+        self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> Exchange:
+        phase = self.job.phases(stage)[position]
+        if stage == "round" and position == 0:
+            self.link.welcome(min(self.deadline, 60.0))
+            if round > 1 and (round - 1) % self.job.settings.eval_every == 0:
+                self.measured[round - 1] = state, self.evaluate(state, round - 1)
+        sampled = [int(k) for k in cohorts[0][present[0]]]
+        if not sampled:
+            return Exchange(state, present, [])
+        down = self.job.method.sent(tree.take(state.server, 0), phase.down)
+        message = record_message(self.job, stage, phase, down, self._like[stage, position])
+        self.messages.setdefault((stage, position), message)
+        number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
+        asked = _Asked(stage, position, phase, round, number, kind, down, sampled)
+        take = self._take_sum if self.job.channel.hides(phase) else self._take_told
+        return take(state, asked, cohorts, present)
+
+    def _take_sum(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
+        phase, cohort = asked.phase, [self._ids[k] for k in cohorts[0]]
+        absent = self._absent(state, asked.round, cohort)
+        vector = Vector(asked.kind, self._like[asked.stage, asked.position], phase.places)
+        there = {self._ids[k]: k for k in asked.sampled if self._ids[k] not in absent}
+        members = tuple(sorted(set(cohort) - absent.keys()))
+        question = Question(
+            asked.number,
+            asked.kind,
+            self._sent(pack(asked.down, self._codecs)),
+            members,
+            {silo: self._about(state, asked.round, asked.number, False, k) for silo, k in there.items()},
+            vector.layout,
+            vector.size,
+            {self._ids[k]: absent[self._ids[k]] for k in asked.sampled if self._ids[k] in absent},
+        )
+        done = summed(self.link, self.journal, question, self.deadline, self.min_replies, again=asked.stage != "round")
+        for silo in done.liars:
+            self.note("false-shares", client=silo, rounds=[asked.round])
+        clients = np.array([k for k in asked.sampled if self._ids[k] in done.used], dtype=np.int64)
+        refused = [Rejection(0, silo, phase.name, *why) for silo, why in done.refused.items()]
+        exchange = Exchange(state, present & np.isin(cohorts, clients), refused)
+        if done.total is None:
+            assert done.obstacle is not None
+            return replace(exchange, obstacles={0: done.obstacle})
+        total, rows = vector.decode(done.total), sum(member.rows for member in self.link.members.values())
+        down = tree.map(lambda leaf: leaf.cpu(), asked.down)
+        wrong = bounds_of(self.job, asked.stage, asked.position).impossible(down, total, len(clients), rows)
+        if wrong:
+            return replace(exchange, obstacles={0: Note("impossible-sum", {"phase": phase.name, "field": wrong})})
+        here = tree.map(lambda leaf: leaf.to(self.job.device), total)
+        count = torch.tensor(float(len(clients)), device=self.job.device)
+        seen = Seen(self.job.channel.of_sums(here, count), np.full(len(clients), np.nan), None)
+        exchange = replace(exchange, late=np.array([len(done.late)]))
+        return self._applied(phase, asked.number, clients, lambda: seen, exchange)
+
+    def _absent(self, state: State, round: int, cohort: list[str]) -> dict[str, Refusal]:
+        """Silos that belong to no sum, and why."""
+        why = {silo: self.link.why_not(silo) for silo in cohort if silo not in self.link.members}
+        why |= self._late(state) if round else {}
+        return {silo: Refusal(why[silo], answered=False) for silo in cohort if silo in why}
+
+    def _take_told(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
+        """A phase whose replies are told singly, or say nothing but who took part."""
+        phase, like = asked.phase, self._like[asked.stage, asked.position]
+        entry = self.journal.read(asked.number)
+        if entry is not None:
+            refused = [Rejection(*each) for each in entry.facts["refused"]]
+            replies = {k: tree.from_named(like, _part(entry.arrays, f"{k}.")) for k in entry.facts["used"]}
+        else:
+            answers = self._ask(state, asked.round, asked.number, False, asked.kind, asked.sampled, asked.down)
+            bounds = bounds_of(self.job, asked.stage, asked.position)
+            replies, refused = self._trained(answers, phase, bounds, asked.down, like, asked.sampled)
+        exchange = Exchange(state, present & np.isin(cohorts, list(replies)), refused)
+        exchange = self._taken(asked.stage, phase, asked.number, replies, exchange)
+        if entry is None and (not exchange.obstacles or asked.stage == "round"):
+            arrays = {
+                f"{k}/{name}": leaf.numpy() for k, reply in replies.items() for name, leaf in tree.named(reply).items()
+            }
+            self.journal.write(asked.number, "done", {"used": list(replies), "refused": refused}, arrays)
+        return exchange
+
+
+def _part(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
+    found = {name: values for name, values in arrays.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): torch.from_numpy(values) for name, values in found.items()}

@@ -1,0 +1,212 @@
+"""The server's side of a summed exchange: masked replies come in, a sum comes out, and nobody sees a single reply.
+
+Whoever of the cohort does not answer, or answers what cannot be a masked reply, is gone before masking; the others are
+asked to unmask. Everything is in the run's journal before the next message
+leaves, so that a run that is killed and resumed has each sum once, of one cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from equifed import secure
+from equifed.errors import RunError
+from equifed.flower.journal import Entry, Journal
+from equifed.flower.link import Link, NoAnswer, Request, opened
+from equifed.flower.masks import SECURE, asking, digest, read_masked, read_telling, unmasking
+from equifed.flower.records import ABOUT, BadMessage, about, distrusting
+from equifed.notes import Note
+from equifed.secure import Exchange, Masked, NotSummed, Told
+
+
+class Refusal(NamedTuple):
+    reason: str
+    answered: bool
+    """False: nothing came back from it."""
+
+
+class Question(NamedTuple):
+    """What is to be summed."""
+
+    number: int
+    """Of the exchange, larger than that of any before."""
+    kind: str
+    """Flower's message type."""
+    alike: RecordDict
+    """What all silos are sent."""
+    cohort: tuple[str, ...]
+    """Everyone who belongs to the exchange, sorted."""
+    asked: Mapping[str, ConfigRecord]
+    """What each of them is told besides, as the record `about`; who is not in it is gone already."""
+    layout: bytes
+    """See `masks.layout`."""
+    values: int
+    """How many integers a reply has."""
+    absent: Mapping[str, Refusal]
+    """Who should have belonged to it, and why not."""
+
+
+class Sum(NamedTuple):
+    """What came of a summed exchange."""
+
+    total: np.ndarray | None
+    """The sum of the integers [m] of those in `used`; None where there is none."""
+    used: tuple[str, ...]
+    """Whose masked replies could be used."""
+    refused: dict[str, Refusal]
+    """Why the others' could not."""
+    late: dict[str, Refusal]
+    """Who of the used did not help to unmask, and why."""
+    obstacle: Note | None = None
+    """Why there is no sum."""
+    liars: tuple[str, ...] = ()
+    """Who sent false shares, as far as that can be told."""
+
+
+def summed(
+    link: Link, journal: Journal, question: Question, deadline: float, enough: int = 0, again: bool = False
+) -> Sum:
+    """Carry out the exchange, or what is left to be done of it after the server was killed.
+
+    enough: masked replies without which nobody is asked to unmask, where the protocol would do with fewer.
+    again: an obstacle is not kept, because it ends the run: a resumed one tries again, as far as silos may help.
+    """
+    number, cohort = question.number, question.cohort
+    entry = journal.read(number)
+    facts: dict[str, Any] = {"kind": question.kind, "sent": digest(question.alike).hex()}
+    if entry is not None and any(entry.facts[name] != value for name, value in facts.items()):
+        raise RunError(
+            f"{journal.folder} has exchange {number} with another model than the run has now: its files, or those of "
+            "the run, are not as they were. Put back a copy, or start a new run."
+        )
+    if entry is not None and entry.stage == "done":
+        return _read_done(entry)
+    if entry is not None and entry.stage == "masked":
+        facts["attempt"] = entry.facts["attempt"]
+        exchange, masked, refused = _read_masked(entry, link.run, number)
+        done = _unmask(link, exchange, question, masked, refused, deadline)
+    else:
+        facts["attempt"] = 1 if entry is None else entry.facts["attempt"] + 1
+        exchange = Exchange(
+            link.run, number, facts["attempt"], cohort, tuple(link.members[silo].public for silo in cohort)
+        )
+        masked, refused = {}, dict(question.absent)
+        if len(question.asked) >= secure.FEWEST:
+            journal.write(number, "asked", facts, {})
+            masked, more = _ask(link, exchange, question, deadline)
+            refused |= more
+        obstacle = secure.unsummed(len(cohort), len(masked), told=len(masked))
+        if obstacle is None and len(masked) < enough:
+            obstacle = Note("too-few-replies")
+        if obstacle is None:
+            values = {_PREFIX + silo: reply.values for silo, reply in masked.items()}
+            journal.write(number, "masked", facts | _facts_of(exchange, masked, refused), values)
+            done = _unmask(link, exchange, question, masked, refused, deadline)
+        else:
+            done = Sum(None, tuple(masked), refused, {}, obstacle)
+    if done.obstacle is None or not again:
+        journal.write(number, "done", facts | _facts_of_done(done), {} if done.total is None else {"sum": done.total})
+    return done
+
+
+def _ask(
+    link: Link, exchange: Exchange, question: Question, deadline: float
+) -> tuple[dict[str, Masked], dict[str, Refusal]]:
+    """Masked replies, and why there is none of the others."""
+    requests = {
+        silo: Request(question.kind, RecordDict({ABOUT: said, **question.alike, SECURE: asking(exchange)}))
+        for silo, said in question.asked.items()
+    }
+    masked, refused = {}, {}
+    answers = link.ask(requests, deadline)
+    for silo in question.asked:
+        try:
+            with distrusting():
+                reply = opened(answers[silo], silo, exchange.number)
+                masked[silo] = read_masked(reply, silo, exchange, question.values)
+        except BadMessage as error:
+            refused[silo] = _refusal(error)
+    return masked, refused
+
+
+def _unmask(
+    link: Link,
+    exchange: Exchange,
+    question: Question,
+    masked: Mapping[str, Masked],
+    refused: dict[str, Refusal],
+    deadline: float,
+) -> Sum:
+    """Ask the survivors to take the masks off the sum of what they sent."""
+    transcript = exchange.transcript(question.layout, digest(question.alike))
+    said = about({"run": link.run, "exchange": str(exchange.number)})
+    requests = {}
+    for silo in masked:
+        sealed = {other: reply.shares[silo] for other, reply in masked.items() if other != silo}
+        content = RecordDict({ABOUT: said, SECURE: unmasking(transcript, tuple(masked), sealed)})
+        requests[silo] = Request("query.unmask", content)
+    told: dict[str, Told] = {}
+    late = {}
+    answers = link.ask(requests, deadline)
+    for silo in masked:
+        try:
+            with distrusting():
+                told[silo] = read_telling(opened(answers[silo], silo, exchange.number))
+        except BadMessage as error:
+            late[silo] = _refusal(error)
+    try:
+        total = secure.total(exchange, transcript, masked, told)
+    except NotSummed as error:
+        return Sum(None, tuple(masked), refused, late, error.note)
+    return Sum(total.numbers.view(np.int64), tuple(masked), refused, late, None, total.liars)
+
+
+def _refusal(error: BadMessage) -> Refusal:
+    return Refusal(str(error), not isinstance(error, NoAnswer))
+
+
+# -- in the journal ----------------------------------------------------------------------------------------------------
+
+_PREFIX = "masked/"
+
+
+def _facts_of(exchange: Exchange, masked: Mapping[str, Masked], refused: Mapping[str, Refusal]) -> dict[str, Any]:
+    return {
+        "names": exchange.names,
+        "keys": [key.hex() for key in exchange.keys],
+        "commitments": {silo: reply.commitment.hex() for silo, reply in masked.items()},
+        "shares": {
+            silo: {other: share.hex() for other, share in reply.shares.items()} for silo, reply in masked.items()
+        },
+        "refused": refused,
+    }
+
+
+def _read_masked(entry: Entry, run: str, number: int) -> tuple[Exchange, dict[str, Masked], dict[str, Refusal]]:
+    facts = entry.facts
+    keys = tuple(map(bytes.fromhex, facts["keys"]))
+    exchange = Exchange(run, number, facts["attempt"], tuple(facts["names"]), keys)
+    masked = {
+        silo: Masked(
+            entry.arrays[_PREFIX + silo],
+            bytes.fromhex(commitment),
+            {other: bytes.fromhex(share) for other, share in facts["shares"][silo].items()},
+        )
+        for silo, commitment in facts["commitments"].items()
+    }
+    return exchange, masked, {silo: Refusal(*why) for silo, why in facts["refused"].items()}
+
+
+def _facts_of_done(done: Sum) -> dict[str, Any]:
+    return done._asdict() | {"total": None, "obstacle": done.obstacle and done.obstacle.to_json()}
+
+
+def _read_done(entry: Entry) -> Sum:
+    facts = entry.facts
+    refused, late = ({silo: Refusal(*why) for silo, why in facts[name].items()} for name in ("refused", "late"))
+    obstacle = facts["obstacle"] and Note.from_json(facts["obstacle"])
+    return Sum(entry.arrays.get("sum"), tuple(facts["used"]), refused, late, obstacle, tuple(facts["liars"]))
