@@ -189,7 +189,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "shares-unfit": lambda client, shares, needed: (
         f"the mask of {client} could not be rebuilt from the {shares} shares that came ({needed} true ones are needed)"
     ),
-    "sum-unfit": lambda clients: f"masked replies of {', '.join(clients)} do not fit the exchange",
+    "sum-unfit": lambda clients: f"what came from {', '.join(clients)} does not fit the exchange",
     "impossible-sum": lambda phase, field: (
         f"one of the clients sent what it cannot have: no honest ones add up to the {field} of {phase}"
     ),

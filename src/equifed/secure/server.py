@@ -26,19 +26,17 @@ def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], t
     A false share is noticed. A false seed is not, nor is a false masked reply: what a lying silo can do to a sum is
     bounded by what the caller accepts as one.
     """
-    told = {name: told[name] for name in exchange.names if name in told and name in masked}
-    note = unsummed(len(exchange.names), len(masked), len(told))
-    if note is not None:
-        raise NotSummed(note)
     there = [name for name in exchange.names if name in masked]
-    if len(there) < len(masked):
-        raise NotSummed(Note("sum-unfit", {"clients": sorted(masked.keys() - exchange.names)}))
     gone = [name for name in exchange.names if name not in masked]
-    length = max(len(masked[name].values) for name in there)
-    unfit = [name for name in there if not _fits(masked[name].values, length)]
-    unfit += [name for name in told if any(len(told[name].seeds.get(other, b"")) != KEY for other in gone)]
+    told = {name: told[name] for name in there if name in told}
+    if note := unsummed(len(exchange.names), len(there), len(told)):
+        raise NotSummed(note)
+    ((length, _),) = Counter(np.size(masked[name].values) for name in there).most_common(1)
+    unfit = masked.keys() - set(there)
+    unfit |= {name for name in there if not _fits(masked[name].values, length)}
+    unfit |= {name for name in told if any(len(told[name].seeds.get(other, b"")) != KEY for other in gone)}
     if unfit:
-        raise NotSummed(Note("sum-unfit", {"clients": unfit}))
+        raise NotSummed(Note("sum-unfit", {"clients": sorted(unfit)}))
 
     opened = _Opening(exchange, transcript, told)
     found = {name: opened.secret(name, masked[name].commitment) for name in there}
@@ -51,8 +49,8 @@ def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], t
     return Total(numbers, opened.liars())
 
 
-def _fits(values: np.ndarray, length: int) -> bool:
-    return values.dtype == np.uint64 and values.shape == (length,)
+def _fits(values: object, length: int) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype == np.uint64 and values.shape == (length,)
 
 
 class _Opening:

@@ -69,14 +69,13 @@ class Silo:
         """The numbers [m], int64 or uint64, masked; see `Exchange.transcript` for layout and sent."""
         if numbers.ndim != 1 or numbers.dtype not in (np.int64, np.uint64):
             raise ValueError(f"only lists of 64-bit integers can be masked, not {numbers.dtype} {list(numbers.shape)}")
-        transcript = exchange.transcript(layout, sent)
         secret = secrets.token_bytes(shamir.SECRET)
         with self._lock:
             state = self._read()
             self._check(exchange, state)
-            dealt = dict(
-                zip(exchange.names, shamir.split(secret, exchange.threshold, len(exchange.names)), strict=True)
-            )
+            transcript = exchange.transcript(layout, sent)
+            shares = shamir.split(secret, exchange.threshold, len(exchange.names))
+            dealt = dict(zip(exchange.names, shares, strict=True))
             state["peers"] |= {name: key.hex() for name, key in self._others(exchange)}
             state["attempts"][str(exchange.number)] = exchange.attempt
             state["masked"] = {
