@@ -36,7 +36,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"equifed.secure.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        text = f"Secure sums need the package {error.name}, which is not installed: pip install 'equifed[flower]'."
+        missing = (error.name or "").partition(".")[0]
+        text = f"Secure sums need the package {missing}, which is not installed: pip install 'equifed[flower]'."
         raise ConfigError(text) from error
 
 
