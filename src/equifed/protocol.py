@@ -37,6 +37,8 @@ from equifed.tree import Tree
 Record = dict[str, Tree]
 """Named tensors or trees: what travels in one message."""
 
+VALIDATION = "validation"
+"""As a field of `down`: the server's validation rows, which clients then see; see `Data.of`."""
 ROWS = -1
 """As an upper end: the number of training rows that the client has."""
 Limit = float | Tensor | Callable[[Task], float]
@@ -120,6 +122,12 @@ class Data:
     initial: Tree = ()
     """The model's initial parameters, which everyone makes from the shared seed, so that nothing is sent; in phases
     that ask for them. A batch has none: hand them on as context."""
+
+    @classmethod
+    def of(cls, validation: Tree, task: Task) -> Data:
+        """Validation rows as they travel: (x, y, s, mask)."""
+        x, y, s, mask = validation
+        return cls(x, y, s, mask, task)
 
     @property
     def sensitive(self) -> Tensor:
@@ -271,7 +279,7 @@ class Phase:
     """An identifier; becomes the Flower message type "train.<name>". Batches are drawn by (seed, round, client, phase
     name): calling the phase that trains the model "train" gives all methods the same batches for the same seed."""
     down: tuple[str, ...]
-    """Server fields that travel to the clients; nothing else does."""
+    """Server fields that travel to the clients, and `VALIDATION` where its validation rows do; nothing else does."""
     up: tuple[str, ...]
     """Fields of the reply; nothing else leaves a client."""
     client: ClientWork

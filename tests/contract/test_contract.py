@@ -57,14 +57,20 @@ VARIANTS: tuple[Method, ...] = (
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
-OTHERS = (*VARIANTS, *SKETCHES)
+AS_SUMS = tuple(method.summed for method in (*METHODS, *VARIANTS) if method.summed not in (None, method))
+"""Those that run otherwise where only sums are seen, as they do then."""
+OTHERS = (*VARIANTS, *AS_SUMS, *SKETCHES)
 
 
 def shown(method: Method) -> str:
     return repr(method).replace("Method", "")
 
 
-every_method = pytest.mark.parametrize("method", [*METHODS, *OTHERS], ids=shown)
+every_method = pytest.mark.parametrize(
+    "method",
+    [*METHODS, *(pytest.param(m, marks=pytest.mark.full if m in AS_SUMS else ()) for m in OTHERS)],
+    ids=shown,
+)
 every_method_in_full = pytest.mark.parametrize(
     "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS)], ids=shown
 )
@@ -154,7 +160,7 @@ def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
     assert reference.rejections.empty
 
 
-SUMMED = [method for method in (*METHODS, *OTHERS) if method.summed is not None and not method.pooled]
+SUMMED = [method for method in (*METHODS, *VARIANTS, *SKETCHES) if method.summed is not None and not method.pooled]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def test_a_secure_sum_is_of_three_or_more(uneven: Federation) -> None:
     run(methods.LocalOnly(), two, **options)  # nothing leaves its clients
 
 
-@pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=shown)
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS, *AS_SUMS], ids=shown)
 def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
     """By a bound, as an update, whose norm is, or by its codec; those that the channel adds too."""
     stages = (method.setup, method.round, method.final)
@@ -362,15 +368,15 @@ def test_absent_clients_change_nothing(method: Method, uneven: Federation, monke
     whole = plain(method, uneven, engine="reference")
     gather, count = reference.gather, uneven.num_clients
 
-    def with_absent(job, phase, replies, clients):  # type: ignore[no-untyped-def]
-        gathered = gather(job, phase, replies, clients)
+    def with_absent(job, stage, phase, down, replies, clients, run=0):  # type: ignore[no-untyped-def]
+        seen = gather(job, stage, phase, down, replies, clients, run)
         # the absent client's position is that of one who never takes part in this table of replies
         missing = next(k for k in range(count + 1) if k not in clients)
         if phase.gather == "sum" or missing == count:
-            return gathered
-        padded = tree.map(lambda leaf: torch.cat([leaf, torch.zeros_like(leaf[:1])]), gathered.replies)
+            return seen
+        padded = tree.map(lambda leaf: torch.cat([leaf, torch.zeros_like(leaf[:1])]), seen.gathered.replies)
         padded["client"][-1] = missing
-        return gathered._replace(replies=padded)
+        return seen._replace(gathered=seen.gathered._replace(replies=padded))
 
     monkeypatch.setattr(reference, "gather", with_absent)
     assert_same(whole, run(method, uneven, engine="reference"))

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 import torch
 from contract.sketches import SKETCHES
-from contract.test_contract import METHODS, VARIANTS
+from contract.test_contract import AS_SUMS, METHODS, VARIANTS
 
 import equifed as ef
 from equifed import methods, tree
@@ -20,7 +20,7 @@ from equifed.flower.link import Link
 from equifed.protocol import Method
 from flower.inprocess import Nodes, be_the_server, federate, memory_of, nodes, setting, simulate
 
-OPTIONS = [method for method in (*VARIANTS, *SKETCHES) if "+" not in method.name]
+OPTIONS = [method for method in (*VARIANTS, *AS_SUMS, *SKETCHES) if "+" not in method.name]
 FEDERATED = [
     *(method for method in METHODS if not method.pooled),
     *(method for method in VARIANTS if "+" in method.name),

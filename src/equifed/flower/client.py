@@ -34,15 +34,16 @@ from equifed.flower.records import (
     BadMessage,
     about,
     check_run,
+    distrusting,
     pack,
     read_about,
     unpack,
 )
 from equifed.flower.vectors import Vector
-from equifed.protocol import Phase, Record, Stage
+from equifed.protocol import VALIDATION, Phase, Record, Stage
 from equifed.secure import Refused, Silo
 from equifed.simulator import Evaluator, Job, Reference, make_tables
-from equifed.simulator.engine import check_reply
+from equifed.simulator.engine import check_reply, sent
 from equifed.store.environment import fingerprint
 from equifed.words import clean, quoted, traceback_of
 
@@ -171,11 +172,22 @@ class OpenSilo:
     def received(self, message: Message, names: tuple[str, ...]) -> Record:
         """The server's fields of these names, with shapes and types as they are before the first round."""
         job = self.engine.job
-        expected = job.method.sent(job.method.init(job.task, job.initial[0]), names)
+        server = job.method.init(job.task, job.initial[0])
         try:
+            expected = sent(job.method, server, self._like_validation(message), names)
             return unpack(message.content, FIELDS, expected, codecs(job.method))
         except BadMessage as error:
             raise ConfigError(f"the server's message {error}") from error
+
+    def _like_validation(self, message: Message) -> Any:
+        """Shapes and types of the server's validation rows, however many a message has of them; see `Data.of`."""
+        arrays, tables = message.content.get(FIELDS), self.engine.tables
+        found = arrays.get(f"{VALIDATION}.0") if isinstance(arrays, ArrayRecord) else None
+        with distrusting():
+            rows = 0 if found is None else int(found.shape[0])
+            x = tables.features(torch.zeros(0, dtype=torch.int64, device=tables.x.device), 0)
+            kinds = (x, tables.y, tables.s, torch.ones(0))
+            return tuple(values.new_zeros(()).cpu().expand(rows, *values.shape[1:]) for values in kinds)
 
     def introduce(self, memory: Memory, more: Mapping[str, bytes]) -> RecordDict:
         """How many rows it has, and the sums that standardisation needs, unless they are of too few rows; and `more`

@@ -34,7 +34,15 @@ from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import STAGES, Phase, Record, Stage
 from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, gather
-from equifed.simulator.engine import Exchange, bounds_of, data_of, initial_state, record_message, validation_data
+from equifed.simulator.engine import (
+    Exchange,
+    bounds_of,
+    data_of,
+    initial_state,
+    record_message,
+    sent,
+    validation_data,
+)
 from equifed.simulator.reference import Seen
 from equifed.tree import Tree
 from equifed.words import clean
@@ -60,8 +68,8 @@ class FlowerEngine:
         self._ids = job.runs[0].federation.ids
         self._codecs = codecs(job.method)
         self._scaling = scaling and ArrayRecord({"shift": Array(scaling[0]), "factor": Array(scaling[1])})
-        self._like = _replies(job, tables)
         self._validation = tree.take(validation_data(job, tables), 0)
+        self._like = _replies(job, tables, self._validation)
 
     def start(self) -> State:
         never = torch.zeros(1, self.job.task.num_clients, dtype=torch.int64)
@@ -79,7 +87,7 @@ class FlowerEngine:
         if not sampled and not measures:
             return Exchange(state, present, [])
         number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
-        down = self.job.method.sent(tree.take(state.server, 0), phase.down)
+        down = sent(self.job.method, tree.take(state.server, 0), self._validation, phase.down)
         answers = self._ask(state, round, number, measures, kind, sampled, down)
         rejections: list[Rejection] = []
         if measures:
@@ -108,7 +116,7 @@ class FlowerEngine:
             return replace(exchange, obstacles={0: Note("too-few-replies")})
         moved = [tree.map(lambda leaf: leaf.to(self.job.device), reply) for reply in replies.values()]
         clients = np.array(list(replies))
-        down = self.job.method.sent(tree.take(exchange.state.server, 0), phase.down)
+        down = sent(self.job.method, tree.take(exchange.state.server, 0), self._validation, phase.down)
         seen = partial(gather, self.job, stage, phase, down, moved, clients)
         return self._applied(phase, number, clients, seen, exchange)
 
@@ -266,7 +274,7 @@ class FlowerEngine:
         return counted, problems
 
 
-def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
+def _replies(job: Job, tables: Tables, validation: Tree) -> dict[tuple[str, int], Record]:
     """A reply of the right names, shapes and types in every phase: what a client without rows would say."""
     found: dict[tuple[str, int], Record] = {}
     silo = Reference(job, tables)
@@ -277,7 +285,8 @@ def _replies(job: Job, tables: Tables) -> dict[tuple[str, int], Record]:
             for position, phase in enumerate(job.phases(stage)):
                 if not phase.repeat(job.task):
                     continue
-                found[stage, position], state = silo.work(phase, job.method.sent(server, phase.down), state, 0, 0, 0)
+                down = sent(job.method, server, validation, phase.down)
+                found[stage, position], state = silo.work(phase, down, state, 0, 0, 0)
     return found
 
 

@@ -25,7 +25,7 @@ from equifed.flower.vectors import Vector
 from equifed.notes import Note
 from equifed.protocol import Phase, Record, Stage
 from equifed.simulator import Job, Rejection, State, Tables
-from equifed.simulator.engine import Exchange, bounds_of, record_message
+from equifed.simulator.engine import Exchange, bounds_of, record_message, sent
 from equifed.simulator.reference import Seen
 
 
@@ -67,7 +67,7 @@ class SecureEngine(FlowerEngine):
         sampled = [int(k) for k in cohorts[0][present[0]]]
         if not sampled:
             return Exchange(state, present, [])
-        down = self.job.method.sent(tree.take(state.server, 0), phase.down)
+        down = sent(self.job.method, tree.take(state.server, 0), self._validation, phase.down)
         message = record_message(self.job, stage, phase, down, self._like[stage, position])
         self.messages.setdefault((stage, position), message)
         number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"

@@ -21,7 +21,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.edge_popup import kept
 from equifed.errors import ConfigError
-from equifed.protocol import Task
+from equifed.protocol import Bound, Task
 from equifed.tree import Tree
 
 
@@ -89,6 +89,22 @@ def vote(R: Tree, weight: Tensor) -> Tree:
     added up and sorted; of equal sums the earlier edge is the less important one."""
     # doubles hold these sums of integers exactly
     return tree.map(lambda order: sorted_by(weight.double() @ positions(order).double()), R)
+
+
+def votes(R: Tree, weight: Tensor) -> Tree:
+    """What one client adds to the reputations of Q votes [Q, n]: its positions where its weight [Q] is 1. R is one
+    ranking for all [n], or one for each [Q, n]."""
+    return tree.map(lambda order: weight.long()[:, None] * positions(order).long(), R)
+
+
+def elected(reputations: Tree) -> Tree:
+    """VOTE from the sums of what clients add, [..., n] -> [..., n]."""
+    return tree.map(sorted_by, reputations)
+
+
+def position_bound() -> Bound:
+    """Positions are whole and below the edges of the largest layer."""
+    return Bound(0, lambda task: max(p.numel() for p in task.module.parameters()) - 1, whole=True)
 
 
 def sorted_by(reputation: Tensor) -> Tensor:

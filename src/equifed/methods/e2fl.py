@@ -10,13 +10,16 @@ rank-clustering  once, by the server: k-means of all clients' first rankings und
 lowest-loss      every round, by the client:  argmin_q F_k(theta^w * M_q), M_q the mask of R_{g,q}
 one-shot         argmin_q dH/d alpha_q at alpha = 1/Q, H the entropy of the outputs of theta^w * sum_q alpha_q M_q
 binary           the same, repeatedly, keeping the half of the masks with the smaller derivatives
+
+The votes within groups are sums: to have the server see nothing else, a client sends positions for every group, zero
+but for its own, in 8 bytes per edge and group (`summed`). Rank clustering compares single rankings, and cannot.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -30,7 +33,7 @@ from equifed.errors import ConfigError, check_number
 from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
-from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, lowest_loss, nobody
+from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, fewest, lowest_loss, nobody
 from equifed.protocol import YES_OR_NO, Bound, Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
 from equifed.tree import Tree
 
@@ -52,6 +55,8 @@ class Server(NamedTuple):
     """theta^w, the weights."""
     assigned: Tensor
     """Each client's group by rank clustering [N]; -1 where there is none."""
+    voters: Tensor
+    """Clients that voted in each group in the last round [Q]."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,10 @@ class E2FL(Method):
 
         return (choosing(group, "M_q", codecs=CODECS, initial=True),)
 
+    @property
+    def summed(self) -> Method | None:
+        return None if self.groups == "rank-clustering" else SummedE2FL(**self.hyper)
+
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -164,11 +173,11 @@ class E2FL(Method):
         else:
             R_q = tree.stack([supermask.initial_ranking(tree.take(parameters, q)) for q in range(self.num_models)])
         unknown = torch.full((task.num_clients,), -1, dtype=torch.int16, device=tree.prototype(R).device)
-        return self.networks(R, R_q, supermask.weights(initial), unknown)
+        return self.networks(R, R_q, supermask.weights(initial), unknown, tree.zeros(initial, tree.length(R_q)))
 
-    def networks(self, R: Tree, R_q: Tree, w: Tree, assigned: Tensor) -> Server:
+    def networks(self, R: Tree, R_q: Tree, w: Tree, assigned: Tensor, voters: Tensor) -> Server:
         theta = tree.map(torch.mul, w, supermask.masks(R, w, self.keep))
-        return Server(theta, R, R_q, supermask.masks(R_q, w, self.keep), w, assigned)
+        return Server(theta, R, R_q, supermask.masks(R_q, w, self.keep), w, assigned, voters)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         return nobody(parameters)
@@ -212,10 +221,41 @@ class E2FL(Method):
         else:
             votes = one_hot(replies["group"], tree.length(server.R_q), replies["present"]) * replies["present"][:, None]
             voted = supermask.vote(replies["ranking"], votes.T)
-        R_q = tree.where(votes.sum(0) > 0, voted, server.R_q)
+        return self.vote_of_groups(server, voted, votes.sum(0))
+
+    def vote_of_groups(self, server: Server, voted: Tree, voters: Tensor) -> Server:
+        """The server after the votes within groups [Q, n], in which so many clients took part [Q]."""
+        R_q = tree.where(voters > 0, voted, server.R_q)
         # every group has one vote
-        R = tree.take(supermask.vote(R_q, votes.new_ones(1, votes.shape[1])), 0)
-        return self.networks(R, R_q, server.w, server.assigned)
+        R = tree.take(supermask.vote(R_q, torch.ones(1, len(voters), device=voters.device)), 0)
+        return self.networks(R, R_q, server.w, server.assigned, voters)
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {"fewest_clients": fewest(server.voters)}
+
+
+@dataclass(frozen=True)
+class SummedE2FL(E2FL):
+    """E2FL by the sums of the positions within every group."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        (phase,) = super().round
+        train = LocalTraining(self.add_votes, self.loss, self.start)
+        bounds = {"positions": supermask.position_bound(), "votes": YES_OR_NO}
+        up = ("positions", "votes")
+        return (replace(phase, up=up, client=train, server=self.add_up, gather="sum", bounds=bounds),)
+
+    def add_votes(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
+        reply, state = self.reply(scores, down, state, data, w)
+        if self.grouping.of_rows:
+            votes = reply["votes"].to(data.mask.dtype)
+        else:
+            votes = one_hot(reply["group"], self.count(data.task), data.mask)
+        return {"positions": supermask.votes(reply["ranking"], votes), "votes": votes}, state
+
+    def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        return self.vote_of_groups(server, supermask.elected(replies["positions"]), replies["votes"])
 
 
 def votes_within(order: Tensor, votes: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ beta_t  = beta0 (1 - t/T) / ((1 - beta0) + beta0 (1 - t/T))
 v      <- beta_t v + (1 - beta_t) alpha_F
 lambda_t = min(lambda0 (1 + rho)^t, lambda_max)
 theta  <- theta + lambda_t v + (1 - lambda_t) alpha_N
+
+A client that sees the server's validation rows can measure F_0 and F_k itself, so that the server needs only sums
+(`summed`).
 """
 
 from __future__ import annotations
@@ -20,10 +23,24 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import RATIOS, ratios
+from equifed.methods.fedavg import BY_ROWS
 from equifed.methods.feddemon import decayed
 from equifed.methods.fedval import OWN_MODEL, own_model
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, LocalTraining, Method, Phase, Record, Task, notions
+from equifed.protocol import (
+    VALIDATION,
+    YES_OR_NO,
+    Bound,
+    Data,
+    Knob,
+    LocalTraining,
+    Method,
+    Phase,
+    Record,
+    Task,
+    Update,
+    notions,
+)
 from equifed.tree import Tree
 
 
@@ -86,6 +103,11 @@ class FairFate(Method):
         up = ("theta", "rows")
         return (Phase("train", ("theta",), up, LocalTraining(own_model), self.step, updates=OWN_MODEL),)
 
+    @property
+    def summed(self) -> Method | None:
+        # what F_k is scaled to depends on everybody's
+        return None if self.as_published else SummedFairFate(**self.hyper)
+
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.zeros(parameters)
         return Server(parameters, tree.zeros_like(parameters), zero, zero + task.rounds, zero, zero, zero, zero)
@@ -93,7 +115,6 @@ class FairFate(Method):
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         present = replies["present"]
         update = tree.map(lambda own, theta: own - theta, replies["theta"], server.theta)  # Delta_k
-        t = server.t + 1
 
         # alpha_N = sum_k n_k Delta_k / sum_k n_k
         n = replies["rows"] * present
@@ -103,6 +124,10 @@ class FairFate(Method):
         fair, weight, undefined = self.fair_set(server.theta, replies["theta"], present, validation)
         total = weight.sum()
         alpha_f = tree.weighted_sum(update, torch.where(total > 0, weight / total, torch.zeros_like(weight)))
+        return self.moved(server, alpha_n, alpha_f, fair.sum(), undefined)
+
+    def moved(self, server: Server, alpha_n: Tree, alpha_f: Tree, fair: Tensor, undefined: Tensor) -> Server:
+        t = server.t + 1
 
         # v <- beta_t v + (1 - beta_t) alpha_F
         beta = decayed(self.beta0, t, server.T)
@@ -112,7 +137,7 @@ class FairFate(Method):
         amount = torch.clamp(self.lambda0 * (1 + self.rho) ** t, max=self.lambda_max)
         scale = amount / (1 - beta**t) if self.as_published else amount
         theta = tree.map(lambda p, f, a: p + scale * f + (1 - amount) * a, server.theta, v, alpha_n)
-        return Server(theta, v, t, server.T, beta, amount, fair.sum(), undefined)
+        return Server(theta, v, t, server.T, beta, amount, fair, undefined)
 
     def fair_set(
         self, theta: Tree, own: Tree, present: Tensor, validation: Data | None
@@ -141,6 +166,38 @@ class FairFate(Method):
             "fair_clients": server.fair,
             "undefined_clients": server.undefined,
         }
+
+
+@dataclass(frozen=True)
+class SummedFairFate(FairFate):
+    """FAIR-FATE whose clients measure F_0 and F_k."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        up = ("update", "rows", "fair_update", "F", "fair", "undefined")
+        updates = {**BY_ROWS, "fair_update": Update(weight="F")}
+        bounds = {"F": Bound(0, 1), "fair": YES_OR_NO, "undefined": YES_OR_NO}
+        train = LocalTraining(self.finish)
+        return (Phase("train", ("theta", VALIDATION), up, train, self.add_up, "sum", bounds=bounds, updates=updates),)
+
+    def finish(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        update = tree.sub(parameters, down["theta"])
+        alone, validation = tree.map(lambda leaf: leaf[None], parameters), Data.of(down[VALIDATION], data.task)
+        (fair,), (F,), undefined = self.fair_set(down["theta"], alone, data.mask.new_ones(1), validation)
+        return {
+            "update": tree.scale(update, data.n),
+            "rows": data.n,
+            "fair_update": tree.scale(update, F),
+            "F": F,
+            "fair": fair.to(F.dtype),
+            "undefined": undefined,
+        }, state
+
+    def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        alpha_n = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
+        total = replies["F"]
+        alpha_f = tree.scale(replies["fair_update"], torch.where(total > 0, 1 / total, torch.zeros_like(total)))
+        return self.moved(server, alpha_n, alpha_f, replies["fair"], replies["undefined"])
 
 
 def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

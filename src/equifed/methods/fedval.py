@@ -3,22 +3,28 @@
 F_k   = fairness of theta_k on the server's validation set
 s_k   = 0.001 + F_k
 theta <- sum_k s_k theta_k / sum_k s_k
+
+A client that sees the server's validation rows can measure F_k itself, so that the server needs only the two sums
+(`summed`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import RATIOS, ratios
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Server, Update
+from equifed.protocol import VALIDATION, Bound, Data, LocalTraining, Method, Phase, Record, Server, Update
 from equifed.tree import Tree
 
+LEAST = 0.001
+"""The score of a model that is as unfair as can be."""
 OWN_MODEL = {"theta": Update(around="theta")}
 """What moves the model where clients reply with their own."""
 
@@ -46,11 +52,35 @@ class FedVal(Method):
         up = ("theta", "rows")
         return (Phase("train", ("theta",), up, LocalTraining(own_model), self.average, updates=OWN_MODEL),)
 
-    def average(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        def score(theta: Tree) -> Any:
-            assert validation is not None
-            return ratios(theta, validation, self.fairness, self.as_published).mean()
+    @property
+    def summed(self) -> Method:
+        return SummedFedVal(**self.hyper)
 
+    def score(self, theta: Tree, validation: Data | None) -> Tensor:
+        assert validation is not None
         # s_k = 0.001 + F_k; an undefined F_k counts as 0
-        s = (0.001 + torch.nan_to_num(vmap(score)(replies["theta"]), nan=0.0)) * replies["present"]
+        F = ratios(theta, validation, self.fairness, self.as_published).mean()
+        return LEAST + torch.nan_to_num(F, nan=0.0)
+
+    def average(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        s = vmap(lambda theta: self.score(theta, validation))(replies["theta"]) * replies["present"]
         return Server(tree.weighted_sum(replies["theta"], s / s.sum()))
+
+
+@dataclass(frozen=True)
+class SummedFedVal(FedVal):
+    """FedVal whose clients measure F_k."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        down, up, updates = ("theta", VALIDATION), ("update", "score"), {"update": Update(weight="score")}
+        train, bounds = LocalTraining(self.finish), {"score": Bound(LEAST, LEAST + 1)}
+        return (Phase("train", down, up, train, self.add_up, "sum", bounds=bounds, updates=updates),)
+
+    def finish(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        s = self.score(parameters, Data.of(down[VALIDATION], data.task))
+        return {"update": tree.scale(tree.sub(parameters, down["theta"]), s), "score": s}, state
+
+    def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        # theta <- theta + sum_k s_k (theta_k - theta) / sum_k s_k
+        return Server(tree.add_scaled(server.theta, replies["update"], 1 / replies["score"]))

@@ -4,13 +4,14 @@ client k:  theta^s[R_g] = sort(theta^s);  train the scores on mean loss, by edge
 server:    R_g = VOTE{R_k} = argsort(sum_k positions of R_k)
 
 Only rankings travel, ceil(log2 n) bits per edge of a layer with n edges; weights are drawn from the shared seed and
-never change (see _supermask.py). Everything is done layer by layer.
+never change (see _supermask.py). Everything is done layer by layer. The vote is a sum: to have the server see nothing
+else, clients send positions in place of rankings, in 8 bytes per edge (`summed`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -48,6 +49,10 @@ class FRL(Method):
         codecs: dict[str, CodecName] = {"R": "ranking", "ranking": "ranking"}
         return (Phase("train", ("R",), ("ranking",), train, self.count_votes, codecs=codecs, initial=True),)
 
+    @property
+    def summed(self) -> Method:
+        return SummedFRL(**self.hyper)
+
     def check(self, task: Task) -> None:
         supermask.check_network(self.name, task)
 
@@ -67,9 +72,29 @@ class FRL(Method):
         return self.network(tree.take(voted, 0), server.w)
 
 
+@dataclass(frozen=True)
+class SummedFRL(FRL):
+    """FRL by the sum of the clients' positions."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train, bounds = LocalTraining(add_positions, self.loss, start), {"positions": supermask.position_bound()}
+        codecs: dict[str, CodecName] = {"R": "ranking"}
+        options: dict[str, Any] = {"codecs": codecs, "bounds": bounds, "initial": True}
+        return (Phase("train", ("R",), ("positions",), train, self.add_up, "sum", **options),)
+
+    def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        return self.network(supermask.elected(replies["positions"]), server.w)
+
+
 def start(down: Record, state: Tree, data: Data) -> Start:
     return Start(supermask.scores(down["R"], data.initial), context=supermask.weights(data.initial))
 
 
 def reply(scores: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
     return {"ranking": supermask.ranking(scores)}, state
+
+
+def add_positions(scores: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+    R = supermask.ranking(scores)
+    return {"positions": tree.take(supermask.votes(R, torch.ones(1, device=data.mask.device)), 0)}, state

@@ -5,6 +5,9 @@ client k:  q_k = argmin_q F_k(theta_q), the model with the lowest loss on its ro
 server:    theta_q <- theta_q + sum_{k: q_k = q} n_k (theta_k - theta_q) / sum_{k: q_k = q} n_k
 
 A model that nobody chose stays as it is. The Q models start from different initial parameters.
+
+The sums over the clients of each model are all that the server needs. To have it see nothing else, a client sends an
+update for every model, zero but for its own, at Q times the bytes (`summed`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,21 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
-from equifed.protocol import Bound, Data, LocalTraining, Method, Phase, Record, Server, Start, Task, Update, unchanged
+from equifed.protocol import (
+    TABLE,
+    YES_OR_NO,
+    Bound,
+    Data,
+    LocalTraining,
+    Method,
+    Phase,
+    Record,
+    Server,
+    Start,
+    Task,
+    Update,
+    unchanged,
+)
 from equifed.tree import Tree
 
 EQUAL = 1e-6
@@ -61,6 +78,10 @@ class IFCA(Method):
         return () if self.known else (choosing(lowest_loss, "theta"),)
 
     @property
+    def summed(self) -> Method:
+        return SummedIFCA(**self.hyper)
+
+    @property
     def num_models(self) -> int:
         return self.num_groups
 
@@ -83,6 +104,54 @@ class IFCA(Method):
         """Those of the client's model; the mean over all models for a client that has not chosen."""
         predictions = vmap(task.predict, (0, None))(server.theta, x)
         return torch.where(client.group < 0, predictions.mean(0), tree.pick(predictions, client.group.clamp_min(0)))
+
+
+@dataclass(frozen=True)
+class SummedIFCA(IFCA):
+    """IFCA by Q sums."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train, up = LocalTraining(self.finish, prepare=self.start), ("update", "rows", "of_model", "choices")
+        bounds = {"of_model": TABLE, "choices": YES_OR_NO}
+        updates = {"update": Update(weight="rows", among="of_model")}
+        return (Phase("train", ("theta",), up, train, average_each, "sum", bounds=bounds, updates=updates),)
+
+    def init(self, task: Task, parameters: Tree) -> Any:
+        return Counted(parameters, tree.zeros(parameters, self.num_groups))
+
+    def finish(self, parameters: Tree, down: Record, state: Client, data: Data, group: Tensor) -> tuple[Record, Tree]:
+        reply, state = finish(parameters, down, state, data, group)
+        mine = one_hot(group, self.num_groups, data.mask)  # [Q]
+        update = tree.map(lambda leaf: torch.einsum("q,...->q...", mine, leaf), reply["update"])
+        has_rows = (data.n > 0).to(data.mask.dtype)
+        return {"update": update, "rows": data.n, "of_model": mine * data.n, "choices": mine * has_rows}, state
+
+    def observe(self, server: Counted) -> dict[str, Tensor]:
+        return {"fewest_clients": fewest(server.choices)}
+
+
+class Counted(NamedTuple):
+    """The server's state where it sees sums."""
+
+    theta: Tree
+    """theta_q, the models."""
+    choices: Tensor
+    """How many clients of the last round chose each [Q]."""
+
+
+def average_each(server: Counted, replies: Record, validation: Data | None) -> Counted:
+    # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
+    share = 1 / replies["of_model"].clamp_min(1)
+    theta = tree.map(lambda p, u: p + torch.einsum("q,q...->q...", share, u), server.theta, replies["update"])
+    return Counted(theta, replies["choices"])
+
+
+def fewest(clients: Tensor) -> Tensor:
+    """The smallest number of clients that a sum of the last round was over: where it is 1, the sum is that client's
+    reply."""
+    some = torch.where(clients > 0, clients, torch.inf).amin()
+    return torch.where(some.isinf(), 0.0, some)
 
 
 def nobody(parameters: Tree) -> Client:

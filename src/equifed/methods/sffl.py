@@ -13,6 +13,9 @@ gap_km is the gap between groups in the true positive rate of theta_m on the cli
 sum q_mi p_m(x_i) / sum q_mi over its rows with y = 1 of group s, and the term is left out of batches without two such
 groups. With several groups the gap is that of the highest and the lowest rate. A client that moves a component far is
 one whose rows belong to it; the weights compound over the rounds and are kept within `weight_clip` of n_k / n.
+
+A client can compute its own weights from two sums over clients, of n_k r_km and of n_k r_km exp(d_km) with r_km = w_km
+over n_k / n, so that the server needs only sums, in two exchanges (`summed`).
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import AIMS, DIFFERENCES, gap
-from equifed.methods.fedavg import averaging
+from equifed.methods.fedavg import BY_ROWS, averaging
 from equifed.methods.fedem import FedEM, e_step, reply, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, LocalTraining, Phase, Record, Start, Task, Update
+from equifed.protocol import Bound, Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
 from equifed.tree import Tree
+
+LARGEST = 1e9
+"""More than a client's rows are times its weight, or times the exponential of how much farther than usual it moves."""
 
 
 class Server(NamedTuple):
@@ -85,6 +91,10 @@ class SFFL(FedEM):
         pi = super().adapt(task, server, data, steps).pi
         return Client(pi, torch.zeros_like(pi))
 
+    @property
+    def summed(self) -> Method:
+        return self if self.aggregation == "size" else SummedSFFL(**self.hyper)
+
     # -- Fair-EM -------------------------------------------------------------------------------------------------------
 
     def begin(self, down: Record, state: Client, data: Data) -> Start:
@@ -125,6 +135,92 @@ class SFFL(FedEM):
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {"largest_weight": server.ratio.max()} if self.aggregation == "self-aware" else {}
+
+
+# -- by sums -----------------------------------------------------------------------------------------------------------
+
+
+class SummedServer(NamedTuple):
+    theta: Tree
+    """theta_m, the component models, along the leading axis."""
+    before: Tensor
+    """sum_k n_k r_km over the round's clients [M]."""
+    moved: Tensor
+    """sum_k n_k r_km exp(d_km - level_m) [M]."""
+    level: Tensor
+    """What exponents are taken relative to [M], which cancels: the last round's log of the mean of exp(d_km)."""
+
+
+class SummedClient(NamedTuple):
+    pi: Tensor
+    multiplier: Tensor
+    """As in `Client`."""
+    ratio: Tensor
+    """r_km, its w_km over n_k / n [M]."""
+    d: Tensor
+    """d_km of the round [M]."""
+    update: Tree
+    """theta_km - theta_m of the round."""
+
+
+@dataclass(frozen=True)
+class SummedSFFL(SFFL):
+    """SFFL whose clients compute their weights themselves."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        bounds = dict.fromkeys(("before", "moved", "weight"), Bound(0, LARGEST))
+        train = LocalTraining(measure, self.loss, self.begin)
+        return (
+            Phase("train", ("theta", "level"), ("before", "moved"), train, kept, "sum", bounds=bounds),
+            Phase(
+                "add",
+                ("before", "moved", "level"),
+                ("update", "rows", "weight"),
+                self.add,
+                add_up,
+                "sum",
+                bounds=bounds,
+                updates=BY_ROWS,
+            ),
+        )
+
+    def init(self, task: Task, parameters: Tree) -> Any:
+        warn_if_equal(self.name, parameters)
+        zeros = tree.zeros(parameters, self.components)
+        return SummedServer(parameters, zeros, zeros, zeros)
+
+    def init_client(self, task: Task, parameters: Tree) -> Any:
+        pi, multiplier = super().init_client(task, parameters)
+        zeros = torch.zeros_like(pi)
+        return SummedClient(pi, multiplier, zeros + 1, zeros, tree.zeros_like(parameters))
+
+    def add(self, down: Record, state: SummedClient, data: Data) -> tuple[Record, SummedClient]:
+        # w_km exp(d_km), normalised over k
+        grown = state.ratio * torch.exp(state.d - down["level"]) * down["before"] / down["moved"].clamp_min(1e-30)
+        ratio = torch.where(data.n > 0, grown.clamp(1 / self.weight_clip, self.weight_clip), state.ratio)
+        weight = data.n * ratio
+        update = tree.map(lambda u: torch.einsum("m,m...->m...", weight, u), state.update)
+        return {"update": update, "rows": data.n, "weight": weight}, state._replace(ratio=ratio)
+
+    def observe(self, server: Any) -> dict[str, Tensor]:
+        return {}
+
+
+def measure(theta: Tree, down: Record, state: SummedClient, data: Data, context: Client) -> tuple[Record, SummedClient]:
+    update = tree.sub(theta, down["theta"])
+    d = tree.take(distances(tree.map(lambda leaf: leaf[None], update)), 0)
+    before = data.n * state.ratio
+    state = SummedClient(*context, state.ratio, d, update)
+    return {"before": before, "moved": before * torch.exp(d - down["level"])}, state
+
+
+def add_up(server: SummedServer, replies: Record, validation: Data | None) -> SummedServer:
+    # theta_m <- theta_m + sum_k w_km (theta_km - theta_m)
+    share = 1 / replies["weight"].clamp_min(1e-30)
+    theta = tree.map(lambda p, u: p + torch.einsum("m,m...->m...", share, u), server.theta, replies["update"])
+    level = server.level + torch.where(server.before > 0, (server.moved / server.before.clamp_min(1e-30)).log(), 0.0)
+    return server._replace(theta=theta, level=level)
 
 
 def distances(update: Tree) -> Tensor:

@@ -17,7 +17,7 @@ from equifed.channel import Channel
 from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.notes import Note
-from equifed.protocol import Data, Method, Phase, Record, Stage
+from equifed.protocol import VALIDATION, Data, Method, Phase, Record, Stage
 from equifed.robust import fewest, liars_among
 from equifed.secure import masked_bytes, unmask_bytes, unsummed
 from equifed.simulator.job import Job
@@ -244,5 +244,10 @@ def data_of(validation: Tree, job: Job) -> Data | None:
     """The validation set of one run."""
     if not validation:
         return None
-    x, y, s, mask = validation
-    return Data(x, y, s, mask, job.task)
+    return Data.of(validation, job.task)
+
+
+def sent(method: Method, server: Tree, validation: Tree, names: tuple[str, ...]) -> Record:
+    """What a phase sends down."""
+    fields = method.sent(server, tuple(name for name in names if name != VALIDATION))
+    return {**fields, VALIDATION: validation} if VALIDATION in names else fields

@@ -270,9 +270,11 @@ def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
     with blaming(section="run"):
         found = method.summed
         if found is None:
+            working = methods.summing()
+            so_set = " with these hyper-parameters" * (method.name in working)
             raise ConfigError(
-                f"hides each client's reply, which {method.name} needs. Methods that work with it: "
-                f"{', '.join(methods.summing())}.",
+                f"hides each client's reply, which {method.name} needs{so_set}. Methods that work with it: "
+                f"{', '.join(working)}.",
                 key="secure",
             )
         channel = Channel(secure=True)

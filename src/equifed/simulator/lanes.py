@@ -18,7 +18,7 @@ from equifed.bounds import Replies
 from equifed.channel import Resisted
 from equifed.errors import RunError
 from equifed.notes import Note
-from equifed.protocol import LocalTraining, Phase, Record, Stage
+from equifed.protocol import VALIDATION, LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
     Exchange,
     LocalEngine,
@@ -28,6 +28,7 @@ from equifed.simulator.engine import (
     data_of,
     over_runs,
     record_message,
+    sent,
     too_few_for,
 )
 from equifed.simulator.job import Job
@@ -60,7 +61,7 @@ class LanesEngine(LocalEngine):
         per_lane = (slice(None),) if alone else (slice(None), None)
         slot, client = lanes.slot[per_lane], lanes.client[per_lane]
         run_at, client_at = self._clients.index(runs), self._clients.index(client)
-        down = self._clients.of_runs(self.job.method.sent(state.server, phase.down), runs)
+        down = self._down(phase, state.server, lanes, runs)
         own = tree.map(lambda leaf: leaf[run_at, client_at], state.clients)
         try:
             reply, new = LaneExchange(self._clients, stage, position, round).work(lanes, runs, down, own)
@@ -96,6 +97,15 @@ class LanesEngine(LocalEngine):
         server = self._server(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
         counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
         return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
+
+    def _down(self, phase: Phase, server: Tree, lanes: Lanes, runs: np.ndarray) -> Record:
+        """What comes down to each lane."""
+        down = self._clients.of_runs(sent(self.job.method, server, (), phase.down), runs)
+        if VALIDATION in down:  # many rows, which the settings that share a lane share too
+            rows = self._clients.of_runs(self.validation, lanes.run)
+            extra = (None,) * (runs.ndim - 1)
+            down[VALIDATION] = tree.map(lambda leaf: leaf[:, *extra].expand(*runs.shape, *leaf.shape[1:]), rows)
+        return down
 
     def _lanes(self, cohorts: np.ndarray, present: np.ndarray, settings: int) -> Lanes:
         """A lane for everyone in the cohorts. Absent clients have one too, without rows, which does nothing: so widths,
@@ -136,7 +146,7 @@ class LanesEngine(LocalEngine):
         def one(down: Record, replies: Record, present: Tensor, hyper: dict[str, Tensor]) -> Resisted:
             return self.job.configured(hyper)[1].resist(phase, down, replies, present, asked)
 
-        down = self.job.method.sent(state.server, phase.down)
+        down = sent(self.job.method, state.server, (), phase.down)
         found = over_runs(one, (down, replies, present, self.job.hyper), len(runs))
         plain = torch.tensor([run.plain for run in runs], device=self.job.device)
         cut = torch.where(found.counted & ~plain[:, None], found.cut, torch.nan).cpu().numpy()

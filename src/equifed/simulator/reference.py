@@ -25,6 +25,7 @@ from equifed.simulator.engine import (
     check_reply,
     data_of,
     record_message,
+    sent,
     too_few_for,
 )
 from equifed.simulator.job import Job
@@ -41,7 +42,8 @@ class Reference(LocalEngine):
         for r, run in enumerate(self.job.runs):
             phase = self.job.phases(stage, run.hyper)[position]
             server = tree.take(state.server, r)
-            down = self.job.method.sent(server, phase.down)
+            validation = tree.take(self.validation, r)
+            down = sent(self.job.method, server, validation, phase.down)
             replies: dict[int, Record] = {}
             kept: dict[int, Tree] = {}
             refused: dict[int, str] = {}
@@ -74,7 +76,7 @@ class Reference(LocalEngine):
                 if obstacle is not None:
                     obstacles[r] = obstacle
                 clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
-                server = phase.server(server, gathered.replies, data_of(tree.take(self.validation, r), self.job))
+                server = phase.server(server, gathered.replies, data_of(validation, self.job))
             servers.append(server)
         missing, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
         counted = clipped if CLIPPED in phase.up else None

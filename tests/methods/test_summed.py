@@ -1,0 +1,131 @@
+"""Methods that need each reply, as they run where only sums are seen: the same method."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import equifed as ef
+from equifed import methods
+from equifed.errors import ConfigError
+from equifed.federation import Federation
+from equifed.protocol import VALIDATION, Method
+
+SETTINGS = {
+    "rounds": 4,
+    "clients_per_round": 9,
+    "dropout": 0.07,
+    "local": ef.Local(epochs=1, batch_size=8, learning_rate=0.2),
+    "seeds": (0, 1, 2),
+}
+"""Some of ten clients in each round, some of them gone, but never too many for a sum."""
+RANKED = (
+    methods.FRL(keep=0.4),
+    methods.E2FL(),
+    methods.E2FL(groups="sensitive"),
+    methods.E2FL(groups="lowest-loss", num_groups=2),
+    methods.E2FL(groups="one-shot", num_groups=3),
+    methods.E2FL(groups="binary", num_groups=3, use="global"),
+)
+AVERAGED = (
+    methods.IFCA(num_groups=2),
+    methods.IFCA(num_groups=3, known=True),
+    methods.SFFL(components=2, fairness_step=3.0),
+    methods.SFFL(components=2, fairness_step=3.0, weight_clip=1e9),
+    methods.FedVal(),
+    methods.FedVal(fairness=("equal_opportunity_ratio", "average_odds_ratio"), as_published=True),
+    methods.FairFate(lambda0=0.4, rho=0.2),
+    methods.FairFate(fairness=("demographic_parity_ratio", "average_odds_ratio"), lambda0=0.4, rho=0.2),
+    ef.postprocess.Fair(methods.FairFate(lambda0=0.4), gap=0.02),
+)
+
+both_engines = pytest.mark.parametrize("engine", ["lanes", pytest.param("reference", marks=pytest.mark.full)])
+
+
+def run(method: Method, federation: Federation, **changes: object) -> ef.Result:
+    model = ef.models.MLP(hidden=(3,), activation="tanh", bias=method.name not in ("frl", "e2fl"))
+    result = ef.simulate(method, federation, **{**SETTINGS, "model": model, **changes})  # type: ignore[arg-type]
+    assert result.log["applied"].all()
+    assert result.rejections.empty
+    return result
+
+
+def farthest(a: ef.Result, b: ef.Result) -> float:
+    """The largest difference between two results' parameters."""
+    return max(
+        float(np.abs(value - b.parameters[seed][name]).max())
+        for seed, parameters in a.parameters.items()
+        for name, value in parameters.items()
+    )
+
+
+@both_engines
+@pytest.mark.parametrize("method", RANKED, ids=repr)
+def test_votes_are_the_same_bit_for_bit(method: Method, engine: str, uneven: Federation) -> None:
+    secure, plain = (run(method, uneven, engine=engine, secure=secure) for secure in (True, False))
+    assert (plain.log["replied"] < 9).any()
+    assert farthest(secure, plain) == 0
+    np.testing.assert_array_equal(secure.metrics["value"], plain.metrics["value"])
+
+
+@both_engines
+@pytest.mark.parametrize("method", AVERAGED, ids=repr)
+def test_models_are_the_same_but_for_rounding(method: Method, engine: str, uneven: Federation) -> None:
+    secure, plain = (run(method, uneven, engine=engine, secure=secure) for secure in (True, False))
+    assert 0 < farthest(run(method, uneven, rounds=1), plain) > 1e-3  # it moves
+    assert farthest(secure, plain) < 1e-6
+    observed = [name for name in ("fair_clients", "undefined_clients", "lambda", "beta") if name in plain.log]
+    np.testing.assert_array_equal(secure.log[observed], plain.log[observed])
+
+
+def test_a_fair_set_that_is_empty_or_undefined(uneven: Federation) -> None:
+    """Validation rows of one group leave F undefined, for the global model too."""
+    one_group = dataclasses.replace(uneven, validation=uneven.validation[uneven.rows.s[uneven.validation] == 1])
+    method = methods.FairFate(lambda0=0.4)
+    secure, plain = (run(method, one_group, secure=secure) for secure in (True, False))
+    assert (secure.log["undefined_clients"] == secure.log["replied"]).all()
+    assert not secure.log["fair_clients"].any()
+    assert farthest(secure, plain) < 1e-6
+
+
+def test_settings_that_share_lanes_share_the_validation_rows(uneven: Federation) -> None:
+    values, seeds = [0.3, 0.9], (0, 1)
+    made = {**SETTINGS, "model": ef.models.Logistic(), "secure": True, "seeds": seeds}
+    method = methods.FairFate(lambda0=0.4)
+    swept = ef.sweep(method, uneven, over={"lambda_max": values}, **made)  # type: ignore[arg-type]
+    for value in values:
+        alone = ef.simulate(method.with_hyper(lambda_max=value), uneven, **made)  # type: ignore[arg-type]
+        for seed in seeds:
+            for name, parameter in alone.parameters[seed].items():
+                np.testing.assert_allclose(parameter, swept.parameters[value, seed][name], atol=1e-6)
+
+
+def test_what_travels_is_counted(uneven: Federation) -> None:
+    """The validation rows go down with every message."""
+    validation = 80 * (4 * 4 + 8 + 8 + 4)  # 4 inputs, label, group, mask
+    messages = run(methods.FedVal(), uneven, secure=True).messages
+    train = messages[messages["phase"] == "train"].iloc[0]
+    theta, keys = 4 * (4 * 3 + 3 + 3 + 1), 9 * 32
+    assert VALIDATION in train["down"]
+    assert train["bytes_down"] == theta + validation + keys
+
+
+@pytest.mark.parametrize(
+    "method",
+    [methods.FairFate(as_published=True), methods.E2FL(groups="rank-clustering", num_groups=2)],
+    ids=lambda method: method.name,
+)
+def test_what_no_sums_can_do_is_refused(method: Method, uneven: Federation) -> None:
+    with pytest.raises(ConfigError, match=f"which {method.name} needs with these hyper-parameters"):
+        run(method, uneven, secure=True)
+
+
+def test_how_few_clients_a_sum_is_over_is_logged(uneven: Federation) -> None:
+    """So that it is seen where one was a single client's reply."""
+    known = {"clients_per_round": "all", "dropout": 0.0, "secure": True, "rounds": 2}
+    has_rows = uneven.train.sizes > 0
+    fewest = min(int((has_rows & (uneven.client_groups == q)).sum()) for q in range(3))
+    for method in (methods.IFCA(num_groups=3, known=True), methods.E2FL()):
+        assert (run(method, uneven, **known).log["fewest_clients"] == fewest).all()
