@@ -46,8 +46,9 @@ lint: .venv/ready  ## Style, types, and which module may import which.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/ready  ## Speed, as ratios within one run.
+bench: .venv/ready  ## Speed, as ratios within one run; what secure sums cost.
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/secure.py
 
 bench-peers: .venv/ready  ## The same workload in other simulators, in environments of their own: docs/performance.md.
 	$(BIN)/python benchmarks/peers.py --python $(PYTHON)
