@@ -19,10 +19,11 @@ import equifed as ef
 from equifed import bounds, methods
 from equifed.errors import ConfigError, RunError
 from equifed.flower.agreement import Setting, reason_file
+from equifed.flower.apps import server_app
 from equifed.flower.client import app_of
 from equifed.flower.memory import Memory
 from equifed.flower.records import BadMessage
-from equifed.flower.server import server_app, standardisation
+from equifed.flower.server import standardisation
 from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
 from flower.inprocess import (

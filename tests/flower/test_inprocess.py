@@ -15,7 +15,7 @@ from contract.test_contract import AS_SUMS, METHODS, VARIANTS
 import equifed as ef
 from equifed import methods, tree
 from equifed.flower.agreement import Setting
-from equifed.flower.client import client_app
+from equifed.flower.client import load_app
 from equifed.flower.link import Link
 from equifed.protocol import Method
 from flower.inprocess import Nodes, be_the_server, federate, memory_of, nodes, setting, simulate
@@ -100,16 +100,16 @@ def test_a_method_from_outside_needs_its_module_at_the_silos(
     file = silos / "outside.toml"
     file.write_text(tomli_w.dumps(raw))
     monkeypatch.chdir(silos)
-    without = client_app(file)  # as where the module is not installed
+    without = load_app(file)  # as where the module is not installed
     monkeypatch.syspath_prepend(str(tmp_path))
     made = Setting.load(file)
     configs = [{"client-id": silo, "data": str(silos / f"{silo}.parquet")} for silo in made.silos]
-    found, expected = federate(made, Nodes(client_app(file), configs), tmp_path / "all"), simulate(made)
+    found, expected = federate(made, Nodes(load_app(file), configs), tmp_path / "all"), simulate(made)
     for name, value in expected.parameters[3].items():
         np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-5)
     assert found.info["method"] == "halves:Half"
 
-    grid = Nodes(client_app(file), configs, apps={"a": without})
+    grid = Nodes(load_app(file), configs, apps={"a": without})
     missing = federate(made, grid, tmp_path / "but-one")
     assert missing.log["replied"].tolist() == [5, 5]
     (reason,) = set(missing.rejections["reason"])
@@ -136,7 +136,7 @@ def test_why_an_app_cannot_be_loaded_names_no_path_to_the_server(
     raw = setting(silos).config.resolved(tmp_path) | {"method": {"name": f"{name}:Half"}}
     (tmp_path / "federation.toml").write_text(tomli_w.dumps(raw))
     monkeypatch.syspath_prepend(str(tmp_path))
-    grid = Nodes(client_app(tmp_path / "federation.toml"), [{"client-id": "a"}])
+    grid = Nodes(load_app(tmp_path / "federation.toml"), [{"client-id": "a"}])
     be_the_server()
     link = Link(grid, ["a", "b"], "digest", "run", scaled=4)
     link.welcome(1.0)
@@ -153,7 +153,7 @@ def test_a_job_that_cannot_be_made_at_a_silo_names_no_path(tmp_path: Path, silos
     (tmp_path / "federation.toml").write_text(tomli_w.dumps(raw))
     made = Setting.load(tmp_path / "federation.toml")
     be_the_server()
-    grid = Nodes(client_app(tmp_path / "federation.toml"), [{"client-id": "a", "data": str(silos / "a.parquet")}])
+    grid = Nodes(load_app(tmp_path / "federation.toml"), [{"client-id": "a", "data": str(silos / "a.parquet")}])
     link = Link(grid, made.silos, made.digest, "run", scaled=4)
     link.welcome(1.0)
     assert "bias" in link.why_not("a")

@@ -4,6 +4,8 @@ nothing else, whatever silos, server and disk do."""
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,11 @@ def assert_same_bits(found: ef.Result, expected: ef.Result) -> None:
     assert states[0].keys() == states[1].keys()
     for name, value in states[1].items():
         assert states[0][name].numpy().tobytes() == value.numpy().tobytes(), name
+
+
+def test_to_help_unmask_a_sum_needs_no_torch() -> None:
+    """Flower starts a process for every message, in which torch would take most of the time."""
+    code = "import sys; from equifed.flower import client_app, server_app; client_app('x'), server_app('x'); "
+    code += "from equifed.flower.apps import unmask; import equifed.secure.silo; "
+    code += "sys.exit(', '.join(sys.modules.keys() & {'torch', 'pandas', 'scipy'}) or 0)"
+    subprocess.run([sys.executable, "-c", code], check=True)

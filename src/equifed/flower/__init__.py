@@ -9,14 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equifed.flower.client import client_app
-    from equifed.flower.server import server_app
+    from equifed.flower.apps import client_app, server_app
 
 __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
-    """The apps are imported when they are asked for: a client's process has no use for the server's code."""
+    """The apps are imported when they are asked for: flwr may not be installed."""
     if name in __all__:
-        return getattr(import_module(f"equifed.flower.{name.removesuffix('_app')}"), name)
+        return getattr(import_module("equifed.flower.apps"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,7 @@ made from the method's phases. Node config: `client-id`; `data`, its file; `stat
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,12 @@ from flwr.clientapp import ClientApp
 from equifed import tree
 from equifed.bounds import Bounds, finite
 from equifed.data.encode import MAX_STANDARDISED
-from equifed.errors import ConfigError, DataError, EquifedError, RowError, unknown_name
+from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
+from equifed.flower.answers import Work, answering, without_paths
+from equifed.flower.apps import unmask
 from equifed.flower.evaluation import withheld
-from equifed.flower.masks import SECURE, digest, put_masked, read_asking, read_unmasking, telling
+from equifed.flower.masks import digest, put_masked, read_asking, secrets_of, state_folder
 from equifed.flower.memory import Memory, exchange_number
 from equifed.flower.records import (
     ABOUT,
@@ -33,7 +34,6 @@ from equifed.flower.records import (
     SCALING,
     BadMessage,
     about,
-    check_run,
     distrusting,
     pack,
     read_about,
@@ -41,16 +41,13 @@ from equifed.flower.records import (
 )
 from equifed.flower.vectors import Vector
 from equifed.protocol import VALIDATION, Phase, Record, Stage
-from equifed.secure import Refused, Silo
 from equifed.simulator import Evaluator, Job, Reference, make_tables
 from equifed.simulator.engine import check_reply, sent
 from equifed.store.environment import fingerprint
-from equifed.words import clean, quoted, traceback_of
-
-Work = Callable[[Message, Context], RecordDict]
+from equifed.words import quoted
 
 
-def client_app(path: str | Path) -> ClientApp:
+def load_app(path: str | Path) -> ClientApp:
     """The app of every silo in the federation that this configuration describes. Where it cannot be read, say because
     the method's module is not installed at the silo, joining is refused with the reason."""
     try:
@@ -61,9 +58,9 @@ def client_app(path: str | Path) -> ClientApp:
     app = ClientApp()
 
     @app.query("join")
-    @_answering
+    @answering
     def refuse(message: Message, context: Context) -> RecordDict:
-        raise ConfigError(f"its app cannot be loaded: {_without_paths(failure)}") from failure
+        raise ConfigError(f"its app cannot be loaded: {without_paths(failure)}") from failure
 
     return app
 
@@ -83,10 +80,10 @@ def app_of(setting: Setting) -> ClientApp:
             for other in [other for other in silos if other[0] == name]:
                 del silos[other]  # the rows are read once more, not kept once more
             silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
-        return silos[key], Memory(context, _folder(context, asked, name)), asked
+        return silos[key], Memory(context, state_folder(context, str(asked["run"]))), asked
 
     @app.query("join")
-    @_answering
+    @answering
     def join(message: Message, context: Context) -> RecordDict:
         if read_about(message.content)["app"] != setting.digest:
             raise ConfigError(
@@ -94,7 +91,7 @@ def app_of(setting: Setting) -> ClientApp:
                 "version everywhere."
             )
         silo, memory, asked = opened(message, context)
-        secrets = _secrets(context, asked, silo.name) if setting.secure else None
+        secrets = secrets_of(context, str(asked["run"])) if setting.secure else None
         return silo.introduce(memory, {} if secrets is None else {"public": secrets.public})
 
     def handler(stage: Stage = "final", position: int | None = None) -> Work:
@@ -111,7 +108,7 @@ def app_of(setting: Setting) -> ClientApp:
                 raise BadMessage("would tell what only a sum may")
             if hidden:
                 _check_step(job, stage, position, int(asked["round"]), number)
-                secrets = _secrets(context, asked, silo.name)
+                secrets = secrets_of(context, str(asked["run"]))
                 exchange = read_asking(message.content, secrets.run, number)
                 secrets.check(exchange)
             trained_with = () if phase is None else phase.down
@@ -134,16 +131,10 @@ def app_of(setting: Setting) -> ClientApp:
 
         return work
 
-    def unmask(message: Message, context: Context) -> RecordDict:
-        asked, (name, _) = read_about(message.content), _whose(setting, context)
-        told = _secrets(context, asked, name).tell(*read_unmasking(message.content))
-        said = about({"client": name, "exchange": str(asked["exchange"])})
-        return RecordDict({ABOUT: said, SECURE: telling(told)})
-
-    app.query("unmask")(_answering(unmask))
-    app.evaluate("counts")(_answering(handler()))
+    app.query("unmask")(unmask)
+    app.evaluate("counts")(answering(handler()))
     for stage, position, phase in exchanges(setting.method):
-        app.train(action(stage, phase))(_answering(handler(stage, position)))
+        app.train(action(stage, phase))(answering(handler(stage, position)))
     return app
 
 
@@ -227,44 +218,6 @@ class OpenSilo:
         return withheld(scored, self.min_count)
 
 
-def _answering(work: Work) -> Callable[[Message, Context], Message]:
-    """A message's answer, also when the work fails: the silo's own log gets all of it, the server no value of a row."""
-
-    def handle(message: Message, context: Context) -> Message:
-        try:
-            content = work(message, context)
-        except Exception as error:
-            logging.getLogger("flwr").error("equifed could not answer.\n%s", traceback_of(error))
-            name = str(context.node_config.get("client-id", ""))
-            content = RecordDict({ABOUT: about({"client": clean(name), "refused": clean(_disclosed(error))})})
-        return Message(content, reply_to=message)
-
-    return handle
-
-
-def _disclosed(error: Exception) -> str:
-    """What the server may learn of an error."""
-    if isinstance(error, RowError):
-        return f"its file does not fit the schema: {error.place} (its own log says why)"
-    if isinstance(error, DataError):
-        return "its file cannot be used (its own log says why)"
-    if isinstance(error, ConfigError):
-        return _without_paths(error)
-    if isinstance(error, BadMessage | Refused):
-        return f"its reply {error}"
-    return f"its work failed with {type(error).__name__} (its own log says why)"
-
-
-def _without_paths(error: EquifedError) -> str:
-    """An error as the server may read it: where files lie at a silo is nobody else's business."""
-    text = error.text
-    if isinstance(error.__cause__, ModuleNotFoundError):
-        text = f"{error.value!r} needs the module {error.__cause__.name}, which is not installed there"
-    elif "/" in text or "\\" in text:
-        text = "cannot be used there (its own log says why)"
-    return ": ".join(filter(None, (error.where, text)))
-
-
 def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
     """The silo that a node stands for, and its file."""
     name = context.node_config.get("client-id")
@@ -274,22 +227,6 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
         raise unknown_name("client-id", name, setting.silos, key="client-id")
     file = context.node_config.get("data")
     return str(name), Path(str(file)) if file else setting.config.paths()[str(name)]
-
-
-def _folder(context: Context, asked: Mapping[str, Any], name: str) -> Path | None:
-    """Where the silo keeps what it must not forget of this run, if its node has such a folder."""
-    folder = context.node_config.get("state")
-    return Path(str(folder)) / check_run(str(asked["run"])) / name if folder else None
-
-
-def _secrets(context: Context, asked: Mapping[str, Any], name: str) -> Silo:
-    """The silo's part in secure sums."""
-    folder = _folder(context, asked, name)
-    if folder is None:
-        raise ConfigError(
-            "the node has no state folder, which secure sums need: start it with --node-config 'state=\"...\"'."
-        )
-    return Silo(name, str(asked["run"]), folder)
 
 
 def _check_step(job: Job, stage: Stage, position: int | None, round: int, number: int) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
-from equifed.flower.records import FIELDS, SCALING, BadMessage, read_array
-from equifed.secure import Exchange, Masked, Told
+from equifed.errors import ConfigError
+from equifed.flower.records import FIELDS, SCALING, BadMessage, check_run, read_array
+from equifed.secure import Exchange, Masked, Silo, Told
 
 SECURE = "secure"
 """The record with what a summed exchange is about."""
@@ -167,3 +169,22 @@ def _named(said: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]
     if len(who) != len(what) or len({*who}) != len(who) or any(len(value) > MOST_SHARE for value in what):
         raise BadMessage(f"has {values} that do not belong to {names!r} in its record {SECURE!r}")
     return dict(zip(who, what, strict=True))
+
+
+# -- where a silo keeps its secrets ------------------------------------------------------------------------------------
+
+
+def state_folder(context: Context, run: str) -> Path | None:
+    """Where a silo keeps what it must not forget of this run, if its node has such a folder."""
+    folder, name = (str(context.node_config.get(key, "")) for key in ("state", "client-id"))
+    return Path(folder) / check_run(run) / name if folder else None
+
+
+def secrets_of(context: Context, run: str) -> Silo:
+    """The part in secure sums of the silo that a node stands for."""
+    folder = state_folder(context, run)
+    if folder is None:
+        raise ConfigError(
+            "the node has no state folder, which secure sums need: start it with --node-config 'state=\"...\"'."
+        )
+    return Silo(str(context.node_config.get("client-id", "")), run, folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from equifed.errors import ConfigError, EquifedError, RunError
 from equifed.federation.split import shift_and_factor
@@ -38,32 +38,26 @@ from equifed.store.folder import FEDERATION, JOURNAL
 _say = partial(print, flush=True)
 
 
-def server_app(path: str | Path) -> ServerApp:
-    """The server of the federation that this configuration describes."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        options = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
-        home = os.environ.get(HOME)
-        folder = Folder(Path(home)) if home else None
+def carry_out(path: str | Path, grid: Grid, context: Context) -> None:
+    """The work of the server app: a run of the federation that this configuration describes."""
+    options = {key: str(context.run_config.get(key, "")) for key in ("runs", "run", "validation")}
+    home = os.environ.get(HOME)
+    folder = Folder(Path(home)) if home else None
+    if folder is not None:
+        options["runs"] = options["runs"] or str(folder.runs)
+    try:
         if folder is not None:
-            options["runs"] = options["runs"] or str(folder.runs)
-        try:
-            if folder is not None:
-                options["validation"] = options["validation"] or str(folder.validation() or "")
-            setting = Setting.load(path)
-            keys = {} if folder is None else registered(folder.public_key, setting.silos)
-            serve(setting, grid, **options, keys=keys)
-        except EquifedError as error:
-            if options["runs"] and options["run"]:
-                file = reason_file(options["runs"], options["run"])
-                with contextlib.suppress(OSError):  # that may have been the reason
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_text(str(error), encoding="utf-8")
-            raise
-
-    return app
+            options["validation"] = options["validation"] or str(folder.validation() or "")
+        setting = Setting.load(path)
+        keys = {} if folder is None else registered(folder.public_key, setting.silos)
+        serve(setting, grid, **options, keys=keys)
+    except EquifedError as error:
+        if options["runs"] and options["run"]:
+            file = reason_file(options["runs"], options["run"])
+            with contextlib.suppress(OSError):  # that may have been the reason
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(str(error), encoding="utf-8")
+        raise
 
 
 @private()  # what is recorded follows from single silos' replies
