@@ -115,6 +115,16 @@ def _clipped(fields: Mapping[str, Sequence[str]], norms: Sequence[Mapping[str, f
     )
 
 
+def _robust(rule: str, liars: float, cut: Mapping[str, Sequence[float]], simulated: bool) -> str:
+    most = ", ".join(f"{client} ({share:.0%}, all clients {everyone:.0%})" for client, (share, everyone) in cut.items())
+    where = "the plain mean is shown beside it" if simulated else "run again without it, or simulate both, to compare"
+    return (
+        f"Updates were gathered by {rule}, to withstand a share of {liars:g} liars"
+        + (f"; cut most: {most}" if most else "")
+        + f". It may cut honest clients that are unlike the others, such as those of a minority: {where}."
+    )
+
+
 def _few_fitted(method: str, few: int, groups: Mapping[str, int], clients: int) -> str:
     listed = ", ".join(f"{name} ({rows:,})" for name, rows in groups.items())
     where = f" at {clients} client{'s' * (clients > 1)}; the least" if clients else ""
@@ -212,6 +222,7 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
     "false-shares": lambda client, rounds: f"{client} sent false shares of masks, which were left out, {when(rounds)}.",
     "clipped": _clipped,
+    "robust": _robust,
     # how runs ended
     "stopped-early": _stopped_early,
     "few-fitted": _few_fitted,

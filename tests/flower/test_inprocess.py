@@ -66,6 +66,38 @@ def test_clipped_at_the_silos_as_in_the_simulator(method: Method, silos: Path, t
         np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", [methods.FedAvg(), methods.FairFate(), methods.FedFair()], ids=repr)
+@pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
+def test_a_robust_rule_at_the_server_as_in_the_simulator(
+    rule: str, method: Method, silos: Path, tmp_path: Path
+) -> None:
+    run = {"robust": rule, "liars": 0.2, "rounds": 3, "clients-per-round": "all"}
+    made = setting(silos, method, run=run)
+    found, expected = federate(made, nodes(made), tmp_path), simulate(made)
+    assert found.log["applied"].tolist() == expected.log["applied"].tolist()
+    for name, value in expected.parameters[3].items():
+        np.testing.assert_allclose(found.parameters[3][name], value, rtol=1e-4, atol=1e-6)
+    assert found.cuts["client"].tolist() == expected.cuts["client"].tolist()
+    np.testing.assert_allclose(found.cuts["cut"], expected.cuts["cut"], atol=1e-6)
+    assert found.plain_mean.empty  # it trains once
+    assert not expected.plain_mean.empty
+    loaded = ef.load_result(tmp_path / "run")
+    assert loaded.cuts.equals(found.cuts)
+    note = next(str(note) for note in loaded.notes if note.kind == "robust")
+    assert "run again without it, or simulate both, to compare" in note
+
+
+def test_a_round_with_too_few_silos_for_the_rule_is_not_applied(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, run={"robust": "krum", "liars": 0.2, "rounds": 2, "clients-per-round": "all"})
+    grid = nodes(made)
+    grid.gone = {"a", "b"}  # e has no rows, so that three updates are left of the five that krum needs
+    found = federate(made, grid, tmp_path)
+    assert not found.log["applied"].any()
+    (note,) = (note for note in found.notes if note.kind == "rounds-not-applied")
+    assert "krum needs 5 updates to withstand 1 liar, and fewer came" in str(note)
+    assert not len(found.cuts)
+
+
 OUTSIDE = """
 from dataclasses import dataclass, replace
 from typing import ClassVar

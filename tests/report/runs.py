@@ -81,7 +81,7 @@ def run(method: ef.methods.FedAvg, fed: ef.Federation, **more: Any) -> ef.Result
 def hostile_result(text: str) -> ef.Result:
     """A result in which the text stands for every name there is: method, client, group, column, field, setting."""
     fed = federation(groups=(text, text + "2"), ids=[text + "x", "1", text + "y"], name=text)
-    result = run(ef.methods.FedAvg(), fed, rounds=1, seeds=[0])
+    result = run(ef.methods.FedAvg(), fed, rounds=1, seeds=[0], robust="median", liars=0.4)
     info = {**result.info, "method": text, "config": text, "extra": {text: text}, text: text}
     info |= {"hyper_parameters": {text: text}, "run": {"id": text}, "versions": {text: text}}
     frame = result.metrics.assign(method=text)
@@ -90,4 +90,6 @@ def hostile_result(text: str) -> ef.Result:
     messages = result.messages.assign(phase=text, down=text, up=text, stage=text, gather=text)
     note = Note("did-not-evaluate", {"client": text, "round": 1, "reason": text})
     refused = pd.DataFrame([[0, 1, text, text, text, True]], columns=result.rejections.columns)
+    beside = {"cuts": result.cuts.assign(method=text), "plain_mean": result.plain_mean.assign(method=text)}
+    result = replace(result, **beside)
     return replace(result, metrics=frame, log=log, messages=messages, rejections=refused, info=info, notes=[note])

@@ -25,7 +25,7 @@ from equifed.store.locks import lock_at, take
 from store.faults import Fake
 from store.silos import write_config, write_silos
 
-FRAMES = ("metrics", "messages", "log", "rejections")
+FRAMES = ("metrics", "messages", "log", "rejections", "cuts", "plain_mean")
 
 
 @pytest.fixture
@@ -114,6 +114,7 @@ CASES = {
     "seldom": {"run": {"checkpoint-every": 4, "eval-every": 5, "rounds": 9}},
     "reference": {"run": {"engine": "reference", "rounds": 4}},
     "sweep": {"method": {"name": "fedprox"}, "sweep": {"mu": [0.0, 0.5]}},
+    "robust": {"run": {"robust": "trimmed-mean", "liars": 0.34, "dropout": 0.2}, "method": {"name": "fairfed"}},
     "rejections": {"local": {"learning-rate": 1e30}, "model": {"kind": "mlp", "hidden": [4]}},
 }
 

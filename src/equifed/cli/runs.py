@@ -30,6 +30,7 @@ from equifed.cli.tables import (
     pareto_of,
     pareto_table,
     record,
+    robust_table,
     silos_table,
     warnings_of,
 )
@@ -274,7 +275,7 @@ def print_result(
         if result.swept and compared:
             show(pareto_table(result))
         else:
-            show(comparison([summary]), footnotes([summary]), *silos_table(result))
+            show(comparison([summary]), footnotes([summary]), *silos_table(result), *robust_table(result))
         if compared:
             show(*_lines(verdict_of(compared)))
         say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
@@ -324,7 +325,7 @@ def _show_finished(
         show(pareto_table(result))
     else:
         parts = (groups_table(result), *gaps_table(result), *local_table(result), *silos_table(result))
-        show(metrics_table(summary), "", *parts, "", warnings_of([summary]))
+        show(metrics_table(summary), "", *parts, *robust_table(result), "", warnings_of([summary]))
     if compared:
         show(*_lines(verdict_of(compared)))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))

@@ -321,6 +321,25 @@ def silos_table(result: Result) -> list[Table | str]:
     return ["", table, *silos.sentences()]
 
 
+def robust_table(result: Result) -> list[Table | str]:
+    """What a robust rule did: to accuracy and gaps, and to each client; nothing without one."""
+    from equifed.report.robust import robustness
+
+    shown: list[Table | str] = []
+    for of in robustness(result):
+        if of.overall:
+            headings = ("metric", f"with {of.rule}", "with the plain mean", "difference")
+            beside = plain_table(*headings, numbers=[1, 2, 3], title=f"Robust aggregation: {of.label}")
+            for metric, found, plain in of.overall:
+                beside.add_row(metric, f"{found:.3f}", f"{plain:.3f}", f"{found - plain:+.3f}")
+            shown += ["", beside]
+        cut = plain_table("client", "updates", "cut", "all clients", numbers=[1, 2, 3], title="What was cut")
+        for client in of.clients:
+            cut.add_row(client.name, f"{client.updates:,.0f}", f"{client.cut:.0%}", f"{client.everyone:.0%}")
+        shown += ["", cut]
+    return shown
+
+
 def runs_table(entries: Sequence[Entry]) -> Table:
     table = plain_table("run", "status", "method", "data", "rounds", "seeds", "result", "name", numbers=[4, 5])
     table.columns[0].no_wrap = True  # to be copied

@@ -28,6 +28,7 @@ from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant
 from equifed.report.groups import SMALL_GROUP, parts
 from equifed.report.numbers import page_data, summary_data
+from equifed.report.robust import robustness
 from equifed.report.silos import DISCLOSED, Silos
 from equifed.report.verdict import Verdict, verdict_of
 from equifed.results.candidates import differing_names, is_pooled
@@ -91,6 +92,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             group_tables=_group_tables(data, variants),
             gap_rows=_gap_rows(comparison),
             counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],
+            robust=[found for result in results for found in robustness(result)],
             silos=_silos(results),
             worst_clients=_worst_clients(comparison),
             messages=[_messages(result) for result in results],

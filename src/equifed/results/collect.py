@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from equifed.federation import Federation
     from equifed.simulator import Job, Message, Rejection, RoundLog, State, Step
 
+CUT_MOST = 3
+"""Clients that a note names, of whose updates a robust rule cut most."""
 FEW_ROWS = 20
 """Training rows of a group below which what is fitted on them is mostly noise."""
 MESSAGES = ["stage", "phase", "down", "up", "gather", "bytes_down", "bytes_up", "sizes_down", "sizes_up", "times"]
@@ -57,6 +59,7 @@ class Collector:
         fed = job.federation
         scores = [scored for scored in self.scores if scored[1] < wanted]
         logs = [log for log in self.logs if log.run < wanted]
+        cuts = cuts_frame(job, logs)
         rejections = [rejection for rejection in self.rejections if rejection[1].run < wanted]
         info = {
             "method": job.method.name,
@@ -85,7 +88,7 @@ class Collector:
             counts=counts_frame(job, scores),
             calibration=calibration_frame(job, scores),
             local_gaps=local_gaps_frame(job, scores),
-            cuts=cuts_frame(job, logs),
+            cuts=cuts,
             plain_mean=_plain_mean(job, self.scores),
             messages=_messages(job, messages),
             log=_log(job, logs),
@@ -94,7 +97,7 @@ class Collector:
             info=info,
             settings=dataclasses.replace(job.settings, metrics=job.settings.to_dict()["metrics"]),  # by name
             timings={"seconds": float(np.sum(self.seconds)), "seconds_per_round": float(np.mean(self.seconds))},
-            notes=[*_notes(job, logs, rejections), *notes],
+            notes=[*_notes(job, logs, rejections), *_resistance(job, cuts), *notes],
             final_states=states,
             schema=fed.schema,
         )
@@ -158,6 +161,18 @@ def _clipping(job: Job, logs: list[RoundLog]) -> list[Note]:
     fields = {phase.name: list(phase.updates) for phase in job.phases("round") if phase.updates}
     clipped = [{"norm": norm, "share": float(np.mean(share))} for norm, share in shares.items()]
     return [Note("clipped", {"fields": fields, "norms": clipped})]
+
+
+def _resistance(job: Job, cuts: pd.DataFrame) -> list[Note]:
+    """By which rule updates were gathered, and of whom it cut most, against the other clients of the same rounds."""
+    if job.settings.robust is None:
+        return []
+    means = cuts.groupby("client", sort=False)[["cut", "everyone"]].mean()
+    most = means[means["cut"] > means["everyone"]].assign(more=lambda each: each["cut"] - each["everyone"])
+    most = most.sort_values("more", ascending=False).head(CUT_MOST)
+    cut = {str(client): [float(share), float(everyone)] for client, share, everyone, _ in most.itertuples()}
+    facts = {"rule": job.settings.robust, "liars": job.settings.liars, "cut": cut}
+    return [Note("robust", facts | {"simulated": len(job.wanted) < len(job.runs)})]
 
 
 def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
