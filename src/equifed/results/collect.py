@@ -270,9 +270,12 @@ def cuts_frame(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
 
 def _plain_mean(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:
     """What the runs with the plain mean came to: see `Result.plain_mean`."""
+    import pandas as pd
+
     last = max((number for number, _, _ in scores), default=0)
     own = [scored for scored in scores if scored[0] == last and job.runs[scored[1]].plain]
-    return metrics_frame(own, job.federation, job.labels, job.outside_metrics)
+    frame = metrics_frame(own, job.federation, job.labels, job.outside_metrics)
+    return frame if own else pd.DataFrame(columns=frame.columns)  # names without any cannot be read back the same
 
 
 def _messages(job: Job, messages: Iterable[Message]) -> pd.DataFrame:
