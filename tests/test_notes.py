@@ -21,6 +21,7 @@ EXAMPLES = {
     "model-not-finite": {"phase": "train"},
     "compiling-failed": {"error": "OSError"},
     "no-compiler": {},
+    "secure-simulated": {},
     "kernel": {"phase": "train", "kernel": "traced", "obstacle": "loss"},
     "groups-merged": {"group": "other (merged)", "min_group": 50, "rows": {"f & a": 12, "m & a": 1}},
     "unknown-groups": {"rows": {"train": 12, "test": 1}, "of": {"train": 1200, "test": 300}},

@@ -210,6 +210,11 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "no-compiler": lambda: (
         "A C++ compiler would let this long run be compiled and go several times faster; none was found."
     ),
+    "secure-simulated": lambda: (
+        "Sums were made as secure ones are, with their fixed point, thresholds and drop-outs; nothing was encrypted. "
+        "What is said of single clients is known because they were simulated: in a federation with secure sums nobody "
+        "but a silo itself knows it."
+    ),
     # what the groups are
     "groups-merged": _groups_merged,
     "unknown-groups": _unknown_groups,

@@ -42,6 +42,7 @@ def describe_method(name: str) -> dict[str, Any]:
         "personal": method.personal,
         "sweepable": method.sweepable,
         "gather": "stack" if any(phase["gather"] == "stack" for phase in phases) else "sum",
+        "secure": _secure(method),
         "exchanges_per_round": len(method.round),
         "phases": phases,
         "leaves_a_client": list(dict.fromkeys(field for phase in phases for field in phase["up"])),
@@ -104,16 +105,24 @@ def _range(option: methods.Option) -> str:
     return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
 
 
+def _secure(method: Method) -> str:
+    """Whether it works where the server sees no single reply."""
+    if method.pooled or method.summed is None:
+        return "no"
+    return "yes" if method.summed == method else "as a variant"
+
+
 def methods_table(described: list[dict[str, Any]]) -> Table:
     """A column for each fact; on a narrow terminal, where those would be a word wide, lines below each other."""
-    headings = ("what it does", "needs", "server sees", "exchanges", "leaves a client", "parent")
+    headings = ("what it does", "needs", "server sees", "secure sums", "exchanges", "leaves a client", "parent")
     narrow = out().width < NARROW
-    table = plain_table("method", *(["what it does"] if narrow else headings), numbers=() if narrow else [4])
+    table = plain_table("method", *(["what it does"] if narrow else headings), numbers=() if narrow else [5])
     for method in described:
         facts = (
             method["summary"].split("\n\n")[0].replace("\n", " "),
             ", ".join(method["needs"]) or "-",
             "only sums" if method["gather"] == "sum" else "each reply",
+            method["secure"],
             str(method["exchanges_per_round"]),
             ", ".join(method["leaves_a_client"]) or "nothing",
             method["parent"] or "-",

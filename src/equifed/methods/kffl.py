@@ -52,6 +52,8 @@ BOUNDS = {
     "gradient": Bound(per_row=1e9, alike=True),
 }
 """||phi(a)||^2 = (2/D) sum cos^2 is at most 2. A row's part of the gradient grows with G, that is with all rows."""
+PLACES = {"gradient": 16}
+"""So that secure sums hold gradients of 100 million rows. The server divides them by the square of all rows."""
 
 
 class Server(NamedTuple):
@@ -108,11 +110,10 @@ class KFFL(Method):
     def round(self) -> tuple[Phase, ...]:
         draws = feature_draws(self.features, self.redraw)
         statistics = ("n", "sum_s", "sum_f", "sum_sf")
+        gradient, step = ("gradient",), self.fairness_step
         return (
             Phase("fair1", ("theta",), statistics, self.statistics, self.combine, "sum", draws, bounds=BOUNDS),
-            Phase(
-                "fair2", ("G", "mu_s"), ("gradient",), self.gradient, self.fairness_step, "sum", draws, bounds=BOUNDS
-            ),
+            Phase("fair2", ("G", "mu_s"), gradient, self.gradient, step, "sum", draws, bounds=BOUNDS, places=PLACES),
             self.train,
         )
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._kernels import feature_draws, output_size
-from equifed.methods.kffl import BOUNDS, KFFL, Server
+from equifed.methods.kffl import BOUNDS, KFFL, PLACES, Server
 from equifed.protocol import Data, Phase, Record, Task
 from equifed.tree import Tree
 
@@ -50,7 +50,7 @@ class KFFLTD(KFFL):
         up = ("n", "sum_s", "sum_f", "sum_sf", "gradient", "gradient_rows")
         draws = feature_draws(self.features, self.redraw)
         down, step = ("theta", "G", "mu_s", "t"), self.delayed_step
-        fair = Phase("fair", down, up, self.statistics, step, "sum", draws, bounds=BOUNDS)
+        fair = Phase("fair", down, up, self.statistics, step, "sum", draws, bounds=BOUNDS, places=PLACES)
         return (fair, self.train)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
