@@ -5,7 +5,7 @@
 Workloads: the clients' steps of a logistic regression with large batches, of a small network with small batches, of
 networks whose time is arithmetic; a large population of which few take part; a sweep of KFFL over 20 weights, and
 rounds of full gradients (FedFair); rankings of edges (FRL, E2FL) on a tabular network. And
-what the first call of a process costs beyond the second, and what checking replies takes of a round.
+what the first call of a process costs beyond the second, what checking replies takes of a round, and secure sums.
 """
 
 from __future__ import annotations
@@ -376,6 +376,42 @@ def checks(quick: bool) -> dict[str, float]:
         Bounds.refused_of_many = look  # type: ignore[method-assign]
 
 
+def secure_sums(quick: bool) -> dict[str, float]:
+    """CPU time of a run with secure sums over one with plain sums, in turn, the best of each: large rounds, rounds as
+    short as they get, and a model of 100,000 parameters, of which each round adds up 50."""
+    workloads: dict[str, tuple[ef.Method, ef.Federation, Any, ef.Local]] = {
+        "FedAvg, 20 x 2,400 rows, logistic": (
+            ef.methods.FedAvg(), federation([2400] * 20, 50), ef.models.Logistic(), ef.Local(epochs=2, batch_size=128)
+        ),
+        "KFFL, 4 x 9,000 rows, logistic": (
+            ef.methods.KFFL(), federation([9000] * 4, 101), ef.models.Logistic(), ef.Local()
+        ),
+        "FedAvg, 10 x 60 rows, MLP 14-10-1": (
+            ef.methods.FedAvg(), federation([60] * 10, 14), ef.models.MLP((10,)), ef.Local(epochs=1, batch_size=10)
+        ),
+        "FedAvg, 50 x 60 rows, MLP 100-256-256-1": (
+            ef.methods.FedAvg(), federation([60] * 50, 100), wide_network, ef.Local(epochs=1, batch_size=20)
+        ),
+    }  # fmt: skip
+
+    def seconds(method: ef.Method, fed: ef.Federation, model: Any, local: ef.Local, secure: bool) -> float:
+        rounds = 3 if quick else 10
+        begin = time.process_time()
+        ef.simulate(
+            method, fed, model=model, rounds=rounds, local=local, eval_every=rounds, threads=1, device="cpu",
+            secure=secure,
+        )  # fmt: skip
+        return time.process_time() - begin
+
+    results = {}
+    for name, workload in workloads.items():
+        best = dict.fromkeys((False, True), math.inf)
+        for _ in range(3 if quick else 8):
+            best = {secure: min(best[secure], seconds(*workload, secure)) for secure in best}
+        results[f"{name}: secure vs plain sums"] = best[True] / best[False]
+    return results
+
+
 def memory(quick: bool) -> dict[str, float]:
     """Peak memory of a run over the data's own size, for equal clients and for one large beside many small ones."""
     many = 10_000 if quick else 400_000
@@ -402,8 +438,11 @@ def main() -> None:
     # memory first: the peak of a process never falls
     results = {
         work.__name__: work(options.quick)
-        for work in (memory, start_up, large_batches, small_batches, arithmetic, population, sweeps, rankings, checks)
-    }
+        for work in (
+            memory, start_up, large_batches, small_batches, arithmetic, population, sweeps, rankings, checks,
+            secure_sums,
+        )
+    }  # fmt: skip
     if options.json:
         print(json.dumps(results, indent=2))
         return

@@ -21,6 +21,8 @@ _BITS = 62
 LIMB = 40
 """Bits of each integer of a wide number: sums of 2^22 of them have 62."""
 LIMBS = 8
+_AT_ONCE = 2**17
+"""Numbers that are made integers at once: a megabyte, which stays in the cache."""
 _WIDE_PLACES = LIMB * LIMBS // 2
 """Binary places of a wide number, and as many bits before the point."""
 
@@ -54,12 +56,15 @@ def decode(total: Tensor, dtype: torch.dtype, places: int = PLACES) -> Tensor:
 def summed(values: Tensor, axis: int, places: int = PLACES) -> Tensor:
     """The sum of clients' values along an axis, as it comes out of their integers. They are in range: see
     `equifed.bounds`. Can be vmapped."""
-    return decode(_integers(values, places).sum(axis), values.dtype, places)
+    clients = values.shape[axis]
+    at_once = max(1, _AT_ONCE * clients // max(values.numel(), 1))
+    total = sum(_integers(some, places).sum(axis) for some in values.split(at_once, axis))
+    return decode(torch.as_tensor(total), values.dtype, places)
 
 
 def _integers(values: Tensor, places: int) -> Tensor:
     # a product with a power of two is exact, and torch rounds halves to even, as rint does
-    return (values.double() * 2.0**places).round().to(torch.int64)
+    return values.to(torch.float64, copy=True).mul_(2.0**places).round_().to(torch.int64)
 
 
 def encode_wide(values: np.ndarray, clients: int) -> np.ndarray:

@@ -55,8 +55,6 @@ def present(seed: int, round: int, client_keys: Sequence[int], dropout: float) -
 
 def late(seed: int, round: int, step: int, client_keys: Sequence[int], dropout: float) -> np.ndarray:
     """Which of the cohort are gone between masking and unmasking, in exchange 0, 1, ... of the round."""
-    if dropout == 0:
-        return np.zeros(len(client_keys), dtype=bool)
     return np.array([generator(seed, "dropout-late", round, step, key).random() < dropout for key in client_keys])
 
 

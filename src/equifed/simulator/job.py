@@ -194,7 +194,9 @@ class Job:
     def late(self, stage: Stage, round: int, step: int, cohorts: np.ndarray) -> np.ndarray:
         """Which of them are gone after they have sent a masked reply in exchange `step` of the stage [R, K]: in rounds
         only, since nobody drops out of the other stages by plan."""
-        chance = self.settings.dropout_late if stage == "round" else 0.0
+        chance = self.settings.dropout_late
+        if not chance or stage != "round":
+            return np.zeros(cohorts.shape, dtype=bool)
         return np.stack(
             [
                 randomness.late(run.seed, round, step, [self.client_keys[k] for k in cohort], chance)
