@@ -228,6 +228,14 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "false-shares": lambda client, rounds: f"{client} sent false shares of masks, which were left out, {when(rounds)}.",
     "clipped": _clipped,
     "robust": _robust,
+    "validation-shown": lambda rows: (
+        f"The server's {rows:,} validation rows were sent to the clients, who measured fairness on them, so that no "
+        "single model had to be."
+    ),
+    "sum-of-one": lambda method, rounds, of: (
+        f"In {rounds} of {of} rounds, one sum of {method} was over a single client: the server learned that reply. See "
+        "`fewest_clients` in `log`."
+    ),
     # how runs ended
     "stopped-early": _stopped_early,
     "few-fitted": _few_fitted,

@@ -383,6 +383,9 @@ class Method:
     of each client. A result notes groups with few such rows."""
     pooled: ClassVar[bool] = False
     """No federated method but a reference: it trains on the rows of all clients in one place."""
+    reveals: ClassVar[str] = ""
+    """What the sums alone still tell a server that sees nothing else (`secure`), in a line of docs/privacy.md; empty
+    where it is not known."""
     sweepable: ClassVar[bool] = True
     """Runs (seeds, sweep values) can share one vectorised call; False: they are looped over."""
 
@@ -468,7 +471,9 @@ class Method:
 
     def observe(self, server: Any) -> dict[str, Tensor]:
         """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends
-        with 0 has not met its constraint, and its result says so; `excess`: how far it lies beyond its bound."""
+        with 0 has not met its constraint, and its result says so; `excess`: how far it lies beyond its bound. So is
+        `fewest_clients`, the smallest number of clients that a sum of the round was over, where that is not everybody's
+        sum: a result with secure sums says where it was 1."""
         return {}
 
     def remedy(self, converged: bool) -> str:

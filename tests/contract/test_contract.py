@@ -205,6 +205,7 @@ def test_a_method_as_it_is_summed(method: Method) -> None:
         return
     assert (summed.name, summed.hyper) == (method.name, method.hyper)
     assert summed.summed == summed
+    assert summed.reveals or method in SKETCHES or method.pooled, "say what its sums still tell: `reveals`"
     for phase in (*summed.setup, *summed.round, *summed.final):
         assert phase.gather == "sum" or phase.told or not phase.up
         assert not phase.told or phase.gather == "stack"

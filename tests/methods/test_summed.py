@@ -122,10 +122,27 @@ def test_what_no_sums_can_do_is_refused(method: Method, uneven: Federation) -> N
         run(method, uneven, secure=True)
 
 
-def test_how_few_clients_a_sum_is_over_is_logged(uneven: Federation) -> None:
+def test_how_few_clients_a_sum_is_over_is_logged_and_said(uneven: Federation) -> None:
     """So that it is seen where one was a single client's reply."""
     known = {"clients_per_round": "all", "dropout": 0.0, "secure": True, "rounds": 2}
     has_rows = uneven.train.sizes > 0
     fewest = min(int((has_rows & (uneven.client_groups == q)).sum()) for q in range(3))
     for method in (methods.IFCA(num_groups=3, known=True), methods.E2FL()):
         assert (run(method, uneven, **known).log["fewest_clients"] == fewest).all()
+
+    alone = dataclasses.replace(uneven, client_groups=np.array([2, *[0] * 5, *[1] * 4]))
+    for method in (methods.IFCA(num_groups=3, known=True), methods.E2FL()):
+        result = run(method, alone, **known)
+        assert (result.log["fewest_clients"] == 1).all()
+        (note,) = [note for note in result.notes if note.kind == "sum-of-one"]
+        assert note.fields == {"method": method.name, "rounds": 6, "of": 6}
+        plain = run(method, alone, **{**known, "secure": False})
+        assert "sum-of-one" not in {note.kind for note in plain.notes}
+
+
+def test_a_result_says_that_clients_saw_the_validation_rows(uneven: Federation) -> None:
+    for secure in (True, False):
+        result = run(methods.FairFate(), uneven, secure=secure)
+        assert [note.fields for note in result.notes if note.kind == "validation-shown"] == [{"rows": 80}] * secure
+        if secure:
+            np.testing.assert_array_equal(result.log["fewest_clients"], result.log["fair_clients"])

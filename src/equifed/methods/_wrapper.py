@@ -47,8 +47,12 @@ class Wrapper(Method):
     predicts_with: ClassVar[tuple[str, ...]] = derived(attrgetter("inner.predicts_with"))
     adjusts: ClassVar[bool] = derived(attrgetter("inner.adjusts"))
     keeps_gap: ClassVar[Literal["", "global", "local"]] = derived(attrgetter("inner.keeps_gap"))
+    reveals: ClassVar[str] = derived(lambda self: "; ".join(filter(None, (self.inner.reveals, self.fit_reveals))))
     pooled: ClassVar[bool] = derived(attrgetter("inner.pooled"))
     sweepable: ClassVar[bool] = derived(attrgetter("inner.sweepable"))
+
+    fit_reveals: ClassVar[str] = ""
+    """What the wrapper's own sums reveal besides."""
 
     inner: Method = dataclasses.field(metadata={"hyper": False})
 

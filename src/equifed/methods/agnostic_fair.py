@@ -58,6 +58,10 @@ class AgnosticFair(Method):
     """Train against an adversary that reweighs the rows, with a penalty on the covariance of group and decision."""
 
     name: ClassVar[str] = "agnostic-fair"
+    reveals: ClassVar[str] = (
+        "mean and deviation of every input, the mean of the sensitive attribute, losses near every reference point, "
+        "and mean gradients: of inputs that one silo alone has, its own; how many rows there are"
+    )
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     knob: ClassVar[Knob | None] = Knob("penalty", 0.1, 10.0, notions(demographic_parity={}), neutral=0.0)
     sweepable: ClassVar[bool] = False  # the adversary's linear programme

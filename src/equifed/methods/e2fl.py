@@ -78,6 +78,10 @@ class E2FL(Method):
     """Rank the edges of a random network by two votes, within groups of clients and between them."""
 
     name: ClassVar[str] = "e2fl"
+    reveals: ClassVar[str] = (
+        "how important every edge is to the silos of each group together, and how many voted in it: of a single one, "
+        "its ranking"
+    )
     predicts_with: ClassVar[tuple[str, ...]] = ("theta", "M_q", "w")
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
     personal: ClassVar[bool] = True

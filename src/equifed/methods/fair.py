@@ -76,6 +76,10 @@ class Fair(PostProcessing):
     )
     knob: ClassVar[Knob | None] = derived(lambda self: None if self.level == "local" else KNOB)
 
+    fit_reveals: ClassVar[str] = derived(
+        lambda self: "" if self.level == "local" else "rows by group, label and score or decision"
+    )
+
     notion: str = hyper("demographic_parity", choices=NOTIONS)
     """The rates that are compared: of positive decisions among all rows, among those with a positive label, or among
     those of each label. With more than two classes: of every decision, of the right one within every label, or of every

@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import RATIOS, ratios
-from equifed.methods.fedavg import BY_ROWS
+from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE
 from equifed.methods.feddemon import decayed
 from equifed.methods.fedval import OWN_MODEL, own_model
 from equifed.methods.hyper import hyper
@@ -68,6 +68,10 @@ class FairFate(Method):
     """Move along the updates of the clients that are fairer than the global model, with momentum, more and more."""
 
     name: ClassVar[str] = "fair-fate"
+    reveals: ClassVar[str] = (
+        f"{MEAN_UPDATE}; the mean update and F_k of those who are fair, and how many they are, not who: of a single "
+        "one, its update. The silos see the server's validation rows"
+    )
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
         "lambda_max",
@@ -198,6 +202,9 @@ class SummedFairFate(FairFate):
         total = replies["F"]
         alpha_f = tree.scale(replies["fair_update"], torch.where(total > 0, 1 / total, torch.zeros_like(total)))
         return self.moved(server, alpha_n, alpha_f, replies["fair"], replies["undefined"])
+
+    def observe(self, server: Server) -> dict[str, Tensor]:
+        return {**super().observe(server), "fewest_clients": server.fair}
 
 
 def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

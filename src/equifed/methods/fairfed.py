@@ -64,6 +64,10 @@ class FairFed(Method):
     """Give clients whose fairness is close to that of all rows more weight in the average."""
 
     name: ClassVar[str] = "fairfed"
+    reveals: ClassVar[str] = (
+        "rows by group, label and decision, exactly: of a group that one silo alone has, its own; how far clients' "
+        "gaps lie from that of all, on average; the mean update, by weights that only clients know"
+    )
     parent: ClassVar[str] = "fedavg"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     knob: ClassVar[Knob | None] = Knob("beta", 0.05, 5.0, AIMS, neutral=0.0)

@@ -18,6 +18,9 @@ from equifed.tree import Tree
 BY_ROWS = {"update": Update(weight="rows")}
 """What moves the model where clients reply n_k times their update, and n_k."""
 
+MEAN_UPDATE = "the mean update, which roughly tells the share of each label among all rows; how many rows there are"
+"""What the two sums reveal."""
+
 
 def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
     """Reply n_k (theta_k - theta) and n_k."""
@@ -42,6 +45,7 @@ class FedAvg(Method):
     """Average the clients' models, weighted by their numbers of rows."""
 
     name: ClassVar[str] = "fedavg"
+    reveals: ClassVar[str] = MEAN_UPDATE
 
     @property
     def round(self) -> tuple[Phase, ...]:

@@ -39,6 +39,10 @@ class FedEM(Method):
     """Learn component models together; every client predicts with its own mixture of them."""
 
     name: ClassVar[str] = "fedem"
+    reveals: ClassVar[str] = (
+        "the mean update of every component: a component that one silo alone uses moves as that silo does; how many "
+        "rows there are"
+    )
     personal: ClassVar[bool] = True
 
     components: int = hyper(3, low=1)

@@ -47,6 +47,10 @@ class FedFair(Converging):
     """Train one model under a constraint on the clients' mean gap in loss between groups, by dual ascent."""
 
     name: ClassVar[str] = "fedfair"
+    reveals: ClassVar[str] = (
+        "the mean gradients of loss and gap, the mean gap in loss, how many rows there are, and how many silos have "
+        "both groups: of a single one, its gap"
+    )
 
     @property
     def round(self) -> tuple[Phase, ...]:

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods.fedavg import averaging, weighted_update
+from equifed.methods.fedavg import MEAN_UPDATE, averaging, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task
 from equifed.tree import Tree
@@ -35,6 +35,7 @@ class ServerMomentum(Method):
     """Base of FedMom and FedDemon; not a method by itself."""
 
     parent: ClassVar[str] = "fedavg"
+    reveals: ClassVar[str] = MEAN_UPDATE
 
     @property
     def round(self) -> tuple[Phase, ...]:

@@ -39,6 +39,9 @@ class FedVal(Method):
     """Average of the clients' models weighted by their fairness on a validation set."""
 
     name: ClassVar[str] = "fedval"
+    reveals: ClassVar[str] = (
+        "the mean update, weighted by fairness, and the mean of F_k. The silos see the server's validation rows"
+    )
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     needs_validation: ClassVar[bool] = True
 

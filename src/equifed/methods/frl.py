@@ -38,6 +38,7 @@ class FRL(Method):
     """Clients rank the edges of a random network by importance, and the server lets them vote."""
 
     name: ClassVar[str] = "frl"
+    reveals: ClassVar[str] = "how important every edge is to the silos together"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     keep: float = hyper(0.5, low=0, high=1)

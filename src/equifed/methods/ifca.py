@@ -55,6 +55,10 @@ class IFCA(Method):
     """Train several models; every client trains, and uses, the one that suits it best."""
 
     name: ClassVar[str] = "ifca"
+    reveals: ClassVar[str] = (
+        "the mean update of every model, how many chose it (who, only with known groups) and how many rows they have: "
+        "of a single one, its update"
+    )
     personal: ClassVar[bool] = True
 
     num_groups: int = hyper(2, low=1)

@@ -28,7 +28,7 @@ from torch.func import grad
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
 from equifed.methods._kernels import feature_draws, outputs, phi
-from equifed.methods.fedavg import apply_mean_update, averaging
+from equifed.methods.fedavg import MEAN_UPDATE, apply_mean_update, averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     Bound,
@@ -81,6 +81,10 @@ class KFFL(Method):
     """Step down the gradient of a kernel measure of dependence, computed from sums, then train close to there."""
 
     name: ClassVar[str] = "kffl"
+    reveals: ClassVar[str] = (
+        f"{MEAN_UPDATE}; the sizes of the groups, exactly, and roughly how their predictions are distributed: of a "
+        "group that one silo alone has, its own"
+    )
     parent: ClassVar[str] = "fedprox"
     knob: ClassVar[Knob | None] = Knob(
         "fairness_weight",

@@ -51,6 +51,11 @@ class LCO(Converging):
     """Train one model under a constraint for every client on its own gap in loss between groups."""
 
     name: ClassVar[str] = "lco"
+    reveals: ClassVar[str] = (
+        "the mean gradient of the loss; the sum of the gaps' gradients, each times multipliers that only its client "
+        "knows: if one alone breaks its limit, its gradient; how many constraints there are and are broken, and by how "
+        "much together; how many rows there are"
+    )
 
     @property
     def round(self) -> tuple[Phase, ...]:

@@ -22,6 +22,7 @@ class LocalOnly(Method):
     """Every client trains alone on its own rows and keeps its model."""
 
     name: ClassVar[str] = "local"
+    reveals: ClassVar[str] = "nothing: no reply leaves a client"
     personal: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ()
 

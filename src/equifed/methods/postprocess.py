@@ -48,6 +48,10 @@ class PostProcessed(PostProcessing):
         lambda self: (*self.inner.predicts_with, *(() if self.fit == "client" else ("rates",)))
     )
 
+    fit_reveals: ClassVar[str] = derived(
+        lambda self: "" if self.fit == "client" else f"rows and {self.statistic} by group and label"
+    )
+
     fit: str = hyper("client", choices=("client", "global"))
     """On whose rows the rule is fitted: every "client" on its own, so that nothing leaves it, or "global", on the
     sums over clients."""

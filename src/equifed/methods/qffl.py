@@ -31,6 +31,9 @@ class QFFL(Method):
     """Give clients with a higher loss more weight, so that accuracies become more equal."""
 
     name: ClassVar[str] = "q-ffl"
+    reveals: ClassVar[str] = (
+        "the sum of updates, each by its client's loss, and of how steep they are, which roughly tells the mean loss"
+    )
     knob: ClassVar[Knob | None] = Knob(
         "q",
         0.01,

@@ -47,6 +47,9 @@ class SeparateTraining(Constrained):
     """Every client trains a fair model alone, under a constraint on its own gap in loss, and keeps it."""
 
     name: ClassVar[str] = "separate-training"
+    reveals: ClassVar[str] = (
+        "how many constraints there are and are broken, and by how much together; no model leaves a client"
+    )
     personal: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ()
 

@@ -58,6 +58,9 @@ class SFFL(FedEM):
     """Mixtures of fair component models, aggregated with more weight on the clients that move a component."""
 
     name: ClassVar[str] = "sffl"
+    reveals: ClassVar[str] = (
+        "as fedem, by weights that only clients know; how far clients move every component, on average"
+    )
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     knob: ClassVar[Knob | None] = Knob("epsilon", 1e-3, 0.3, AIMS, fairer="less", neutral=1.0)
 

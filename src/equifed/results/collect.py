@@ -13,7 +13,7 @@ from equifed import tree
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
-from equifed.protocol import CONSTRAINT_TOLERANCE
+from equifed.protocol import CONSTRAINT_TOLERANCE, VALIDATION
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
@@ -113,6 +113,7 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
         *_not_applied(job, logs),
         *([Note("replies-rejected", {"count": rejected})] if rejected else []),
         *_clipping(job, logs),
+        *_shown(job, logs),
         *_absences(rejections),
         *_few_fitted(job),
         *_endings(job, logs),
@@ -173,6 +174,19 @@ def _resistance(job: Job, cuts: pd.DataFrame) -> list[Note]:
     cut = {str(client): [float(share), float(everyone)] for client, share, everyone, _ in most.itertuples()}
     facts = {"rule": job.settings.robust, "liars": job.settings.liars, "cut": cut}
     return [Note("robust", facts | {"simulated": len(job.wanted) < len(job.runs)})]
+
+
+def _shown(job: Job, logs: list[RoundLog]) -> list[Note]:
+    """What secure sums did not hide: the server's rows from the clients, and a reply that was all of a sum."""
+    if not job.settings.secure:
+        return []
+    notes = []
+    if any(VALIDATION in phase.down for phase in job.phases("round")):
+        notes.append(Note("validation-shown", {"rows": len(job.federation.validation)}))
+    alone = [log for log in logs if log.applied and log.observed.get("fewest_clients") == 1]
+    if alone:
+        notes.append(Note("sum-of-one", {"method": job.method.name, "rounds": len(alone), "of": len(logs)}))
+    return notes
 
 
 def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
