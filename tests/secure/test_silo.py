@@ -127,6 +127,33 @@ def test_only_lists_of_integers_are_masked(federation: Federation, numbers: np.n
         federation.silos["silo-02"].mask(federation.exchange(), LAYOUT, SENT, numbers)
 
 
+def test_one_model_is_heard_in_an_exchange(federation: Federation) -> None:
+    """Whatever came of it: a silo that refused to answer could be asked again and again, of ever other models."""
+    for _ in range(2):
+        silo = federation.silos["silo-02"]
+        for number in (3, 4, 2):
+            silo.hear(number, b"model %d" % number)
+            silo.hear(number, b"model %d" % number)
+            with pytest.raises(Refused, match="something else was sent"):
+                silo.hear(number, b"another")
+        federation.restart()
+    federation.sum(federation.exchange(3))
+    for number in (2, 3):
+        with pytest.raises(Refused, match="helped to unmask that exchange"):
+            federation.silos["silo-02"].hear(number, b"model %d" % number)
+    with pytest.raises(Refused, match="something else was sent"):
+        federation.silos["silo-02"].hear(4, b"another")
+    assert read_sealed(federation.place / "silo-02" / "secret")["heard"].keys() == {"4"}
+
+
+def test_its_peers_are_those_that_it_has_masked_with(federation: Federation) -> None:
+    silo = federation.silos["silo-02"]
+    silo.check(federation.exchange(1))
+    assert silo.peers == set()
+    silo.mask(federation.exchange(1, names=federation.names[:3]), LAYOUT, SENT, federation.numbers("silo-02"))
+    assert federation.start("silo-02").peers == {"silo-00", "silo-01"}
+
+
 # -- unmasking ---------------------------------------------------------------------------------------------------------
 
 

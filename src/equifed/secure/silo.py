@@ -46,6 +46,7 @@ class Silo:
                         "peers": {},  # the public keys of the others, as first seen
                         "told": NEVER,  # the last exchange that it has helped to unmask
                         "attempts": {},  # the last attempt that it has masked of each exchange after that one
+                        "heard": {},  # what it was sent in each of them
                         "masked": None,  # the exchange masked last
                     }
                 )
@@ -59,6 +60,21 @@ class Silo:
         """The silos that it has masked a reply together with: their keys never change."""
         with self._lock:
             return frozenset(self._read()["peers"])
+
+    def hear(self, number: int, sent: bytes) -> None:
+        """Remember what was sent in an exchange, before any work is done on it, and refuse all else that is sent in it.
+        Even whether a silo can answer at all says something of its rows: a server may ask that of one model per
+        exchange, not of as many as it likes.
+
+        sent: the SHA-256 of it. For exchanges whose replies are not masked, too.
+        """
+        with self._lock:
+            state = self._read()
+            if number <= state["told"]:
+                _refuse("this silo has helped to unmask that exchange, or a later one, already")
+            if state["heard"].setdefault(str(number), sent.hex()) != sent.hex():
+                _refuse("something else was sent in that exchange before")
+            self._write(state)
 
     def check(self, exchange: Exchange) -> None:
         """Refuse to take part, before any work is done; `mask` checks it again."""
@@ -116,9 +132,10 @@ class Silo:
             if masked["survivors"] is None:
                 masked["survivors"] = there
                 state["told"] = masked["number"]
-                state["attempts"] = {
-                    number: last for number, last in state["attempts"].items() if int(number) > masked["number"]
-                }
+                for kept in ("attempts", "heard"):
+                    state[kept] = {
+                        number: last for number, last in state[kept].items() if int(number) > masked["number"]
+                    }
                 self._write(state)
         peers = {name: bytes.fromhex(key) for name, key in state["peers"].items()}
         shares = {self.name: bytes.fromhex(masked["share"])}
