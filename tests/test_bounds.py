@@ -19,7 +19,7 @@ from equifed.bounds import Bounds, Replies, bound_of, most_beside
 from equifed.channel import Channel
 from equifed.errors import ConfigError
 from equifed.methods._wrapper import Wrapper
-from equifed.protocol import ROWS, Bound, Data, LocalTraining, Method, Phase, Record, Update, unchanged
+from equifed.protocol import ROWS, WRONG, Bound, Data, LocalTraining, Method, Phase, Record, Update, unchanged
 from equifed.tree import Tree
 
 LIAR = 0
@@ -82,7 +82,8 @@ LIES: list[tuple[Method, str, Callable[[Tensor], Tensor], str]] = [
     (methods.KFFL(), "gradient", to(1e20), "has gradient with a norm of "),
     (methods.KFFL(), "gradient", to(1e6), "the other replies are not nearly as long"),
     (methods.KFFLTD(), "gradient_rows", to(42), "has gradient_rows outside 0 to 41"),
-    (methods.FedFair(), "gap", to(1e20), "has gap outside -10000 to 10000: 1e+20"),
+    (methods.FedFair(), "gap", to(1e20), "has gap with a norm of 1e+20, above 10000"),
+    (methods.FedFair(), "gap", to(100), "the other replies are not nearly as long"),
     (methods.FedFair(), "holders", to(0.5), "has holders that are no whole numbers"),
     (methods.FedFair(), "gap_gradient", to(1e30), "an update in gap_gradient with a norm of "),
     (methods.FedAvgGR(), "counts", to(37), "has counts that add up to 148, more than the 41 rows"),
@@ -92,16 +93,23 @@ LIES: list[tuple[Method, str, Callable[[Tensor], Tensor], str]] = [
     (methods.FairFed(), "gap", to(1e20), "has gap outside 0 to 2: 1e+20"),
     (methods.FairFed(), "gap", to(-1), "has gap outside 0 to 2: -1"),
     (methods.FedMinMax(), "losses", to(1e20), "has losses with a norm of "),
+    (methods.FedMinMax(), "losses", to(3000.0), "has losses with a norm of "),
     (methods.FedMinMax(), "losses", to(-10), "has losses outside 0 to inf: -10"),
     (methods.QFFL(), "h", to(1e-30), "an update in delta with a norm of "),
-    (methods.QFFL(), "h", to(1e30), "has h outside 0 to 1e+24"),
-    (methods.FCFL(), "loss", to(1e20), "has loss outside 0 to 10000"),
+    (methods.QFFL(), "h", to(1e12), "has h with a norm of 1e+12, above 2.51189e+09"),
+    (methods.QFFL(), "h", to(1e5), "the other replies are not nearly as long"),
+    (methods.QFFL(), "h", to(-1), "has h outside 0 to inf: -1"),
+    (methods.FCFL(), "loss", to(1e20), "has loss with a norm of 1e+20, above 10000"),
+    (methods.FCFL(), "loss", to(100), "the other replies are not nearly as long"),
+    (methods.FCFL(), "loss", to(-1), "has loss outside 0 to inf: -1"),
     (methods.FCFL(), "gap", to(2), "has gap outside 0 to 1: 2"),
     (methods.FCFL(), "loss_gradient", times(1e4), "the other replies are not nearly as long"),
     (methods.LCO(), "violated", to(2), "has violated outside 0 to 1: 2"),
     (methods.LCO(), "residual", to(-1), "has residual outside 0 to "),
     (methods.LCO(), "excess", to(1e20), "has excess outside 0 to 10000"),
     (methods.AgnosticFair(steps=1), "x", to(1e20), "has x with a norm of "),
+    (methods.AgnosticFair(steps=1), "x", to(1e5), "the other replies are not nearly as long"),
+    (methods.AgnosticFair(steps=1), "cov", to(1e4), "the other replies are not nearly as long"),
     (methods.AgnosticFair(steps=1), "xx", to(-1), "has xx outside 0 to inf: -1"),
     (methods.AgnosticFair(steps=1), "s", to(42), "has s outside 0 to 41"),
     (methods.AgnosticFair(steps=1), "kernel", to(50), "has kernel outside 0 to 41"),
@@ -134,7 +142,10 @@ def test_a_finite_lie_is_refused(method: Method, name: str, change: Any, reason:
     assert all(np.abs(value).max() < 100 for value in result.parameters[0].values())
 
 
-@pytest.mark.parametrize("number", [0, 1, 10, 15, 17, 22, 38, 40])
+OF_WEIGHT = next(i for i, lie in enumerate(LIES) if lie[:2] == (methods.QFFL(), "h") and "the other" in lie[3])
+
+
+@pytest.mark.parametrize("number", [0, 1, 10, 15, 17, 22, OF_WEIGHT, 38, 40])
 def test_lanes_refuse_what_the_reference_refuses(number: int, uneven: ef.Federation) -> None:
     method, name, change, _ = LIES[number]
     results = [
@@ -229,7 +240,21 @@ def test_large_finite_numbers_are_not_refused() -> None:
 
 def test_a_norm_is_compared_with_the_median_of_three_at_least() -> None:
     sizes = np.array([[2.0, 3.0, 900.0, 0.0], [2.0, 900.0, 0.0, np.nan], [1e-3, 2e-3, 0.9, np.nan]])
-    np.testing.assert_array_equal(most_beside(sizes), [300, np.inf, 1])
+    np.testing.assert_allclose(most_beside(sizes), [300, np.inf, 0.2])
+
+
+def test_a_client_may_be_far_worse_off_than_others() -> None:
+    """Where the model fits the others all but perfectly, one whose rows it gets all wrong is whom fairness is about."""
+    made = bounds(Bound(low=0, norm=1e4, alike=WRONG))
+    losses = {k: {"value": torch.tensor(loss)} for k, loss in enumerate((0.001, 0.002, 0.001, 12.0))}
+    rows = dict.fromkeys(losses, 5)
+    assert made.refused({}, losses, rows) == {}
+    losses[3]["value"] += 5
+    assert set(made.refused({}, losses, rows)) == {3}
+    many: Record = {"value": torch.stack([reply["value"] for reply in losses.values()])}
+    runs, slots = np.zeros(4, dtype=np.int64), np.arange(4)
+    found = made.refused_of_many(Replies({}, many, (), runs, slots, np.full(4, 5)), np.ones(4, dtype=bool))
+    assert set(found) == {(3,)}
 
 
 def test_an_update_that_is_weighted_is_divided_by_its_weight() -> None:

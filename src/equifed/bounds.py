@@ -8,7 +8,8 @@ before it sends, and of all lanes of the simulator at once. Whoever is out of bo
 An update u (see `equifed.channel`), and the mean over rows u of a sum that is to be `alike`, has
 
     ||u|| <= max_update, or the norm that updates are clipped to;  per_row for the sum
-    ||u|| <= max(1, 100 median of ||u|| over the replies to the exchange),  where at least three are not 0
+    ||u|| <= max(1, 100 median of ||u|| over the replies to the exchange),  where at least three are not 0; `alike`
+             is in place of the 1 in other fields, such as sums of losses
 
 Of replies that nobody sees singly (`secure`) there is no median; every number must be one that their sum holds.
 
@@ -31,8 +32,8 @@ from equifed.protocol import BOUNDS, ROWS, Bound, Limit, Phase, Record, Task, Up
 from equifed.tree import Tree
 
 TIMES, SHORT, ENOUGH = 100.0, 1.0, 3
-"""How many times the median of all replies a norm may be; the norm that is not too long beside any others; how many
-replies it takes to tell."""
+"""How many times the median of all replies a norm may be; the norm of an update that is not too long beside any others;
+how many replies it takes to tell."""
 SLACK, COUNT_SLACK = 1e-3, 1e-6
 """What rounding may add to a bound, relatively: sums in 32 bits, in which a loss of 0 may come out below; counts."""
 NOT_FINITE = "NaN or Inf in its reply"
@@ -49,8 +50,8 @@ class Check(NamedTuple):
     slack: np.ndarray | float
     words: Callable[[float, float], str]
     """What is wrong, from what was found and what may be, as it may follow "its reply"."""
-    alike: bool = False
-    """What was found is compared with other replies."""
+    alike: np.ndarray | float | None = None
+    """What was found is compared with other replies, where it is above this."""
 
     @property
     def fine(self) -> np.ndarray:
@@ -67,6 +68,7 @@ class _Limits:
     high: Any
     per_row: Any
     norm: Any
+    alike: Any
     bound: Bound
     """That of the first run: all have the same parts."""
     update: Update | None
@@ -125,12 +127,14 @@ class Bounds:
         found = {client: self.problem(down, reply, rows[client], run) for client, reply in replies.items()}
         found = {client: wrong for client, wrong in found.items() if wrong}
         sizes: dict[str, dict[int, float]] = {}
+        short: dict[str, float] = {}
         for client in replies.keys() - found.keys():
             for check in self.checks(down, replies[client], np.array(rows[client]), np.array(run)):
-                if check.alike and not self._hidden:
+                if check.alike is not None and not self._hidden:
                     sizes.setdefault(check.field, {})[client] = float(check.found)
+                    short[check.field] = float(check.alike)
         for field, of_clients in sizes.items():
-            most = most_beside(np.array([[*of_clients.values()]]))[0]
+            most = max(short[field], most_beside(np.array([[*of_clients.values()]]))[0])
             found |= {client: too_long(field, size, most) for client, size in of_clients.items() if size > most}
         return found
 
@@ -145,7 +149,8 @@ class Bounds:
                 fine &= _norm(leaf, runs.ndim) < np.inf
         for check in checks:
             fine &= check.fine
-        long = [check for check in checks if check.alike and not self._hidden and (check.found > SHORT).any()]
+        compared = [] if self._hidden else [check for check in checks if check.alike is not None]
+        long = [check for check in compared if (check.found > check.alike).any()]
         found: dict[tuple[int, ...], str] = {}
         if fine.all() and not long:
             return found
@@ -162,7 +167,7 @@ class Bounds:
             size = check.found
             sizes = np.full((runs.max() + 1, slots.max() + 1), np.nan)
             sizes[runs[here], slots[here]] = size[here]
-            most = most_beside(sizes)[runs]
+            most = np.fmax(check.alike, most_beside(sizes)[runs])  # type: ignore[arg-type]
             for place in zip(*np.nonzero(here & (size > most)), strict=True):
                 found[place] = too_long(check.field, size[place], most[place])
         return found
@@ -175,15 +180,15 @@ class Bounds:
         lead = rows.ndim
         for name, limits in self._fields.items():
             bound, value = limits.bound, reply[name]
-            low, high, per_row, norm = (_at(getattr(limits, part), runs) for part in _PARTS)
+            low, high, per_row, norm, alike = (_at(getattr(limits, part), runs) for part in _PARTS)
             low, high = low * clients, high * clients
             if norm is not None and (limits.update is None or limits.update.weight is None):
                 norm = norm * clients
             if norm is not None:
-                yield _of_norm(name, limits, norm, down, reply, lead)
+                yield _of_norm(name, limits, norm, alike, down, reply, lead)
             if per_row is not None:
-                yield _of_sum(name, per_row, _norm(value, lead), rows, bound.alike)
-            if norm is None and (per_row is None or bound.low != -np.inf):
+                yield _of_sum(name, per_row, alike, _norm(value, lead), rows)
+            if (norm is None and per_row is None) or bound.low != -np.inf:
                 most = rows if bound.high == ROWS else high
                 for leaf in tree.leaves(value):
                     if leaf.numel():
@@ -210,14 +215,14 @@ class Replies(NamedTuple):
     """How many training rows they have."""
 
 
-_PARTS = ("low", "high", "per_row", "norm")
+_PARTS = ("low", "high", "per_row", "norm", "alike")
 
 
 def bound_of(phase: Phase, channel: Channel, field: str) -> Bound:
     """The bound of a field of the reply; any finite numbers where none is declared."""
     if field in phase.updates:
         most = channel.max_update if channel.clip is None else min(float(channel.clip), float(channel.max_update))
-        return Bound(norm=most, alike=True)
+        return Bound(norm=most, alike=SHORT)
     return phase.bounds.get(field) or BOUNDS.get(field) or Bound()
 
 
@@ -226,14 +231,14 @@ def finite(value: Tree) -> bool:
 
 
 def most_beside(sizes: np.ndarray) -> np.ndarray:
-    """The norm that a reply may have beside the others [R], from those of all [R, K]; nan where there is none."""
+    """The norm up to which a reply is like the others [R], from those of all [R, K]; nan where there is none."""
 
     def most(line: np.ndarray) -> float:
         moved = line[line > 0]
         if len(moved) < ENOUGH:
             return np.inf
         middle = np.sort(moved)[[(len(moved) - 1) // 2, len(moved) // 2]]
-        return max(SHORT, TIMES * float(middle.mean()))
+        return TIMES * float(middle.mean())
 
     return np.array([most(line) for line in sizes])
 
@@ -246,7 +251,7 @@ def too_long(field: str, size: float, most: float) -> str:
 # -- parts of a bound --------------------------------------------------------------------------------------------------
 
 
-def _of_norm(name: str, limits: _Limits, most: Any, down: Record, reply: Record, lead: int) -> Check:
+def _of_norm(name: str, limits: _Limits, most: Any, alike: Any, down: Record, reply: Record, lead: int) -> Check:
     """The norm of a field as it is, or of the update in it."""
     value, update = reply[name], limits.update
 
@@ -256,16 +261,16 @@ def _of_norm(name: str, limits: _Limits, most: Any, down: Record, reply: Record,
         return f"has {'an update in ' if update else ''}{name} with a norm of {found:g}, above {most:g}"
 
     if update is None:
-        return Check(name, _norm(value, lead), most, SLACK * most, words, limits.bound.alike)
+        return Check(name, _norm(value, lead), most, SLACK * most, words, alike)
     found, slack = _norm(update_of(update, down, value), lead), SLACK * most
     if update.around is not None:  # the difference of two models is as exact as they are
         slack = slack + 1e-6 * _norm(value, lead)
     if update.weight is not None:  # without a weight there is no update: 0 / 0
         found = found / np.maximum(reply[update.weight].cpu().numpy(), 1e-30)
-    return Check(name, found, most, slack, words, limits.bound.alike)
+    return Check(name, found, most, slack, words, alike)
 
 
-def _of_sum(name: str, most: Any, found: np.ndarray, rows: np.ndarray, alike: bool) -> Check:
+def _of_sum(name: str, most: Any, alike: Any, found: np.ndarray, rows: np.ndarray) -> Check:
     """The norm of a sum over rows, by row."""
 
     def words(found: float, most: float) -> str:

@@ -17,6 +17,7 @@ Rules for client and server functions:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from equifed.codec import CodecName
 from equifed.errors import ConfigError
+from equifed.task import LEAST_PROBABILITY
 from equifed.task import Task as Task
 from equifed.training import EmpiricalRisk as EmpiricalRisk
 from equifed.training import LocalTraining as LocalTraining
@@ -43,6 +45,10 @@ ROWS = -1
 """As an upper end: the number of training rows that the client has."""
 Limit = float | Tensor | Callable[[Task], float]
 """A number, or what it is for a task."""
+
+
+WRONG = -math.log(LEAST_PROBABILITY)
+"""The log loss of a row whose label is held for all but impossible, 16: what a client of such rows alone has."""
 
 
 def worst_loss(task: Task) -> float:
@@ -66,8 +72,8 @@ class Bound:
     """Its numbers are whole."""
     adds_up: bool = False
     """All its numbers together are at most the client's rows."""
-    alike: bool = False
-    """Its norm, per row where it is a sum over rows, is of the size that it has at other clients."""
+    alike: Limit | None = None
+    """Its norm, per row where it is a sum over rows, is at most this, or 100 times that of the client in the middle."""
 
 
 COUNT = Bound(0, ROWS, whole=True)

@@ -13,6 +13,7 @@ projected gradient steps (Xu et al., alternating gradient projection, 2020):
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, ClassVar, NamedTuple
@@ -25,7 +26,19 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
 from equifed.methods.hyper import hyper
-from equifed.protocol import CONSTRAINT_TOLERANCE, Bound, Data, Knob, Method, Record, Task, Update, notions, worst_loss
+from equifed.protocol import (
+    CONSTRAINT_TOLERANCE,
+    WRONG,
+    Bound,
+    Data,
+    Knob,
+    Method,
+    Record,
+    Task,
+    Update,
+    notions,
+    worst_loss,
+)
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
@@ -36,7 +49,12 @@ UPDATES = {"loss_gradient": Update(weight="rows"), "gap_gradient": Update()}
 """What moves the model: the mean gradients of a client's loss and of its gaps."""
 
 
-BOUNDS = {"gap": Bound(lambda task: -worst_loss(task), worst_loss)}
+def widest_gap(task: Task) -> float:
+    """Of all pairs of groups together."""
+    return math.sqrt(math.comb(task.num_groups, 2)) * worst_loss(task)
+
+
+BOUNDS = {"gap": Bound(norm=widest_gap, alike=WRONG)}
 
 
 class Terms(NamedTuple):

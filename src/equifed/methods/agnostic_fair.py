@@ -27,11 +27,25 @@ from equifed.errors import ConfigError
 from equifed.methods._cells import logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
-from equifed.protocol import ROWS, Bound, Data, Draw, Knob, Method, Phase, Record, Task, Update, notions, worst_loss
+from equifed.protocol import (
+    ROWS,
+    WRONG,
+    Bound,
+    Data,
+    Draw,
+    Knob,
+    Method,
+    Phase,
+    Record,
+    Task,
+    Update,
+    notions,
+    worst_loss,
+)
 from equifed.tree import Tree
 
-WIDEST = 1e6
-"""More than the norm of a row's features ever is."""
+WIDEST, WIDE = 1e6, 100.0
+"""More than the norm of a row's features ever is; more than it is at a client where others' are not as large."""
 
 
 class Server(NamedTuple):
@@ -84,7 +98,8 @@ class AgnosticFair(Method):
     @property
     def setup(self) -> tuple[Phase, ...]:
         up = ("rows", "known", "s", "x", "xx")
-        bounds = {"s": Bound(0, ROWS, whole=True), "x": Bound(per_row=WIDEST), "xx": Bound(low=0, per_row=WIDEST**2)}
+        x, xx = Bound(per_row=WIDEST, alike=WIDE), Bound(low=0, per_row=WIDEST**2, alike=WIDE**2)
+        bounds = {"s": Bound(0, ROWS, whole=True), "x": x, "xx": xx}
         return (Phase("describe", (), up, self.describe, self.keep_description, gather="sum", bounds=bounds),)
 
     @property
@@ -111,7 +126,8 @@ class AgnosticFair(Method):
         def worst(task: Task) -> float:
             return root * worst_loss(task)
 
-        return {"loss": Bound(low=0, per_row=worst), "kernel": Bound(0, ROWS), "cov": Bound(per_row=worst)}
+        loss, cov = Bound(low=0, per_row=worst, alike=root * WRONG), Bound(per_row=worst, alike=root * WRONG)
+        return {"loss": loss, "kernel": Bound(0, ROWS), "cov": cov}
 
     def draw(self, rng: np.random.Generator, task: Task) -> np.ndarray:
         return rng.normal(size=(self.references, _features(task))).astype(np.float32)

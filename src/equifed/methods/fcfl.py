@@ -28,7 +28,7 @@ from equifed import tree
 from equifed.methods._cells import AIMS, DIFFERENCES, gap, logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper
-from equifed.protocol import Bound, Data, Knob, Method, Phase, Record, Task, Update, worst_loss
+from equifed.protocol import WRONG, Bound, Data, Knob, Method, Phase, Record, Task, Update, worst_loss
 from equifed.tree import Tree
 
 SHARPNESS, SMALLEST = 10.0, 1e-4
@@ -74,7 +74,7 @@ class FCFL(Method):
     def round(self) -> tuple[Phase, ...]:
         up = ("loss", "loss_gradient", "gap", "gap_gradient", "rows", "defined")
         updates = {"loss_gradient": Update(), "gap_gradient": Update()}
-        bounds = {"loss": Bound(0, worst_loss), "gap": Bound(0, 1)}
+        bounds = {"loss": Bound(low=0, norm=worst_loss, alike=WRONG), "gap": Bound(0, 1)}
         return (Phase("gradients", ("theta",), up, self.gradients, self.step, bounds=bounds, updates=updates),)
 
     def init(self, task: Task, parameters: Tree) -> Server:

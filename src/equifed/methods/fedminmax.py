@@ -20,7 +20,7 @@ from equifed.methods._cells import group_sums
 from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
-from equifed.protocol import Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, worst_loss
+from equifed.protocol import WRONG, Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, worst_loss
 from equifed.tree import Tree
 
 
@@ -64,7 +64,7 @@ class FedMinMax(FedAvg):
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(update_and_risks, weighted_loss, adversarial_weights)
         up = ("update", "rows", "losses", "counts")
-        bounds = {"losses": Bound(low=0, per_row=worst_loss)}
+        bounds = {"losses": Bound(low=0, per_row=worst_loss, alike=WRONG)}
         return (Phase("train", ("theta", "mu", "rho"), up, train, self.step, "sum", bounds=bounds, updates=BY_ROWS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:

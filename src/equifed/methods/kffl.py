@@ -49,7 +49,7 @@ BOUNDS = {
     "sum_s": Bound(per_row=math.sqrt(2)),
     "sum_f": Bound(per_row=math.sqrt(2)),
     "sum_sf": Bound(per_row=2.0),
-    "gradient": Bound(per_row=1e9, alike=True),
+    "gradient": Bound(per_row=1e9, alike=1.0),
 }
 """||phi(a)||^2 = (2/D) sum cos^2 is at most 2. A row's part of the gradient grows with G, that is with all rows."""
 PLACES = {"gradient": 16}

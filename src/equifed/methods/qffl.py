@@ -17,13 +17,26 @@ import torch
 
 from equifed import tree
 from equifed.methods.hyper import hyper
-from equifed.protocol import Bound, Data, Knob, LocalTraining, Method, Phase, Record, Server, Update
+from equifed.protocol import (
+    WRONG,
+    Bound,
+    Data,
+    Knob,
+    LocalTraining,
+    Method,
+    Phase,
+    Record,
+    Server,
+    Task,
+    Update,
+    worst_loss,
+)
 from equifed.tree import Tree
 
 EPSILON = 1e-10
 """Added to F_k, so that a loss of 0 has a power below 0."""
-LARGEST = 1e24
-"""More than h_k ever is: F_k^q is 1e16 for a loss of 40 and q = 10, and ||dw_k||^2 1e8 for gradients of norm 10,000."""
+STEEPEST = 1e10
+"""More than ||dw_k||^2 / F_k ever is: T steps of 1/L that go down have ||dw_k||^2 <= 2 L T F_k."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,16 @@ class QFFL(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         updates = {"delta": Update(weight="h")}  # Delta_k / h_k: the step of client k if it were alone
-        work, bounds = LocalTraining(self.reply), {"h": Bound(0, LARGEST)}
+        work, bounds = LocalTraining(self.reply), {"h": Bound(low=0, norm=self.largest, alike=self.large)}
         return (Phase("train", ("theta",), ("delta", "h"), work, step, "sum", bounds=bounds, updates=updates),)
+
+    def largest(self, task: Task) -> float:
+        """More than h_k ever is: F_k^q (q ||dw_k||^2 / F_k + L) with the worst loss."""
+        return float(worst_loss(task) ** self.q * (self.q * STEEPEST + steepness(task)))
+
+    def large(self, task: Task) -> float:
+        """h_k = L F_k^q of a client whose rows are all as good as impossible to the model, before it trains."""
+        return float(WRONG**self.q * steepness(task))
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         theta, has_rows = down["theta"], (data.n > 0).to(data.mask.dtype)
@@ -65,6 +86,11 @@ class QFFL(Method):
         # h_k = q F_k^(q-1) ||dw_k||^2 + L F_k^q
         h = has_rows * self.q * F ** (self.q - 1) * tree.squared_norm(dw) + L * weight
         return {"delta": tree.scale(dw, weight), "h": h}, state
+
+
+def steepness(task: Task) -> float:
+    """The largest L of all rounds."""
+    return 1 / min(task.local.rate(1), task.local.rate(max(task.rounds, 1)))
 
 
 def step(server: Server, replies: Record, validation: Data | None) -> Server:
