@@ -68,6 +68,8 @@ def test_a_report_shows_it(result: ef.Result, tmp_path: Path) -> None:
     accuracy = next(values for name, *values in found.overall if name == "accuracy")
     assert f"Accuracy is {accuracy[0]:.3f}, and {accuracy[1]:.3f} with the plain mean" in text
     assert "site 0 cut more" in text
+    assert "Blanchard et al., Machine Learning with Adversaries" in text
+    assert "@inproceedings{blanchard2017machine" in text
     assert "It may cut honest clients that are unlike the others" in text  # a caveat of the verdict
     plain = ef.simulate(ef.methods.FedAvg(), _two(), model=ef.models.Logistic(), rounds=1, seeds=[0])
     assert ("section", {"id": "robust"}) not in page_of([plain], tmp_path).tags

@@ -1,4 +1,4 @@
-"""How to cite a method: the first paragraph of its module, and its entry in references.bib."""
+"""How to cite a method, the first paragraph of its module and its entry in references.bib, or a robust rule."""
 
 from __future__ import annotations
 
@@ -30,6 +30,25 @@ def citation(method: Method) -> Citation:
 def citations(method: Method) -> list[Citation]:
     """The papers of a method: one or none for each of the parts that it is composed of."""
     return [paper for paper in map(_paper, method.parts) if paper.plain or paper.bibtex]
+
+
+RULES: dict[str, str] = {
+    **dict.fromkeys(
+        ("median", "trimmed-mean"),
+        "Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018.",
+    ),
+    **dict.fromkeys(
+        ("krum", "multi-krum"),
+        "Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017.",
+    ),
+    "clipped-mean": "Sun et al., Can You Really Backdoor Federated Learning?, arXiv:1911.07963, 2019.",
+}
+"""The papers of the robust rules."""
+
+
+def rule_citation(rule: str) -> Citation:
+    """The paper of a robust rule."""
+    return Citation(RULES[rule], _entries()[rule])
 
 
 def _paper(part: Method) -> Citation:

@@ -338,6 +338,7 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
     from equifed.data import get_dataset
     from equifed.methods import citations, make
+    from equifed.methods.citations import rule_citation
 
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
@@ -349,6 +350,9 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
             if cited.plain:
                 entry = {"plain": cited.plain, "bibtex": cited.bibtex, "of": []}
                 papers.setdefault(cited.plain, entry)["of"].append(name)
+    for rule in dict.fromkeys(result.settings.robust for result in results if result.settings.robust is not None):
+        cited = rule_citation(rule)
+        papers.setdefault(cited.plain, {**cited._asdict(), "of": []})["of"].append(rule)
     for name in dict.fromkeys(str(result.info.get("provenance", {}).get("data", "")) for result in results):
         with suppress(ConfigError):  # files, or a data set whose module is not installed here
             papers[name] = {"plain": get_dataset(name).citation, "bibtex": "", "of": [f"{name} data"]}
