@@ -1,4 +1,4 @@
-"""Writes the tables of federation.md and metrics.md that follow from the code: python docs/generate.py"""
+"""Writes the tables of federation.md, privacy.md and metrics.md that follow from the code: python docs/generate.py"""
 
 from __future__ import annotations
 
@@ -21,6 +21,26 @@ def messages_table() -> str:
     names = [name for name in [*REGISTRY, "fedavg+eo", "fedavg+ceo", "fedavg+fair"] if not make(name).pooled]
     head = ["method", "when", "message", "to the silo", "from the silo", "the server needs"]
     return table(head, (line for name in names for line in rows(name)))
+
+
+def secure_table() -> str:
+    """What every method does under secure sums, and what the server then learns."""
+    names = [name for name in REGISTRY if not make(name).pooled]
+    return table(["method", "with `secure = true`", "sums of", "of each silo"], map(secure_row, names))
+
+
+def secure_row(name: str) -> list[str]:
+    method, own = make(name), f"[{name}](methods/{name}.md)"
+    summed = method.summed
+    if summed is None:
+        alone = [phase for _, _, phase in exchanges(method) if phase.gather == "stack" and phase.up]
+        return [own, "**refused**", "", f"it needs {', '.join(fields(phase.up) for phase in alone)}"]
+    phases = [phase for _, _, phase in exchanges(summed) if phase.up]
+    sums, told = (
+        fields(tuple(dict.fromkeys(field for phase in phases if phase.told == each for field in phase.up)))
+        for each in (False, True)
+    )
+    return [own, "works" if summed == method else "works as a variant: see its page", sums, told]
 
 
 def metrics_table() -> str:
@@ -74,7 +94,7 @@ def needs(phase: Phase) -> str:
     return "the sum" if phase.gather == "sum" else "**each reply**"
 
 
-PAGES = {"federation.md": messages_table, "metrics.md": metrics_table}
+PAGES = {"federation.md": messages_table, "privacy.md": secure_table, "metrics.md": metrics_table}
 
 
 def written(name: str) -> str:

@@ -41,6 +41,9 @@ EXAMPLES = {
     "constraint-missed": {**RUNS, "remedy": "rounds"},
     "constraint-nearly-met": {**RUNS, "remedy": "dual_decay"},
     "did-not-evaluate": {"client": "north", "round": 3, "reason": "not connected"},
+    "gone-late": {"client": "north", "round": 3, "phase": "train", "reason": "no reply within 300 s"},
+    "not-evaluated": {"round": 3, "obstacle": FEW},
+    "withheld-totals": {"counts": ["f", "m"], "predicted": ["m"]},
     "withheld": {"client": "north", "counts": ["f", "m"], "predicted": ["m"]},
     "disclosed": {"rows": 1200, "of": 1500},
 }

@@ -73,11 +73,14 @@ def _rounds_not_applied(obstacle: Mapping[str, Any], count: int, of: int, rounds
 
 
 def _withheld(client: str, counts: Sequence[str], predicted: Sequence[str]) -> str:
-    more = f" and what they are for {', '.join(predicted)}" if predicted else ""
     return (
-        f"{client} withholds how right its predictions are for {', '.join(counts)}{more}: the counts are too small to "
-        "be disclosed."
+        f"{client} withholds how right its predictions are for {', '.join(counts)}{_and_what(predicted)}: the counts "
+        "are too small to be disclosed."
     )
+
+
+def _and_what(predicted: Sequence[str]) -> str:
+    return f" and what they are for {', '.join(predicted)}" if predicted else ""
 
 
 def _groups_merged(group: str, min_group: int, rows: Mapping[str, int]) -> str:
@@ -226,6 +229,9 @@ WORDS: Mapping[str, Callable[..., str]] = {
     ),
     "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
     "false-shares": lambda client, rounds: f"{client} sent false shares of masks, which were left out, {when(rounds)}.",
+    "gone-late": lambda client, round, phase, reason: (
+        f"{client} was gone in round {round} between its masked reply ({phase}) and the unmasking of the sum: {reason}."
+    ),
     "clipped": _clipped,
     "robust": _robust,
     "validation-shown": lambda rows: (
@@ -244,6 +250,11 @@ WORDS: Mapping[str, Callable[..., str]] = {
     # what silos did not disclose
     "did-not-evaluate": lambda client, round, reason: f"{client} did not evaluate round {round}: {reason}.",
     "withheld": _withheld,
+    "not-evaluated": lambda round, obstacle: f"Round {round} could not be evaluated: {Note.from_json(obstacle)}.",
+    "withheld-totals": lambda counts, predicted: (
+        f"How right predictions are for {', '.join(counts)}{_and_what(predicted)} is withheld: the counts of all silos "
+        "together are too small to be disclosed."
+    ),
     "disclosed": _disclosed,
 }
 """What each kind of note says, from its fields."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equifed.fixed_point import LIMBS, OutOfRange
-from equifed.flower.evaluation import integers, of_all, together
+from equifed.flower.evaluation import integers, of_all, size, together
 from equifed.flower.records import BadMessage
 from equifed.metrics.calibration import BINS
 from equifed.metrics.scored import Scored
@@ -64,16 +64,15 @@ def test_the_sum_gives_what_single_replies_give(kind: str) -> None:
     task = task_of(kind)
     clients = [scored(task, rows) for rows in (400, 0, 37, 1)]
     total = np.sum([integers(each, task, 4) for each in clients], axis=0)
-    found = of_all(total, task, 3000, 0)
-    expected = together(clients, task)["test"]
-    assert found.keys() == {"test"}
+    assert total.shape == (size(task),)
+    found, expected = (together(each, task)["test"] for each in ([of_all(total, task, 3000, 0)], clients))
     for name, value in expected._asdict().items():
-        other = getattr(found["test"], name)
+        other = getattr(found, name)
         if name in ("counts", "predicted", "unknown"):
             np.testing.assert_array_equal(other, value)
         else:
             np.testing.assert_allclose(other, value, rtol=1e-9, atol=1e-7, err_msg=name)
-    assert np.isnan(found["test"].ks).all()
+    assert np.isnan(found.ks).all()
 
 
 def test_only_totals_are_looked_at_for_small_counts() -> None:
@@ -81,7 +80,7 @@ def test_only_totals_are_looked_at_for_small_counts() -> None:
     task = task_of("binary")
     clients = [scored(task, 24) for _ in range(5)]
     total = np.sum([integers(each, task, 5) for each in clients], axis=0)
-    found = of_all(total, task, 300, 10)["test"]
+    found = of_all(total, task, 300, 10)
     np.testing.assert_array_equal(found.counts[0], np.sum([each.counts[0] for each in clients], axis=0))
     few = clients[0].counts[0].copy()
     few[1] = [[9, 40], [40, 40]]
@@ -89,7 +88,7 @@ def test_only_totals_are_looked_at_for_small_counts() -> None:
     small = small._replace(
         **{name: np.zeros_like(getattr(small, name)) for name in ("calibration", "unknown_calibration")}
     )
-    withheld = of_all(integers(small, task, 5), task, 3000, 10)["test"]
+    withheld = of_all(integers(small, task, 5), task, 3000, 10)
     assert np.isnan(withheld.counts[0, 1]).all()
     assert np.isnan(withheld.loss[0, 1]).all()
     assert withheld.predicted[0, 1].tolist() == [49, 80]

@@ -41,7 +41,7 @@ from equifed.methods import REGISTRY, make
 from equifed.notes import Note
 from equifed.report.comparison import Comparison, check_margin
 from equifed.report.page import write_page
-from equifed.report.silos import other_notes
+from equifed.report.silos import NOT_AVAILABLE, Secure, other_notes
 from equifed.report.verdict import Verdict, verdict_of
 from equifed.report.wording import outcome
 from equifed.results import Result
@@ -329,7 +329,9 @@ def _show_finished(
     if compared:
         show(*_lines(verdict_of(compared)))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
-    if "federation" in result.info:
+    if Secure.of(result.info):
+        show(NOT_AVAILABLE)
+    elif "federation" in result.info:
         show("No secure aggregation: the server receives every silo's reply by itself, also where the sum is gathered.")
     for note in other_notes(result):
         show(f"Note: {note}")

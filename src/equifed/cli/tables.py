@@ -316,8 +316,9 @@ def silos_table(result: Result) -> list[Table | str]:
     headings = ("silo", "training rows", "test rows", "did not answer", "replies refused", "withheld")
     table = plain_table(*headings, numbers=[1, 2], title="Silos")
     for silo in silos.members:
-        rows = ("unknown" if number is None else f"{number:,}" for number in (silo.rows, silo.test_rows))
-        table.add_row(silo.name, *rows, *(text or "-" for text in (silo.absence, silo.refusals, silo.withholds)))
+        table.add_row(
+            silo.name, *silo.counted, *(text or "-" for text in (silo.absence, silo.refusals, silo.withholds))
+        )
     return ["", table, *silos.sentences()]
 
 

@@ -2,12 +2,15 @@
 
 It is a federation in which only this silo has rows, and the reference engine's work for one client in it. Handlers are
 made from the method's phases. Node config: `client-id`; `data`, its file; `state`, a folder for what it remembers;
-`min-count`, if its own is to be higher than the federation's.
+`min-count`, if its own is to be higher than the federation's; `key`, its node's private key, and `roster`, the other
+nodes' public ones, for secure sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,14 @@ from equifed import tree
 from equifed.bounds import Bounds, finite
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError, EquifedError, unknown_name
+from equifed.fixed_point import OutOfRange
+from equifed.flower import evaluation, joining
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.answers import Work, answering, without_paths
 from equifed.flower.apps import unmask
-from equifed.flower.evaluation import withheld
-from equifed.flower.masks import digest, put_masked, read_asking, secrets_of, state_folder
-from equifed.flower.memory import Memory, exchange_number
+from equifed.flower.joining import JOINING
+from equifed.flower.masks import digest, joined, put_masked, read_asking, read_signatures, secrets_of, state_folder
+from equifed.flower.memory import Memory, evaluation_number, exchange_number
 from equifed.flower.records import (
     ABOUT,
     EVALUATION,
@@ -40,7 +45,11 @@ from equifed.flower.records import (
     unpack,
 )
 from equifed.flower.vectors import Vector
+from equifed.metrics.catalogue import measured, shown
+from equifed.metrics.frame import overall
+from equifed.metrics.scored import Scored
 from equifed.protocol import VALIDATION, Phase, Record, Stage
+from equifed.secure import Exchange, Roster, Silo, sign
 from equifed.simulator import Evaluator, Job, Reference, make_tables
 from equifed.simulator.engine import check_reply, sent
 from equifed.store.environment import fingerprint
@@ -91,8 +100,31 @@ def app_of(setting: Setting) -> ClientApp:
                 "version everywhere."
             )
         silo, memory, asked = opened(message, context)
-        secrets = secrets_of(context, str(asked["run"])) if setting.secure else None
-        return silo.introduce(memory, {} if secrets is None else {"public": secrets.public})
+        fed = silo.engine.job.runs[0].federation
+        if not memory.know_again(fingerprint([fed])):
+            raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
+        if setting.secure:
+            return silo.show_key(secrets_of(context, str(asked["run"])), context)
+        return silo.introduce()
+
+    def introduce(message: Message, context: Context) -> RecordDict:
+        """What the silo has, masked."""
+        silo, _, asked = opened(message, context)
+        if not setting.secure or int(asked["exchange"]) != JOINING:
+            raise BadMessage("cannot be made: nothing of the kind is summed in this run")
+        secrets = secrets_of(context, str(asked["run"]))
+        exchange = read_asking(message.content, secrets.run, JOINING)
+        secrets.check(exchange)
+        roster, signatures = _roster(context), read_signatures(message.content)
+        if roster is not None:
+            for name, key in zip(exchange.names, exchange.keys, strict=True):
+                roster.check(name, secrets.run, setting.digest, key, signatures.get(name, b""))
+        content = RecordDict({ABOUT: about({"client": silo.name, "exchange": str(JOINING)})})
+        with _in_range("its rows"):
+            numbers = joining.integers(*silo.sizes, silo.sums(), len(exchange.names))
+        layout = joining.layout_of(int(setting.scaled.sum()))
+        put_masked(content, secrets.mask(exchange, layout, digest(message.content), numbers))
+        return content
 
     def handler(stage: Stage = "final", position: int | None = None) -> Work:
         """The work of a phase; without one, an evaluation and no more."""
@@ -102,35 +134,48 @@ def app_of(setting: Setting) -> ClientApp:
             job, number = silo.engine.job, int(asked["exchange"])
             # the job's phases: what leaves the silo has gone through the channel
             phase = None if position is None else job.phases(stage)[position]
-            hidden = phase is not None and job.channel.hides(phase)
             # whether replies are masked follows from the configuration that the silos agreed on, never from a message
-            if setting.secure and asked["evaluate"]:
+            hidden = setting.secure and (phase is None or job.channel.hides(phase))
+            if setting.secure and asked["evaluate"] and not hidden:
                 raise BadMessage("would tell what only a sum may")
             if hidden:
                 _check_step(job, stage, position, int(asked["round"]), number)
                 secrets = secrets_of(context, str(asked["run"]))
                 exchange = read_asking(message.content, secrets.run, number)
                 secrets.check(exchange)
+                _check_known(secrets, exchange)
             trained_with = () if phase is None else phase.down
             down = silo.received(message, (*trained_with, *(job.method.predicts_with if asked["evaluate"] else ())))
             state = memory.recall(int(asked["from"]), job.method.init_client(job.task, job.initial[0]))
             content = RecordDict({ABOUT: about({"client": silo.name, "exchange": str(number)})})
-            if asked["evaluate"]:
-                content[EVALUATION] = silo.evaluated(down, state)
+            layouts, vectors = [], []
+            scored = silo.evaluated(down, state) if asked["evaluate"] else None
             if phase is not None and position is not None:
                 bounds, asked_with = silo.engine.bounds(stage, position), {name: down[name] for name in phase.down}
                 reply, state = silo.work(phase, bounds, asked_with, state, int(asked["round"]))
                 if hidden:
                     vector = Vector(message.metadata.message_type, reply, phase.places)
-                    integers = vector.encode(job.asked(stage))
-                    put_masked(content, secrets.mask(exchange, vector.layout, digest(message.content), integers))
+                    layouts.append(vector.layout)
+                    vectors.append(vector.encode(job.asked(stage)))
                 else:
                     content[FIELDS] = pack(reply, codecs(job.method))
+            if scored is not None and hidden:
+                silo.log(scored)
+                layouts.append(evaluation.layout_of(job.task))
+                with _in_range("its evaluation"):
+                    vectors.append(evaluation.integers(scored, job.task, job.task.num_clients))
+            elif scored is not None:
+                content[EVALUATION] = evaluation.withheld(scored, silo.min_count)
+            if hidden:
+                numbers = np.concatenate(vectors)
+                put_masked(content, secrets.mask(exchange, joined(layouts), digest(message.content), numbers))
+            if phase is not None:
                 memory.keep(number, state, {int(asked["from"]), int(asked["keep"])})
             return content
 
         return work
 
+    app.query("introduce")(answering(introduce))
     app.query("unmask")(unmask)
     app.evaluate("counts")(answering(handler()))
     for stage, position, phase in exchanges(setting.method):
@@ -180,20 +225,39 @@ class OpenSilo:
             kinds = (x, tables.y, tables.s, torch.ones(0))
             return tuple(values.new_zeros(()).cpu().expand(rows, *values.shape[1:]) for values in kinds)
 
-    def introduce(self, memory: Memory, more: Mapping[str, bytes]) -> RecordDict:
-        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows; and `more`
-        that it says of itself."""
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many training and test rows it has."""
         fed = self.engine.job.runs[0].federation
         assert fed.client_test is not None
-        train, test = fed.train[self.place], fed.client_test[self.place]
-        if not memory.know_again(fingerprint([fed])):
-            raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
-        content = RecordDict({ABOUT: about({"client": self.name, "rows": len(train), "test-rows": len(test), **more})})
-        scaled = self.setting.scaled
-        if scaled.any() and len(train) >= self.min_count:
-            x = fed.rows.x[train][:, scaled].astype(np.float64)
-            content[FIELDS] = ArrayRecord({"sum": Array(x.sum(0)), "squares": Array((x * x).sum(0))})
+        return len(fed.train[self.place]), len(fed.client_test[self.place])
+
+    def sums(self) -> np.ndarray:
+        """Sums and sums of squares of its training rows, of the inputs that are standardised [2, d]."""
+        fed = self.engine.job.runs[0].federation
+        x = fed.rows.x[fed.train[self.place]][:, self.setting.scaled].astype(np.float64)
+        return np.stack([x.sum(0), (x * x).sum(0)])
+
+    def introduce(self) -> RecordDict:
+        """How many rows it has, and the sums that standardisation needs, unless they are of too few rows."""
+        rows, tests = self.sizes
+        content = RecordDict({ABOUT: about({"client": self.name, "rows": rows, "test-rows": tests})})
+        if self.setting.scaled.any() and rows >= self.min_count:
+            total, squares = self.sums()
+            content[FIELDS] = ArrayRecord({"sum": Array(total), "squares": Array(squares)})
         return content
+
+    def show_key(self, secrets: Silo, context: Context) -> RecordDict:
+        """Its key of this run and who vouches for it, and nothing of its rows."""
+        file, public = context.node_config.get("key"), secrets.public
+        said: dict[str, str | int | bytes] = {
+            "client": self.name,
+            "public": public,
+            "signature": sign(Path(str(file)), secrets.run, self.setting.digest, public) if file else b"",
+            "roster": int(_roster(context) is not None),
+            "min-count": self.min_count,
+        }
+        return RecordDict({ABOUT: about(said)})
 
     def work(self, phase: Phase, bounds: Bounds, down: Record, state: Any, number: int) -> tuple[Record, Any]:
         down = self._on_device(down)
@@ -208,14 +272,21 @@ class OpenSilo:
             raise BadMessage(wrong)
         return reply, state
 
-    def evaluated(self, down: Record, state: Any) -> ArrayRecord:
-        """Counts on its own test rows, small ones withheld."""
+    def evaluated(self, down: Record, state: Any) -> Scored:
+        """Counts on its own test rows."""
         server = self.engine.job.method.received(self._on_device(down))
         with torch.no_grad():
             scored = self.evaluator.own(server, self._on_device(state), self.place)
         if not (np.isfinite(scored.loss).all() and np.isfinite(scored.unknown_loss).all()):
             raise BadMessage("would have NaN or Inf in its evaluation: the model's predictions are no numbers")
-        return withheld(scored, self.min_count)
+        return scored
+
+    def log(self, scored: Scored) -> None:
+        """Its own figures, in its own log: where they are summed securely, nobody else has them."""
+        metrics = [metric.name for metric in measured(self.engine.job.federation) if metric.overall]
+        values = overall([{"test": scored}], shown(metrics, "table"))
+        said = ", ".join(f"{name} {float(value[0]):.3f}" for name, value in values.items() if np.isfinite(value[0]))
+        logging.getLogger("flwr").info("equifed: this silo's own test rows: %s", said or "none")
 
 
 def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
@@ -231,10 +302,33 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
 
 def _check_step(job: Job, stage: Stage, position: int | None, round: int, number: int) -> None:
     """An exchange's number stands for one phase of one round: a silo masks each of them for one sum only."""
+    if position is None and number == evaluation_number(round):
+        return
     positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
     step = number - exchange_number(round, stage, 0)
     if not 0 <= step < len(positions) or positions[step] != position:
         raise BadMessage("cannot be made: the exchange has a number that belongs to another")
+
+
+def _check_known(secrets: Silo, exchange: Exchange) -> None:
+    """Who takes part was there when the silos' rows were summed: their keys, and signatures, were looked at then."""
+    strangers = {*exchange.names} - {secrets.name} - secrets.peers
+    if strangers:
+        raise BadMessage(f"cannot be made: {quoted(min(strangers))} was not there when the silos' rows were summed")
+
+
+def _roster(context: Context) -> Roster | None:
+    """Whose node has which key, as the silos have told each other; None where the server is taken at its word."""
+    file = context.node_config.get("roster")
+    return Roster.read(Path(str(file))) if file else None
+
+
+@contextmanager
+def _in_range(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OutOfRange as error:
+        raise BadMessage(f"has {what} {error}") from error
 
 
 def _min_count(context: Context) -> int:

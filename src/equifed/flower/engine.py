@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
 from equifed.flower.link import Link, NoAnswer, Request, opened
-from equifed.flower.memory import MOST_EXCHANGES, exchange_number
+from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import (
     ABOUT,
     EVALUATION,
@@ -151,16 +151,22 @@ class FlowerEngine:
 
     def evaluate(self, state: State, round: int) -> list[Scored | None]:
         """Ask everyone for what it counts with the model of this state."""
-        number, model = exchange_number(round, "final", MOST_EXCHANGES - 1), self._model(state)
-        counted, problems = self._evaluations(self._ask(state, round, number, evaluate=True))
-        # no phase of a method, but a line of the table of messages
-        phase = Phase("counts", tuple(model), evaluation.FIELDS, None, None, codecs=self._codecs)  # type: ignore[arg-type]
-        message = record_message(self.job, "evaluate", phase, model, evaluation.like(self.job.task))
-        self.messages.setdefault(("evaluate", 0), message)
-        self.unmeasured = {silo: str(problem) for silo, problem in problems.items()}
-        for silo, why in self.unmeasured.items():
-            self.note("did-not-evaluate", client=silo, round=round, reason=why)
+        answers = self._ask(state, round, evaluation_number(round), evaluate=True)
+        counted, problems = self._evaluations(answers)
+        self._record_evaluation(state, evaluation.like(self.job.task), "stack")
+        self._note_unmeasured(round, {silo: str(problem) for silo, problem in problems.items()})
         return counted
+
+    def _record_evaluation(self, state: State, like: Record, gather: Literal["sum", "stack"]) -> None:
+        """As a line of the table of messages, though it is no phase of a method."""
+        down = self._model(state)
+        phase = Phase("counts", tuple(down), tuple(like), None, None, gather, codecs=self._codecs)  # type: ignore[arg-type]
+        self.messages.setdefault(("evaluate", 0), record_message(self.job, "evaluate", phase, down, like))
+
+    def _note_unmeasured(self, round: int, why: dict[str, str]) -> None:
+        self.unmeasured = why
+        for silo, reason in why.items():
+            self.note("did-not-evaluate", client=silo, round=round, reason=reason)
 
     def note(self, kind: str, **fields: Any) -> None:
         note = Note(kind, fields)
@@ -251,7 +257,7 @@ class FlowerEngine:
                 refused.append(Rejection(0, silo, phase.name, str(error), not isinstance(error, NoAnswer)))
             else:
                 replies[k] = reply
-        rows = {k: self.link.members[self._ids[k]].rows for k in replies}
+        rows = {k: self.link.at_most(self._ids[k]).rows for k in replies}
         for k, wrong in bounds.refused(down, replies, rows).items():
             refused.append(Rejection(0, self._ids[k], phase.name, wrong))
             del replies[k]
@@ -266,7 +272,7 @@ class FlowerEngine:
         for silo in self._ids:
             try:
                 with distrusting():
-                    content, rows = _readable(answers[silo]), self.link.members[silo].test_rows
+                    content, rows = _readable(answers[silo]), self.link.at_most(silo).test_rows
                     counted.append(evaluation.read(content, self.job.task, rows))
             except BadMessage as error:
                 counted.append(None)
@@ -328,6 +334,10 @@ class FlowerEvaluator:
             self._note(counted)
         return scores
 
+    def recall(self, number: int, state: State, scores: Mapping[str, Scored]) -> None:
+        """What a resumed run, whose last round is done and has these scores, needs to know of its evaluation."""
+        self.measured(number, state, np.zeros(1, dtype=bool))
+
     def _scores(self, state: State, counted: list[Scored | None]) -> dict[str, Scored]:
         scores = together(counted, self.job.task)
         fed = self.job.runs[0].federation
@@ -340,18 +350,26 @@ class FlowerEvaluator:
     def _note(self, counted: list[Scored | None]) -> None:
         """Note at the end what is withheld, and how many rows the figures rest on."""
         fed = self.job.runs[0].federation
-        self.withheld = {
-            client: {"counts": [fed.groups[g] for g in counts], "predicted": [fed.groups[g] for g in predicted]}
-            for client, counts, predicted in withheld_by(counted, fed.ids)
-        }
         test = together(counted, self.job.task)["test"]
         shown = np.nan_to_num(test.counts[0]).sum((-2, -1))
         self.disclosed = dict(zip(fed.groups, shown.astype(int).tolist(), strict=True))
         self.unknown = int(test.unknown.sum())
-        total = sum(member.test_rows for member in self.engine.link.members.values())
+        total = self.engine.link.totals.test_rows
         if self.unknown:
             self.engine.note("unknown-groups", rows={"test": self.unknown}, of={"test": total})
+        if self._note_withheld(counted):
+            self.engine.note("disclosed", rows=sum(self.disclosed.values()) + self.unknown, of=total)
+
+    def _note_withheld(self, counted: list[Scored | None]) -> bool:
+        """Whether anything is withheld."""
+        self.withheld = {
+            client: self._groups(counts, predicted)
+            for client, counts, predicted in withheld_by(counted, self.job.runs[0].federation.ids)
+        }
         for client, groups in self.withheld.items():
             self.engine.note("withheld", client=client, **groups)
-        if self.withheld:
-            self.engine.note("disclosed", rows=sum(self.disclosed.values()) + self.unknown, of=total)
+        return bool(self.withheld)
+
+    def _groups(self, counts: Sequence[int], predicted: Sequence[int]) -> dict[str, list[str]]:
+        names = self.job.runs[0].federation.groups
+        return {"counts": [names[g] for g in counts], "predicted": [names[g] for g in predicted]}

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from equifed.fixed_point import LIMBS, decode, decode_wide, encode, encode_wide
+from equifed.fixed_point import LIMBS, PLACES, decode, decode_wide, encode, encode_wide
+from equifed.flower.masks import layout
 from equifed.flower.records import EVALUATION, BadMessage, unpack
 from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.scored import Scored
@@ -219,32 +220,48 @@ def integers(scored: Scored, task: Task, clients: int) -> np.ndarray:
     return np.concatenate([whole, sums.ravel()])
 
 
-def of_all(total: np.ndarray, task: Task, rows: int, min_count: int) -> dict[str, Scored]:
-    """The scores of all clients together from the sum of their `integers`, with what is small withheld; refused when
-    no clients with so many test rows have them."""
+def parts(task: Task) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """What these integers are: name, type, shape and binary places."""
     groups, classes = task.num_groups + 1, max(task.num_classes, 1)
-    bins, regression = like(task)["calibration"].shape[1], task.kind == "regression"
-    parts = np.split(total, np.cumsum([groups * classes**2, groups * bins * 2]))
-    counts = parts[0].reshape(groups, classes, classes)
-    if regression:
-        sums = decode_wide(parts[2].reshape(-1, LIMBS))
-    else:
-        sums = decode(torch.from_numpy(parts[2]), torch.float64).numpy()
-    loss, rest = np.split(sums, [groups * classes])
+    bins = like(task)["calibration"].shape[1]
+    whole = [("counts", "int64", (groups, classes, classes), 0), ("histograms", "int64", (groups, bins, 2), 0)]
+    if task.kind == "regression":
+        return [*whole, ("sums", "wide", (groups + task.num_groups, LIMBS), 0)]
+    return [*whole, ("sums", "float64", (groups * (classes + bins),), PLACES)]
+
+
+def layout_of(task: Task) -> bytes:
+    return layout("evaluation", parts(task))
+
+
+def size(task: Task) -> int:
+    """How many integers there are."""
+    return sum(math.prod(shape) for _, _, shape, _ in parts(task))
+
+
+def of_all(total: np.ndarray, task: Task, rows: int, min_count: int) -> Scored:
+    """The scores of all clients together, as if they were one, from the sum of their `integers`; NaN for what is small
+    and withheld. Refused when no clients with so many test rows have them."""
+    shapes = [shape for _, _, shape, _ in parts(task)]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    counts, histograms, sums = (part.reshape(shape) for part, shape in zip(np.split(total, ends), shapes, strict=True))
+    groups, classes = counts.shape[:2]
+    regression = task.kind == "regression"
+    decoded = decode_wide(sums) if regression else decode(torch.from_numpy(sums), torch.float64).numpy()
+    loss, rest = np.split(decoded, [groups * classes])
     loss = loss.reshape(groups, classes)
-    histograms = np.zeros((groups, bins, 3))
-    mean = np.full(task.num_groups, np.nan)
+    mean, scores = np.full(task.num_groups, np.nan), np.zeros((groups, 0))
     if regression:
         number = counts[:-1, 0, 0]
         mean = np.where(number > 0, rest / np.maximum(number, 1), np.nan)
     else:
-        histograms = np.concatenate([parts[1].reshape(groups, bins, 2), rest.reshape(groups, bins, 1)], -1)
+        scores = rest.reshape(histograms.shape[:2])
+    histograms = np.concatenate([histograms, scores[..., None]], -1)
     known, unknown = ([part[None, where] for part in (counts, loss, histograms)] for where in (slice(-1), -1))
     scored = Scored(known[0], known[1], np.full(1, np.nan), mean[None], known[0].sum(2), known[2], *unknown)
     if (counts < 0).any():
         raise BadMessage("has negative counts in its evaluation")
-    shown = read(RecordDict({EVALUATION: withheld(scored, min_count)}), task, rows)
-    return {"test": together([shown], task)["test"]}
+    return read(RecordDict({EVALUATION: withheld(scored, min_count)}), task, rows)
 
 
 class Withheld(NamedTuple):

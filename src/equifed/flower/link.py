@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.files import read_regular
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, distrusting, read_about, unpack
-from equifed.secure.primitives import agree
+from equifed.secure import Refused, usable, verify
 from equifed.words import clean, quoted
 
 POLL = 0.5
@@ -30,6 +29,9 @@ MOST_ROWS = 2**40
 """That a silo may say it has."""
 MOST_KEY = 2**16
 """Bytes of a file with a public key."""
+MOST_SIGNATURE = 256
+"""Bytes."""
+NOT_COUNTED = "was not there when the silos' rows were summed, and takes no part in this run"
 FAR = 1e4
 """So many times the size that a column has at the silo in the middle is no other population but another unit, or a
 lie, which would make everybody's inputs one and the same number."""
@@ -47,17 +49,31 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """What a silo declared when it joined."""
+    """What a silo declared when it joined. Where sums are secure that is nothing of its rows, but its key."""
 
-    rows: int
+    rows: int | None
     """Training rows."""
-    test_rows: int
+    test_rows: int | None
     sums: tuple[np.ndarray, np.ndarray] | None
     """Sums and sums of squares of the inputs to be standardised."""
     key: str = ""
     """The fingerprint of its node's public key, to which the silo's name belongs from its first joining on."""
     public: bytes = b""
     """The public key that its masks are agreed with in this run, where sums are secure."""
+    signature: bytes = b""
+    """Of that key, by its node's; empty where the node does not sign."""
+    roster: bool = False
+    """It checks the others' signatures by a roster of its own."""
+    min_count: int = 0
+    """Below which it wants counts to be withheld."""
+
+
+class Totals(NamedTuple):
+    """What the silos of a run have together."""
+
+    rows: int
+    """Training rows."""
+    test_rows: int
 
 
 @dataclass(eq=False)
@@ -73,11 +89,13 @@ class Link:
     """The run's id."""
     scaled: int
     """How many inputs are standardised."""
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+    """Public keys of silos' nodes, as OpenSSH writes them, where the server has them; the name of any other silo
+    belongs to the key of the node that first joined the run with it."""
     secure: bool = False
-    """Silos must have a key for this run, which their masks are agreed with."""
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """Fingerprints of the public keys of silos' nodes, where the server has them; the name of any other silo belongs to
-    the key of the node that first joined the run with it."""
+    """Silos introduce themselves by a key for secure sums, and say nothing of their rows."""
+    summed: Totals | None = None
+    """What they have together, where that is a secure sum. Once there is one, nobody can join who is not in it."""
     members: dict[str, Member] = field(default_factory=dict)
     """Everyone who has ever joined this run."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -112,6 +130,31 @@ class Link:
         """The silos that have joined."""
         return [silo for silo in self.silos if silo in self._nodes]
 
+    def at_most(self, silo: str) -> Totals:
+        """What a silo has at most: what it declared, or what all have together."""
+        member = self.members[silo]
+        return self.totals if member.rows is None or member.test_rows is None else Totals(member.rows, member.test_rows)
+
+    def signatures(self) -> ConfigRecord:
+        """The signatures of the silos' keys in this run, by silo."""
+        return ConfigRecord({silo: member.signature for silo, member in self.members.items()})
+
+    @property
+    def totals(self) -> Totals:
+        """What all who have joined have together."""
+        members = self.members.values()
+        return self.summed or Totals(
+            sum(member.rows or 0 for member in members), sum(member.test_rows or 0 for member in members)
+        )
+
+    def close(self, totals: Totals, silos: Collection[str], why: Mapping[str, str]) -> None:
+        """Leave only these in the run, who have so much together. why: the others are not."""
+        self.summed = totals
+        for silo in [each for each in self.members if each not in silos]:
+            del self.members[silo]
+            self._nodes.pop(silo, None)
+            self.refused[silo] = why.get(silo, NOT_COUNTED)
+
     def why_not(self, silo: str) -> str:
         return self.refused.get(silo, "not connected")
 
@@ -143,16 +186,21 @@ class Link:
             self.strangers.append(f"a node that calls itself {quoted(name)}")
             return
         key = keys.get(node, "")
-        if key != self.keys.get(name, key if known is None else known.key):
+        if key != (_as_flower(self.keys[name]) if name in self.keys else key if known is None else known.key):
             self.strangers.append(f"a node that calls itself {quoted(name)} and does not have the key of {name}")
             return
         try:
             with distrusting():
-                member = _introduced(answer, self.scaled)
-                if self.secure:
-                    member = replace(member, public=self._public(name, answer))
+                member = self._keyed(name, answer) if self.secure else _introduced(answer, self.scaled)
             if known is not None and (known.rows, known.test_rows) != (member.rows, member.test_rows):
                 raise BadMessage("has another number of rows than when it first joined this run. Put its file back")
+            if known is not None and known.public != member.public:
+                raise BadMessage(
+                    "has another key than when it first joined this run. Start its node with the state folder it had; "
+                    "without, it can take part in the next run"
+                )
+            if known is None and self.summed is not None:
+                raise BadMessage(NOT_COUNTED)
         except BadMessage as error:
             self.refused[name] = str(error)
             self._nodes.pop(name, None)
@@ -161,19 +209,25 @@ class Link:
             self._nodes[name] = node
             self.refused.pop(name, None)
 
-    def _public(self, name: str, answer: RecordDict) -> bytes:
-        """The key that a silo's masks are agreed with, which it has throughout the run and nobody else has."""
-        public: bytes = read_about(answer).get("public", b"")
-        known = self.members.get(name)
-        try:
-            agree(X25519PrivateKey.generate(), public)
-        except (ValueError, TypeError):
-            raise BadMessage("has no key for this run that masks could be agreed with") from None
-        if known is not None and known.public != public:
-            raise BadMessage("has another key than when it first joined this run. Put back its state folder")
-        if any(other.public == public for silo, other in self.members.items() if silo != name):
-            raise BadMessage("has the key of another silo for this run")
-        return public
+    def _keyed(self, name: str, content: RecordDict) -> Member:
+        """A silo that introduces itself by its key of this run."""
+        about = read_about(content)
+        if "refused" in about:
+            raise BadMessage(about["refused"])
+        public, signature = (about.get(part) for part in ("public", "signature"))
+        if type(public) is not bytes or not usable(public):
+            raise BadMessage("introduces itself without a key of this run, or with one that hides nothing")
+        if type(signature) is not bytes or len(signature) > MOST_SIGNATURE:
+            raise BadMessage("introduces itself with something else than a signature")
+        owner = next((silo for silo, member in self.members.items() if member.public == public and silo != name), None)
+        if owner is not None:
+            raise BadMessage(f"introduces itself with the key of {owner}")
+        if name in self.keys:
+            try:
+                verify(self.keys[name], self.run, self.app, public, signature)
+            except Refused:
+                raise BadMessage("introduces itself with a key of this run that its node has not signed") from None
+        return Member(None, None, None, "", public, signature, about.get("roster") == 1, _rows(about, "min-count"))
 
     def _compare(self) -> None:
         """Send silos away whose inputs are of quite another size than those of the silo in the middle. Two cannot be
@@ -255,20 +309,18 @@ def opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
     return answer
 
 
-def registered(file: Callable[[str], Path], silos: Sequence[str]) -> dict[str, str]:
-    """Fingerprints of the silos' public keys, from the files (OpenSSH) by which they were registered, as far as there
-    are any."""
-    found = {}
-    for silo in silos:
-        if file(silo).is_file():
-            key = load_ssh_public_key(read_regular(file(silo), MOST_KEY))
-            # as Flower writes it
-            found[silo] = _fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    return found
+def registered(file: Callable[[str], Path], silos: Sequence[str]) -> dict[str, bytes]:
+    """The silos' public keys, from the files (OpenSSH) by which they were registered, as far as there are any."""
+    return {silo: read_regular(file(silo), MOST_KEY) for silo in silos if file(silo).is_file()}
+
+
+def _as_flower(key: bytes) -> str:
+    """The fingerprint of a key that OpenSSH has written."""
+    return _fingerprint(load_ssh_public_key(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
 def _fingerprint(key: bytes) -> str:
-    """What a public key is known by."""
+    """What a public key is known by, as Flower writes it."""
     return hashlib.sha256(key).hexdigest() if key else ""
 
 

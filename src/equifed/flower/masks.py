@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from equifed.errors import ConfigError
 from equifed.flower.records import FIELDS, SCALING, BadMessage, check_run, read_array
 from equifed.secure import Exchange, Masked, Silo, Told
 
+SIGNATURES = "signatures"
+"""The record with the signatures of the silos' keys, by silo, which comes with the first summed exchange of a run."""
 SECURE = "secure"
 """The record with what a summed exchange is about."""
 MASKED = "masked"
@@ -30,6 +32,18 @@ def layout(kind: str, parts: Sequence[tuple[str, str, Sequence[int], int]]) -> b
     """What the integers of a vector are, as bytes that all silos have alike: Flower's type of the question, and (name,
     type, shape, binary places) of each part in turn."""
     return json.dumps([kind, [[*part[:2], list(part[2]), part[3]] for part in parts]]).encode()
+
+
+def joined(layouts: Iterable[bytes]) -> bytes:
+    """The layout of several vectors, one after the other."""
+    return b"\n".join(layouts)
+
+
+def read_signatures(content: RecordDict) -> dict[str, bytes]:
+    record = content.get(SIGNATURES)
+    if not isinstance(record, ConfigRecord) or not all(type(value) is bytes for value in record.values()):
+        raise BadMessage("has no signatures of the silos' keys")
+    return {name: bytes(value) for name, value in record.items() if isinstance(value, bytes)}
 
 
 def digest(content: RecordDict) -> bytes:

@@ -31,6 +31,11 @@ def exchange_number(round: int, stage: Stage, step: int) -> int:
     return (round * len(STAGES) + STAGES.index(stage)) * MOST_EXCHANGES + step + 1
 
 
+def evaluation_number(round: int) -> int:
+    """Of the exchange in which a round's model is measured by itself: after all others of the round."""
+    return exchange_number(round, "final", MOST_EXCHANGES - 1)
+
+
 class Memory:
     """The states kept so far: in Flower's own context, and in the silo's folder for this run where there is one."""
 

@@ -6,7 +6,7 @@ what the killed one made, also when other silos are there now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,14 +14,18 @@ import numpy as np
 import torch
 
 from equifed import tree
+from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action
-from equifed.flower.engine import FlowerEngine
+from equifed.flower.engine import FlowerEngine, FlowerEvaluator
+from equifed.flower.evaluation import withheld_by
 from equifed.flower.journal import Journal
 from equifed.flower.link import Link
-from equifed.flower.memory import exchange_number
-from equifed.flower.records import pack
-from equifed.flower.sums import Question, Refusal, summed
+from equifed.flower.masks import joined
+from equifed.flower.memory import evaluation_number, exchange_number
+from equifed.flower.records import EVALUATION, BadMessage, pack
+from equifed.flower.sums import Question, Refusal, Sum, summed
 from equifed.flower.vectors import Vector
+from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Phase, Record, Stage
 from equifed.simulator import Job, Rejection, State, Tables
@@ -40,6 +44,8 @@ class _Asked(NamedTuple):
     kind: str
     down: Record
     sampled: list[int]
+    measures: bool
+    """The model of the round before is measured along with it."""
 
 
 class SecureEngine(FlowerEngine):
@@ -59,19 +65,22 @@ class SecureEngine(FlowerEngine):
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase = self.job.phases(stage)[position]
-        if stage == "round" and position == 0:
-            self.link.welcome(min(self.deadline, 60.0))
-            if round > 1 and (round - 1) % self.job.settings.eval_every == 0:
-                self.measured[round - 1] = state, self.evaluate(state, round - 1)
+        phase, begins = self.job.phases(stage)[position], stage == "round" and position == 0
         sampled = [int(k) for k in cohorts[0][present[0]]]
+        if begins:
+            self.link.welcome(min(self.deadline, 60.0))
+        # the model that the round before left is measured in the vector of this exchange if everyone is in it
+        measures = begins and round > 1 and (round - 1) % self.job.settings.eval_every == 0
+        together = len(sampled) == len(self._ids) and self.job.channel.hides(phase)
+        if measures and not together:
+            self.measured[round - 1] = state, self.evaluate(state, round - 1)
         if not sampled:
             return Exchange(state, present, [])
         down = sent(self.job.method, tree.take(state.server, 0), self._validation, phase.down)
         message = record_message(self.job, stage, phase, down, self._like[stage, position])
         self.messages.setdefault((stage, position), message)
         number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
-        asked = _Asked(stage, position, phase, round, number, kind, down, sampled)
+        asked = _Asked(stage, position, phase, round, number, kind, down, sampled, measures and together)
         take = self._take_sum if self.job.channel.hides(phase) else self._take_told
         return take(state, asked, cohorts, present)
 
@@ -80,27 +89,29 @@ class SecureEngine(FlowerEngine):
         absent = self._absent(state, asked.round, cohort)
         vector = Vector(asked.kind, self._like[asked.stage, asked.position], phase.places)
         there = {self._ids[k]: k for k in asked.sampled if self._ids[k] not in absent}
-        members = tuple(sorted(set(cohort) - absent.keys()))
+        model = self._model(state) if asked.measures else {}
+        layouts = [vector.layout, *([evaluation.layout_of(self.job.task)] if asked.measures else [])]
         question = Question(
             asked.number,
             asked.kind,
-            self._sent(pack(asked.down, self._codecs)),
-            members,
-            {silo: self._about(state, asked.round, asked.number, False, k) for silo, k in there.items()},
-            vector.layout,
-            vector.size,
+            self._sent(pack({**asked.down, **model}, self._codecs)),
+            tuple(sorted(set(cohort) - absent.keys())),
+            {silo: self._about(state, asked.round, asked.number, asked.measures, k) for silo, k in there.items()},
+            joined(layouts),
+            vector.size + (evaluation.size(self.job.task) if asked.measures else 0),
             {self._ids[k]: absent[self._ids[k]] for k in asked.sampled if self._ids[k] in absent},
         )
         done = summed(self.link, self.journal, question, self.deadline, self.min_replies, again=asked.stage != "round")
-        for silo in done.liars:
-            self.note("false-shares", client=silo, rounds=[asked.round])
+        self._note_done(done, asked.round, phase.name)
+        if asked.measures:
+            self.measured[asked.round - 1] = state, [self._counted(done, vector.size, asked.round - 1)]
         clients = np.array([k for k in asked.sampled if self._ids[k] in done.used], dtype=np.int64)
         refused = [Rejection(0, silo, phase.name, *why) for silo, why in done.refused.items()]
         exchange = Exchange(state, present & np.isin(cohorts, clients), refused)
         if done.total is None:
             assert done.obstacle is not None
             return replace(exchange, obstacles={0: done.obstacle})
-        total, rows = vector.decode(done.total), sum(member.rows for member in self.link.members.values())
+        total, rows = vector.decode(done.total), self.link.totals.rows
         down = tree.map(lambda leaf: leaf.cpu(), asked.down)
         wrong = bounds_of(self.job, asked.stage, asked.position).impossible(down, total, len(clients), rows)
         if wrong:
@@ -111,11 +122,53 @@ class SecureEngine(FlowerEngine):
         exchange = replace(exchange, late=np.array([len(done.late)]))
         return self._applied(phase, asked.number, clients, lambda: seen, exchange)
 
-    def _absent(self, state: State, round: int, cohort: list[str]) -> dict[str, Refusal]:
+    def _absent(self, state: State, round: int, cohort: Sequence[str]) -> dict[str, Refusal]:
         """Silos that belong to no sum, and why."""
         why = {silo: self.link.why_not(silo) for silo in cohort if silo not in self.link.members}
         why |= self._late(state) if round else {}
         return {silo: Refusal(why[silo], answered=False) for silo in cohort if silo in why}
+
+    def evaluate(self, state: State, round: int) -> list[Scored | None]:
+        """Have what everyone counts with the model of this state summed up: what all have, as if they were one."""
+        number, absent = evaluation_number(round), self._absent(state, round, self._ids)
+        there = {silo: k for k, silo in enumerate(self._ids) if silo not in absent}
+        question = Question(
+            number,
+            "evaluate.counts",
+            self._sent(pack(self._model(state), self._codecs)),
+            tuple(sorted(there)),
+            {silo: self._about(state, round, number, True, k) for silo, k in there.items()},
+            evaluation.layout_of(self.job.task),
+            evaluation.size(self.job.task),
+            absent,
+        )
+        done = summed(self.link, self.journal, question, self.deadline)
+        self._note_done(done, round, EVALUATION)
+        like = {name: torch.zeros(shape, dtype=torch.int64) for name, _, shape, _ in evaluation.parts(self.job.task)}
+        self._record_evaluation(state, like, "sum")
+        self._note_unmeasured(round, {silo: why.reason for silo, why in done.refused.items()})
+        return [self._counted(done, 0, round)]
+
+    def _counted(self, done: Sum, begin: int, round: int) -> Scored | None:
+        """What all counted, from the integers of a sum after so many others; None where it is not known."""
+        obstacle = done.obstacle
+        if done.total is not None:
+            limit = max(member.min_count for member in self.link.members.values())
+            try:
+                rows = self.link.totals.test_rows
+                return evaluation.of_all(done.total[begin:], self.job.task, rows, limit)
+            except BadMessage:
+                obstacle = Note("impossible-sum", {"phase": EVALUATION, "field": "counts"})
+        assert obstacle is not None
+        self.note("not-evaluated", round=round, obstacle=obstacle.to_json())
+        return None
+
+    def _note_done(self, done: Sum, round: int, phase: str) -> None:
+        """Note who answered and did not help to unmask, or did so falsely."""
+        for silo in done.liars:
+            self.note("false-shares", client=silo, rounds=[round])
+        for silo, why in done.late.items():
+            self.note("gone-late", client=silo, round=round, phase=phase, reason=why.reason)
 
     def _take_told(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
         """A phase whose replies are told singly, or say nothing but who took part."""
@@ -136,6 +189,28 @@ class SecureEngine(FlowerEngine):
             }
             self.journal.write(asked.number, "done", {"used": list(replies), "refused": refused}, arrays)
         return exchange
+
+
+class SecureEvaluator(FlowerEvaluator):
+    """Scores of all clients together. Nobody knows those of a single one."""
+
+    hidden: dict[str, list[str]]
+    """Groups of which not even the totals are disclosed, as in `withheld`."""
+
+    def _scores(self, state: State, counted: list[Scored | None]) -> dict[str, Scored]:
+        scores = super()._scores(state, counted)
+        del scores["clients"]
+        return scores
+
+    def recall(self, number: int, state: State, scores: Mapping[str, Scored]) -> None:
+        self._note([scores["test"]])  # nobody helps to unmask the same sum twice
+
+    def _note_withheld(self, counted: list[Scored | None]) -> bool:
+        everyone = withheld_by(counted, ("everyone",))
+        self.hidden = self._groups(*(everyone[0][1:] if everyone else ((), ())))
+        if everyone:
+            self.engine.note("withheld-totals", **self.hidden)
+        return bool(everyone)
 
 
 def _part(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:

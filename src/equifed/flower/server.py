@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Context
@@ -24,14 +25,18 @@ from equifed.files import private, read_sealed, write_sealed
 from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.deployment.folder import HOME, Folder
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
+from equifed.flower.joining import add_up, introduction
 from equifed.flower.journal import Journal
-from equifed.flower.link import Link, Member, registered
+from equifed.flower.link import Link, Member, Totals, registered
 from equifed.flower.memory import exchange_number
 from equifed.flower.records import BadMessage, check_run
-from equifed.flower.secure_engine import SecureEngine
+from equifed.flower.secure_engine import SecureEngine, SecureEvaluator
+from equifed.notes import Note
 from equifed.results import Result
+from equifed.secure import FEWEST, threshold
 from equifed.simulation import Training
 from equifed.simulator import Job, Message, State, Step, make_tables
+from equifed.simulator.engine import record_message
 from equifed.store import RunFolder, Store
 from equifed.store.folder import FEDERATION, JOURNAL
 
@@ -68,7 +73,7 @@ def serve(
     runs: str = "",
     run: str = "",
     validation: str = "",
-    keys: Mapping[str, str] | None = None,
+    keys: Mapping[str, bytes] | None = None,
 ) -> Result:
     """Carry out a run, or go on with it. Every round is saved, and printed in a line. keys: see `Link`."""
     store = Store(runs or None)
@@ -79,14 +84,16 @@ def serve(
     except BadMessage as error:
         raise ConfigError(f"The run config's run {error}.") from None
     scaled = int(setting.scaled.sum())
-    link = Link(grid, setting.silos, setting.digest, id, scaled, setting.secure, keys or {})
+    link = Link(grid, setting.silos, setting.digest, id, scaled, keys or {}, setting.secure)
     before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
     if before is None and RunFolder(folder).rounds_done():
         raise RunError(
             f"{folder / FEDERATION} is missing, so the run cannot go on. Put back a copy, or start a new run."
         )
+    journal = Journal(folder / JOURNAL)
     if before is not None:
-        link.members.update(before[0])
+        link.members.update(before.members)
+        link.summed = before.totals
     _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
     # one silo's means and deviations are not a federation's
     link.gather(setting.flower.join_deadline, max(setting.min_replies, min(2, len(setting.silos))))
@@ -95,20 +102,20 @@ def serve(
         if silo not in link.here:
             _say(f"{silo} is not here: {link.why_not(silo)}")
     _greet(link)
-    scaling = standardisation(setting, link.members) if before is None else before[1]
+    scaling = before.scaling if before is not None else _standardised(setting, link, journal)
     named = setting.config.data.validation_file
     file = Path(validation) if validation else None if named is None else setting.config.folder / named
-    training = Federated(setting, link, scaling, file, Journal(folder / JOURNAL))
+    training = Federated(setting, link, scaling, file, journal)
     if (folder / "status.json").is_file():
         recording = store.resume(str(folder), make=lambda config: training)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
     else:
         recording = store.start(setting.config, training, id)
     with recording:
-        _write_roster(folder, setting, link.members, scaling)
+        _write_roster(folder, setting, link, scaling)
         for step in recording.rounds():
             _say(_line(training.job, step))
-            _write_roster(folder, setting, link.members, scaling)  # a silo may have joined late
+            _write_roster(folder, setting, link, scaling)  # a silo may have joined late
             _greet(link)
         result = recording.finish()
     for note in result.notes:
@@ -135,8 +142,8 @@ class Federated(Training):
         tables = make_tables(job)
         common = job, tables, link, scaling, setting.flower.deadline, setting.min_replies
         engine = SecureEngine(*common, journal) if setting.secure else FlowerEngine(*common)
-        engine.messages["join", 0] = _join_message(link.members)
-        self._scores = FlowerEvaluator(job, tables, engine)
+        engine.messages["join", 0] = _join_message(job, link)
+        self._scores = (SecureEvaluator if setting.secure else FlowerEvaluator)(job, tables, engine)
         self._setting, self._link, self._journal = setting, link, journal
         super().__init__(job, engine, self._scores)
 
@@ -154,27 +161,57 @@ class Federated(Training):
     def result(self) -> Result:
         assert self._state is not None, "no round has finished"
         if self._scores.disclosed is None:  # the run was killed after its last round: what is withheld was not kept
-            self._scores.measured(self.job.rounds, self._state, np.zeros(1, dtype=bool))
+            _, _, scores = self.collector.scores[-1]
+            self._scores.recall(self.job.rounds, self._state, scores)
         result = super().result()
-        members = self._link.members
+        members, totals = self._link.members, self._link.totals
         result.info["cells"] = None  # nobody knows them
-        result.info["rows"] |= {
-            "train": sum(member.rows for member in members.values()),
-            "test": sum(member.test_rows for member in members.values()),
-        }
+        result.info["rows"] |= {"train": totals.rows, "test": totals.test_rows}
         result.info["unknown_groups"] |= {"train": None, "test": self._scores.unknown}
         result.info["federation"] = {
             "silos": _declared(members),
             "min_replies": self._setting.min_replies,
-            "min_count": self._setting.flower.min_count,
+            "min_count": max(self._setting.flower.min_count, *(member.min_count for member in members.values())),
             "unmeasured": self.engine.unmeasured,
             "disclosed": self._scores.disclosed,
             "withheld": self._scores.withheld,
+            "secure": self._secure(result.notes) if isinstance(self._scores, SecureEvaluator) else None,
         }
         result.final_states = {  # what clients keep is not here
             key: dataclasses.replace(state, clients=None) for key, state in result.final_states.items()
         }
         return result
+
+    def _secure(self, notes: Sequence[Note]) -> dict[str, Any]:
+        """How replies were summed: see `report.silos.Secure`."""
+        assert isinstance(self._scores, SecureEvaluator)
+        members, silos = self._link.members, self._setting.silos
+        asked = max(self.job.asked("round") - (len(silos) - len(members)), FEWEST)
+        return {
+            "least": max(threshold(asked), FEWEST),
+            "roster": [silo for silo, member in members.items() if member.roster],
+            "before": sum(not lost.answered for _, lost in self.collector.rejections),
+            "late": sum(note.kind == "gone-late" for note in notes),
+            **self._scores.hidden,
+        }
+
+
+def _standardised(setting: Setting, link: Link, journal: Journal) -> Scaling | None:
+    """How inputs are standardised, from what the silos have said. With secure sums they say it here, masked."""
+    if not setting.secure:
+        return standardisation(setting, link.members)
+    joined = add_up(link, journal, setting.flower.deadline)
+    rows, limit = joined.totals.rows, max(member.min_count for member in link.members.values())
+    _say(f"Together {', '.join(link.members)} have {rows:,} training and {joined.totals.test_rows:,} test rows")
+    for silo in setting.silos:
+        if silo not in link.members:
+            _say(f"{silo} takes no part: {link.why_not(silo)}")
+    if setting.scaled.any() and rows < limit:
+        raise RunError(
+            f"Inputs are standardised by sums over all training rows, which are {rows:,} and should be at least "
+            f"{limit:,} (min-count). Lower min-count, or set scaling = 'none' in the schema."
+        )
+    return _scaling(setting, rows, *joined.sums)
 
 
 def standardisation(setting: Setting, members: Mapping[str, Member]) -> Scaling | None:
@@ -187,8 +224,14 @@ def standardisation(setting: Setting, members: Mapping[str, Member]) -> Scaling 
             f"Inputs are standardised by sums of at least two silos, but {len(disclosed)} disclosed theirs: silos with "
             "fewer training rows than min-count keep them back. Lower min-count, or set scaling = 'none' in the schema."
         )
-    rows = sum(number for number, _ in disclosed)
-    total, squares = np.sum([sums for _, sums in disclosed], axis=0)
+    rows = sum(number or 0 for number, _ in disclosed)
+    return _scaling(setting, rows, *np.sum([sums for _, sums in disclosed], axis=0))
+
+
+def _scaling(setting: Setting, rows: int, total: np.ndarray, squares: np.ndarray) -> Scaling | None:
+    """From the number of rows, and the sums and sums of squares of the inputs to be standardised."""
+    if not setting.scaled.any():
+        return None
     mean = total / max(rows, 1)
     deviation = np.sqrt(np.maximum(squares / max(rows, 1) - mean**2, 0))
     return shift_and_factor(mean, deviation, setting.scaled)
@@ -200,9 +243,11 @@ def _greet(link: Link) -> None:
         _say(f"Sent away: {link.strangers.pop(0)}")
 
 
-def _join_message(members: Mapping[str, Member]) -> Message:
-    """What a silo says of itself, as a line of the table of messages."""
-    sums = next((member.sums for member in members.values() if member.sums is not None), None)
+def _join_message(job: Job, link: Link) -> Message:
+    """What a silo says of its rows, as a line of the table of messages."""
+    if link.secure:
+        return record_message(job, "join", *introduction(link.scaled))
+    sums = next((member.sums for member in link.members.values() if member.sums is not None), None)
     sizes = {"rows": 8, "test-rows": 8}
     if sums is not None:
         sizes |= {"sum": sums[0].nbytes, "squares": sums[1].nbytes}
@@ -210,24 +255,32 @@ def _join_message(members: Mapping[str, Member]) -> Message:
 
 
 def _declared(members: Mapping[str, Member]) -> dict[str, dict[str, int]]:
-    return {silo: {"rows": member.rows, "test_rows": member.test_rows} for silo, member in members.items()}
+    """The rows that each silo has said it has; with secure sums, none."""
+    rows = {silo: {"rows": member.rows, "test_rows": member.test_rows} for silo, member in members.items()}
+    return {silo: {name: number for name, number in said.items() if number is not None} for silo, said in rows.items()}
 
 
-def _write_roster(folder: Path, setting: Setting, members: Mapping[str, Member], scaling: Scaling | None) -> None:
+class Before(NamedTuple):
+    """Who takes part in a run that goes on, and how inputs are standardised."""
+
+    members: dict[str, Member]
+    totals: Totals | None
+    scaling: Scaling | None
+
+
+def _write_roster(folder: Path, setting: Setting, link: Link, scaling: Scaling | None) -> None:
     write_sealed(
         folder / FEDERATION,
         {
             "app": setting.digest,
-            "silos": {
-                silo: {**said, "key": members[silo].key, "public": members[silo].public.hex()}
-                for silo, said in _declared(members).items()
-            },
+            "silos": {silo: _kept(member) for silo, member in link.members.items()},
+            "totals": link.summed and link.summed._asdict(),
             "scaling": None if scaling is None else [part.tolist() for part in scaling],
         },
     )
 
 
-def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Scaling | None]:
+def _read_roster(folder: Path, setting: Setting) -> Before:
     try:
         roster = read_sealed(folder / FEDERATION)
     except (OSError, ValueError) as error:
@@ -239,12 +292,30 @@ def _read_roster(folder: Path, setting: Setting) -> tuple[dict[str, Member], Sca
             f"Run {folder.name} was started with another configuration, schema or version of equifed than this app's. "
             "Put them back to go on, or start a new run."
         )
-    members = {
-        silo: Member(**declared | {"public": bytes.fromhex(declared["public"])}, sums=None)
-        for silo, declared in roster["silos"].items()
-    }
-    scaling = roster["scaling"]
-    return members, None if scaling is None else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32))
+    members = {silo: _known(kept) for silo, kept in roster["silos"].items()}
+    totals, scaling = roster["totals"], roster["scaling"]
+    return Before(
+        members,
+        None if totals is None else Totals(**totals),
+        None if scaling is None else (np.array(scaling[0], np.float32), np.array(scaling[1], np.float32)),
+    )
+
+
+_SECURE = ("public", "signature", "roster", "min_count")
+"""What is kept of a silo besides, where sums are secure."""
+
+
+def _kept(member: Member) -> dict[str, Any]:
+    """A silo as federation.json has it; the sums are not needed any more."""
+    fields = {name: value for name, value in vars(member).items() if name != "sums" and value is not None}
+    if not member.public:
+        fields = {name: value for name, value in fields.items() if name not in _SECURE}
+    return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+
+
+def _known(kept: Mapping[str, Any]) -> Member:
+    keys = {name: bytes.fromhex(kept[name]) for name in ("public", "signature") if name in kept}
+    return Member(**{"rows": None, "test_rows": None, "sums": None, **kept, **keys})
 
 
 def _line(job: Job, step: Step) -> str:

@@ -19,6 +19,7 @@ from equifed.report.calibration import calibration_data
 from equifed.report.comparison import LOG, Comparison, Variant, against, summary_of
 from equifed.report.groups import rate_interval
 from equifed.report.local import Local, local_data
+from equifed.report.silos import Secure
 from equifed.report.verdict import ranked, unclear
 from equifed.results.candidates import is_pooled
 
@@ -272,6 +273,7 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
             "classes": [str(name) for name in info.get("classes", [])] or ["rows"],
             "cells": cells,
             "federation": "federation" in info,
+            "secure": Secure.of(info) is not None,
             "data": str(info.get("data") or ""),
         }
         entry = shown.setdefault(json.dumps(one), {**one, "methods": []})

@@ -29,10 +29,11 @@ from equifed.report.comparison import Comparison, Variant
 from equifed.report.groups import SMALL_GROUP, parts
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.robust import robustness
-from equifed.report.silos import DISCLOSED, Silos
+from equifed.report.silos import DISCLOSED, NOT_AVAILABLE, Secure, Silos
 from equifed.report.verdict import Verdict, verdict_of
 from equifed.results.candidates import differing_names, is_pooled
 from equifed.settings import MARGIN
+from equifed.simulator.engine import SECURE_SUM, UNMASK
 
 if TYPE_CHECKING:
     from equifed.results.outcome import Confidence
@@ -94,6 +95,8 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             counts=[name for name in data["groups"]["metrics"] if describe(name).in_groups == "count"],
             robust=[found for result in results for found in robustness(result)],
             silos=_silos(results),
+            unseen=[str(result.info["method"]) for result in results if Secure.of(result.info)],
+            not_available=NOT_AVAILABLE,
             worst_clients=_worst_clients(comparison),
             messages=[_messages(result) for result in results],
             settings=_settings(results),
@@ -246,6 +249,7 @@ def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Of the results that come from a real federation."""
     return [
         {"method": str(result.info["method"]), "members": silos.members, "sentences": silos.sentences()}
+        | {"secure": silos.secure is not None}
         for result in results
         if (silos := Silos.of(result)) is not None
     ]
@@ -258,11 +262,16 @@ _STAGES = {
     "final": "once, after the last round",
     "evaluate": "for every evaluated round",
 }
-_GATHER = {"sum": "needs only sums", "stack": "sees each client's reply"}
+_GATHER = {
+    "sum": "needs only sums",
+    "stack": "sees each client's reply",
+    SECURE_SUM: "gets only the sum",
+    UNMASK: "takes the masks off the sum",
+}
 
 
 def _messages(result: Result) -> dict[str, Any]:
-    seen = "federation" in result.info  # there is no secure aggregation
+    seen = "federation" in result.info and Secure.of(result.info) is None
     phases = [
         {
             **row,
@@ -270,7 +279,7 @@ def _messages(result: Result) -> dict[str, Any]:
             "down": list(row["sizes_down"].items()),
             "up": list(row["sizes_up"].items()),
             "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
-            "private": row["gather"] == "sum" or not row["up"],
+            "private": row["gather"] != "stack" or not row["up"],
             "seen": seen and bool(row["up"]),
         }
         for row in result.messages.to_dict("records")

@@ -1,8 +1,9 @@
-"""The silos of a real federation: who was missing when, what was refused, what is withheld. A simulation has none."""
+"""The silos of a real federation: who was missing when, what was refused, what is withheld, and what of it nobody knows
+because their replies were summed securely. A simulation has none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 DISCLOSED = "disclosed"
 """A group's test rows whose labels and predictions are disclosed: a metric of groups, where silos withhold some."""
-_IN_TABLE = {"did-not-answer", "did-not-evaluate", "withheld", "disclosed", "rounds-not-applied", "replies-rejected"}
+_IN_TABLE = {
+    *("did-not-answer", "did-not-evaluate", "withheld", "disclosed", "rounds-not-applied", "replies-rejected"),
+    *("withheld-totals", "gone-late"),
+}
 """Kinds of notes that the silos' table and its sentences cover, with more detail."""
 MAX_TROUBLES = 6
 """Different troubles of one silo that are named."""
@@ -40,8 +44,9 @@ class Trouble:
 @dataclass(frozen=True)
 class Silo:
     name: str
+    joined: bool
     rows: int | None
-    """Training rows; None where it never joined."""
+    """Training rows; None where it never joined, or told nobody."""
     test_rows: int | None
     missed: tuple[Trouble, ...]
     """Where nothing came back."""
@@ -57,11 +62,18 @@ class Silo:
     @property
     def absence(self) -> str:
         """When it did not answer, and why."""
-        if self.rows is None:
+        if not self.joined:
             reasons = dict.fromkeys(filter(None, [*(trouble.reason for trouble in self.missed), self.unmeasured]))
             return _several([f"never joined: {wording.plain(reason, 200)}" for reason in reasons])
         last = [f"the last evaluation: {wording.plain(self.unmeasured, 200)}"] if self.unmeasured else []
         return _several([*map(str, self.missed), *last])
+
+    @property
+    def counted(self) -> tuple[str, str]:
+        """Its training and test rows."""
+        nobody_knows = "not told" if self.joined else "unknown"
+        train, test = (nobody_knows if rows is None else f"{rows:,}" for rows in (self.rows, self.test_rows))
+        return train, test
 
     @property
     def refusals(self) -> str:
@@ -95,6 +107,68 @@ class Silo:
         }
 
 
+@dataclass(frozen=True)
+class Secure:
+    """How the replies of a run were summed so that nobody saw a single one."""
+
+    least: int
+    """Silos that a sum is of at the least."""
+    roster: tuple[str, ...]
+    """Silos that checked everybody's keys by a roster of their own."""
+    before: int
+    """How often a silo was gone before it had sent its masked reply,"""
+    late: int
+    """and how often between that and the unmasking."""
+    counts: tuple[str, ...]
+    """Groups for which the totals say too little to be disclosed of how right predictions are,"""
+    predicted: tuple[str, ...]
+    """and of what they are."""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Secure | None:
+        """None where the server saw each reply."""
+        secure = (info.get("federation") or {}).get("secure")
+        return None if secure is None else cls(**{name: _tuple(value) for name, value in secure.items()})
+
+    def sentences(self, members: Sequence[Silo]) -> list[str]:
+        """What is promised, who vouches for the keys, and who was missing."""
+        joined = [silo.name for silo in members if silo.joined]
+        own, others = ([name for name in joined if (name in self.roster) == own] for own in (True, False))
+        vouching = "keys vouched for by "
+        if not others:
+            vouching += "the silos' own roster"
+        elif not own:
+            vouching += "the server"
+        else:
+            vouching += f"the silos' own roster at {wording.listing(own)}, by the server at {wording.listing(others)}"
+        missing = "No silo was missing, before its masked reply or between that and the unmasking of the sum."
+        if self.before or self.late:
+            missing = (
+                f"Over all exchanges, silos were missing {_times(self.before)} before their masked reply, and "
+                f"{_times(self.late)} between that and the unmasking of the sum."
+            )
+        return [f"{PROMISE.format(least=self.least)}; {vouching}.", missing]
+
+
+PROMISE = (
+    "Secure sums: whoever runs the server and reads all that it gets, as long as it ships equifed's own code, learns "
+    "sums over at least {least} silos and who took part, and no single silo's reply, rows or figures"
+)
+"""In one sentence what is promised; docs/privacy.md has the rest of it."""
+NOT_AVAILABLE = (
+    "Replies were summed securely: what needs the figures of single silos (the worst served, the spread between them, "
+    "their own gaps) is known to nobody. Each silo has its own in its own log."
+)
+
+
+def _times(number: int) -> str:
+    return {0: "at no time", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True, eq=False)
 class Silos:
     """All silos of one run, and what was agreed between them."""
@@ -107,6 +181,10 @@ class Silos:
     min_count: int
     disclosed: dict[str, int]
     """By group, the test rows whose labels and predictions are disclosed."""
+    test_rows: int
+    """Of all silos."""
+    secure: Secure | None
+    """How replies were summed; None where the server saw each."""
 
     @classmethod
     def of(cls, result: Result) -> Silos | None:
@@ -116,35 +194,36 @@ class Silos:
             return None
         members = []
         for name in map(str, result.info["clients"]):
-            declared = federation["silos"].get(name, {"rows": None, "test_rows": None})
+            declared = federation["silos"].get(name, {})
             withheld = federation["withheld"].get(name, {"counts": (), "predicted": ()})
             troubles = result.rejections[result.rejections["client"].astype(str) == name]
             answered = troubles["answered"].astype(bool)
             missed, refused = _troubles(troubles[~answered].assign(phase="")), _troubles(troubles[answered])
             counts, predicted = tuple(withheld["counts"]), tuple(withheld["predicted"])
-            rows, unmeasured = (declared["rows"], declared["test_rows"]), federation["unmeasured"].get(name, "")
-            members.append(Silo(name, *rows, missed, refused, counts, predicted, unmeasured))
+            joined, rows, tests = name in federation["silos"], declared.get("rows"), declared.get("test_rows")
+            unmeasured = federation["unmeasured"].get(name, "")
+            members.append(Silo(name, joined, rows, tests, missed, refused, counts, predicted, unmeasured))
         lost = tuple(note for note in result.notes if note.kind == "rounds-not-applied")
-        terms = (federation[name] for name in ("min_replies", "min_count", "disclosed"))
-        return cls(tuple(members), len(result.log), lost, *terms)
+        min_replies, min_count, disclosed = (federation[name] for name in ("min_replies", "min_count", "disclosed"))
+        test_rows, secure = result.info["rows"]["test"], Secure.of(result.info)
+        return cls(tuple(members), len(result.log), lost, min_replies, min_count, disclosed, test_rows, secure)
 
     @property
     def withholding(self) -> list[str]:
         """Who withholds anything."""
+        if self.secure is not None:
+            return ["the federation"] if self.secure.counts or self.secure.predicted else []
         return [silo.name for silo in self.members if silo.counts or silo.predicted]
-
-    @property
-    def test_rows(self) -> int:
-        return sum(silo.test_rows or 0 for silo in self.members)
 
     def hides(self, metric: str, *, groups: Iterable[str] | None = None, client: str | None = None) -> bool:
         """Whether somebody withholds counts that the metric rests on, of these groups and this client or of all."""
         needs = describe(metric).needs
         if "scores" in needs:  # which nobody can know, as no one has all predictions
             return False
-        for silo in self.members:
-            hidden = set(silo.counts if "labels" in needs else silo.predicted)
-            if client in (None, silo.name) and hidden and (groups is None or hidden & set(groups)):
+        for each in self.members if self.secure is None else (self.secure,):
+            hidden = set(each.counts if "labels" in needs else each.predicted)
+            whose = each.name if isinstance(each, Silo) else None
+            if client in (None, whose) and hidden and (groups is None or hidden & set(groups)):
                 return True
         return False
 
@@ -156,15 +235,22 @@ class Silos:
             "min_replies": self.min_replies,
             "min_count": self.min_count,
             "rows_disclosed": self.disclosed,
+            "secure": None if self.secure is None else vars(self.secure),
             "silos": [silo.facts() for silo in self.members],
         }
 
     def sentences(self) -> list[str]:
         """What holds for all of them."""
-        sentences = self.lost_rounds() or [
-            f"All {self.rounds} rounds were applied: at least {self._fewest} came in each (min-replies)."
+        sentences = [] if self.secure is None else self.secure.sentences(self.members)
+        sentences += self.lost_rounds() or [
+            f"All {self.rounds} rounds were applied: at least {self._fewest} came in each ({self._by})."
         ]
-        if self.withholding:
+        if self.withholding and self.secure is not None:
+            sentences.append(
+                f"Counts of all silos' test rows together are withheld below {self.min_count} (min-count, the highest "
+                f"that a silo asks for). {self.basis()}"
+            )
+        elif self.withholding:
             sentences.append(
                 f"A silo withholds counts of its test rows below {self.min_count} (min-count), or below a higher limit "
                 f"of its own. {self.basis()}"
@@ -178,7 +264,13 @@ class Silos:
 
     @property
     def _fewest(self) -> str:
-        return f"{self.min_replies} usable repl{'y' if self.min_replies == 1 else 'ies'}"
+        least = self.min_replies if self.secure is None else max(self.min_replies, self.secure.least)
+        return f"{least} usable repl{'y' if least == 1 else 'ies'}"
+
+    @property
+    def _by(self) -> str:
+        """What says how many replies a round needs."""
+        return "min-replies" if self.secure is None else "the threshold of secure sums, min-replies"
 
     def lost_rounds(self) -> list[str]:
         """Which rounds were not applied, a sentence for each reason."""
@@ -186,7 +278,7 @@ class Silos:
         for note in self.lost:
             rounds, obstacle = note.fields["rounds"], Note.from_json(note.fields["obstacle"])
             few = obstacle.kind == "too-few-replies"
-            reason = f"fewer than {self._fewest} came (min-replies)" if few else wording.plain(str(obstacle), 200)
+            reason = f"fewer than {self._fewest} came ({self._by})" if few else wording.plain(str(obstacle), 200)
             one = len(rounds) == 1
             sentences.append(
                 f"{len(rounds)} of {self.rounds} rounds {'was' if one else 'were'} not applied "
