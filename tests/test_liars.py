@@ -105,5 +105,9 @@ def test_the_attacks_are_what_they_are_called(feds: list[Federation]) -> None:
         assert np.abs(own).max() > 0
         np.testing.assert_allclose(found[1][name], value - 2 * own, atol=1e-5)
     flipped = bench().flipped(feds[0], [3])
+    # two federations with the same features and other labels, in one computation: each has its own
+    both = ef.simulate(ef.methods.FedAvg(), [flipped, feds[0]], seeds=[1, 0], **rounds).parameters[0]  # type: ignore[arg-type]
+    for name, value in honest.items():
+        np.testing.assert_allclose(both[name], value, atol=1e-6)
     changed = np.flatnonzero(flipped.rows.y != feds[0].rows.y)
     assert sorted(changed.tolist()) == sorted(feds[0].train[3].tolist())

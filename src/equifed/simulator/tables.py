@@ -48,15 +48,15 @@ def make_tables(job: Job) -> Tables:
         return torch.from_numpy(values).to(job.device)
 
     feds = [run.federation for run in job.runs]
-    stored: dict[int, tuple[Rows, int]] = {}
+    stored: dict[tuple[int, ...], tuple[Rows, int]] = {}
     total = 0
     for fed in feds:
-        if id(fed.rows.x) not in stored:
-            stored[id(fed.rows.x)] = (fed.rows, total)
+        if _identity(fed.rows) not in stored:
+            stored[_identity(fed.rows)] = (fed.rows, total)
             total += len(fed.rows.y)
     if total >= 2**31:
         raise ValueError(f"{total} rows are more than 32-bit positions can address.")
-    offset = np.array([stored[id(fed.rows.x)][1] for fed in feds], dtype=np.int64)
+    offset = np.array([stored[_identity(fed.rows)][1] for fed in feds], dtype=np.int64)
     tables = [rows for rows, _ in stored.values()]
     x, y, s = (_join([getattr(table, part) for table in tables]) for part in ("x", "y", "s"))
     attributes = [table.attribute for table in tables if table.attribute is not None]
@@ -72,6 +72,11 @@ def make_tables(job: Job) -> Tables:
     attribute = on_device(_join(attributes)) if attributes else None
     columns = on_device(x), on_device(y), on_device(s), attribute
     return Tables(*columns, on_device(index), start, sizes, offset, shift_and_factor)
+
+
+def _identity(rows: Rows) -> tuple[int, ...]:
+    """What tells whether two federations share their rows: features alone do not, if somebody has changed labels."""
+    return tuple(map(id, rows))
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:
