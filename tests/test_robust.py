@@ -341,3 +341,12 @@ def test_a_result_is_kept_with_what_was_cut(uneven: Federation, tmp_path: Path) 
     loaded = ef.load_result(tmp_path / "kept")
     for name in ("cuts", "plain_mean"):
         assert getattr(loaded, name).astype(str).equals(getattr(result, name).astype(str))
+
+
+def test_clipping_and_a_rule_together(uneven: Federation) -> None:
+    """Also replies that the rule did not take were clipped, and are counted."""
+    options = {**OPTIONS, "rounds": 1, "clip": 1e-3}
+    clipped = run(FedAvg(), uneven, **options).log["clipped"].tolist()
+    for engine in ("lanes", "reference"):
+        found = run(FedAvg(), uneven, **options, robust="krum", engine=engine)
+        assert found.log["clipped"].tolist() == clipped

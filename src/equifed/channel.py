@@ -182,7 +182,8 @@ class Channel:
             value = tree.map(lambda leaf, weight=weight: leaf * like(weight, leaf), single)
             made[field] = value if update.around is None else tree.add(down[update.around], value)
         present = torch.where(found.dropped, 0.0, present)
-        made = tree.where(present > 0, made, tree.zeros_like(made))
+        counts = {CLIPPED: replies[CLIPPED]} if CLIPPED in replies else {}  # also of those who are not taken
+        made = tree.where(present > 0, made, tree.zeros_like(made)) | counts
         return Resisted(made, present, found.cut, here, here.sum() >= fewest(self.robust, f))
 
     def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:

@@ -54,8 +54,8 @@ class Robust(NamedTuple):
 
 
 def liars_among(share: float | Tensor, clients: int) -> Tensor:
-    """f, how many of so many clients may lie; 29 % of 100 are 29, whatever the rounding of 0.29."""
-    return torch.floor(torch.as_tensor(share, dtype=torch.float64) * clients + 1e-6).long()
+    """f, how many of so many clients may lie; 29 % of 100 are 29, however 0.29 is rounded."""
+    return torch.floor(torch.as_tensor(share, dtype=torch.float64) * clients + 1e-4).long()
 
 
 def fewest(rule: RuleName, f: Tensor) -> Tensor:

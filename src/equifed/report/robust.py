@@ -121,6 +121,8 @@ def _settings(result: Result, split: str) -> Iterator[Robustness]:
     last = result.metrics[(result.metrics["round"] == result.metrics["round"].max())]
     cells = result.info.get("cells")
     rows = None if cells is None else np.asarray(cells, dtype=float).sum(2)  # [clients, groups]
+    if rows is not None and not rows.sum():  # a server does not know them
+        rows = None
     place = {name: k for k, name in enumerate(result.info["clients"])}
     groups = [str(name) for name in result.info["groups"]]
     for key, own in result.cuts.groupby(keys, observed=True, sort=False, dropna=False):
