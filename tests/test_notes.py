@@ -26,7 +26,7 @@ EXAMPLES = {
     "impossible-sum": {"phase": "train", "field": "update"},
     "false-shares": {"client": "north", "rounds": [2]},
     "validation-shown": {"rows": 1200},
-    "sum-of-one": {"method": "ifca", "rounds": 2, "of": 9},
+    "sum-of-few": {"method": "ifca", "rounds": 2, "of": 9, "one": 1},
     "robust": {"rule": "median", "liars": 0.2, "cut": {"north": [0.9, 0.2]}, "simulated": True},
     "kernel": {"phase": "train", "kernel": "traced", "obstacle": "loss"},
     "groups-merged": {"group": "other (merged)", "min_group": 50, "rows": {"f & a": 12, "m & a": 1}},

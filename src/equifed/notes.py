@@ -238,9 +238,10 @@ WORDS: Mapping[str, Callable[..., str]] = {
         f"The server's {rows:,} validation rows were sent to the clients, who measured fairness on them, so that no "
         "single model had to be."
     ),
-    "sum-of-one": lambda method, rounds, of: (
-        f"In {rounds} of {of} rounds, one sum of {method} was over a single client: the server learned that reply. See "
-        "`fewest_clients` in `log`."
+    "sum-of-few": lambda method, rounds, of, one: (
+        f"In {rounds} of {of} rounds, a sum of {method} was over fewer than three clients"
+        + (f", in {one} over a single one, whose reply the server learned" if one else "")
+        + ": see `fewest_clients` in `log`. min_clients = 3 leaves such sums out."
     ),
     # how runs ended
     "stopped-early": _stopped_early,

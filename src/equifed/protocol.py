@@ -479,7 +479,7 @@ class Method:
         """Scalars worth logging every round: schedules, multipliers. `feasible` (1 or 0) is special: a run that ends
         with 0 has not met its constraint, and its result says so; `excess`: how far it lies beyond its bound. So is
         `fewest_clients`, the smallest number of clients that a sum of the round was over, where that is not everybody's
-        sum: a result with secure sums says where it was 1."""
+        sum (0: no such sum): a result with secure sums says where they are too few."""
         return {}
 
     def remedy(self, converged: bool) -> str:

@@ -48,7 +48,10 @@ VARIANTS: tuple[Method, ...] = (
     methods.SFFL(components=2, fairness="equalized_odds_difference", fairness_step=3.0, aggregation="size"),
     methods.SFFL(fairness="demographic_parity_difference", fairness_step=3.0, weight_clip=1e9),
     methods.FCFL(fairness="equalized_odds_difference", first_stage=0.0),
+    methods.FairFate(lambda0=0.4, rho=0.2, min_clients=3),
     methods.IFCA(num_groups=3, known=True),
+    methods.IFCA(num_groups=2, min_clients=2),
+    methods.E2FL(groups="lowest-loss", num_groups=2, min_clients=3),
     methods.E2FL(groups="sensitive"),
     methods.E2FL(groups="rank-clustering", num_groups=2),
     methods.E2FL(groups="lowest-loss", num_groups=3, use="global"),
@@ -209,6 +212,25 @@ def test_a_method_as_it_is_summed(method: Method) -> None:
     for phase in (*summed.setup, *summed.round, *summed.final):
         assert phase.gather == "sum" or phase.told or not phase.up
         assert not phase.told or phase.gather == "stack"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", [m for m in SUMMED if m not in SKETCHES], ids=shown)
+def test_no_sum_has_a_place_for_each_client(method: Method, uneven: Federation) -> None:
+    """In which a reply could be read from the sum: what is sent does not grow with the number of clients."""
+    count = 7
+    fewer = dataclasses.replace(
+        uneven,
+        ids=uneven.ids[:count],
+        train=RowSets.of([uneven.train[k] for k in range(count)]),
+        client_test=None,
+        client_groups=None if uneven.client_groups is None else uneven.client_groups[:count],
+    )
+    summed = method.summed
+    assert summed is not None
+    few = {"rounds": 1, "clients_per_round": 4, "dropout": 0.0, "seeds": (0,)}
+    sent = [run(summed, fed, **few).messages["sizes_up"].tolist() for fed in (uneven, fewer)]
+    assert sent[0] == sent[1]
 
 
 def test_a_secure_sum_is_of_three_or_more(uneven: Federation) -> None:

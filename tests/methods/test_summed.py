@@ -28,16 +28,22 @@ RANKED = (
     methods.E2FL(groups="lowest-loss", num_groups=2),
     methods.E2FL(groups="one-shot", num_groups=3),
     methods.E2FL(groups="binary", num_groups=3, use="global"),
+    methods.E2FL(min_clients=3),
+    methods.E2FL(groups="sensitive", min_clients=3),
+    methods.E2FL(groups="lowest-loss", num_groups=3, min_clients=3),
 )
 AVERAGED = (
     methods.IFCA(num_groups=2),
     methods.IFCA(num_groups=3, known=True),
+    methods.IFCA(num_groups=3, known=True, min_clients=3),
+    methods.IFCA(num_groups=3, min_clients=3),
     methods.SFFL(components=2, fairness_step=3.0),
     methods.SFFL(components=2, fairness_step=3.0, weight_clip=1e9),
     methods.FedVal(),
     methods.FedVal(fairness=("equal_opportunity_ratio", "average_odds_ratio"), as_published=True),
     methods.FairFate(lambda0=0.4, rho=0.2),
     methods.FairFate(fairness=("demographic_parity_ratio", "average_odds_ratio"), lambda0=0.4, rho=0.2),
+    methods.FairFate(lambda0=0.4, rho=0.2, min_clients=4),
     ef.postprocess.Fair(methods.FairFate(lambda0=0.4), gap=0.02),
 )
 
@@ -130,14 +136,34 @@ def test_how_few_clients_a_sum_is_over_is_logged_and_said(uneven: Federation) ->
     for method in (methods.IFCA(num_groups=3, known=True), methods.E2FL()):
         assert (run(method, uneven, **known).log["fewest_clients"] == fewest).all()
 
-    alone = dataclasses.replace(uneven, client_groups=np.array([2, *[0] * 5, *[1] * 4]))
-    for method in (methods.IFCA(num_groups=3, known=True), methods.E2FL()):
-        result = run(method, alone, **known)
-        assert (result.log["fewest_clients"] == 1).all()
-        (note,) = [note for note in result.notes if note.kind == "sum-of-one"]
-        assert note.fields == {"method": method.name, "rounds": 6, "of": 6}
-        plain = run(method, alone, **{**known, "secure": False})
-        assert "sum-of-one" not in {note.kind for note in plain.notes}
+    for clients, groups in ((1, [2, *[0] * 5, *[1] * 4]), (2, [2, 2, *[0] * 4, *[1] * 4])):
+        small = dataclasses.replace(uneven, client_groups=np.array(groups))
+        for method in (methods.IFCA(num_groups=3, known=True), methods.E2FL()):
+            result = run(method, small, **known)
+            assert (result.log["fewest_clients"] == clients).all()
+            (note,) = [note for note in result.notes if note.kind == "sum-of-few"]
+            assert note.fields == {"method": method.name, "one": 6 * (clients == 1), "rounds": 6, "of": 6}
+            plain = run(method, small, **{**known, "secure": False})
+            assert "sum-of-few" not in {note.kind for note in plain.notes}
+
+
+def test_no_sum_is_over_fewer_clients_than_asked_for(uneven: Federation) -> None:
+    """What a client of a small group adds is zeros, so that the sum of its group tells nothing of it."""
+    alone = dataclasses.replace(uneven, client_groups=np.array([2, 2, *[0] * 4, *[1] * 4]))
+    known = {"clients_per_round": "all", "dropout": 0.0, "secure": True, "rounds": 2, "seeds": (0,)}
+    result = run(methods.IFCA(num_groups=3, known=True, min_clients=3), alone, **known)
+    start = run(methods.IFCA(num_groups=3, known=True, min_clients=11), alone, **known)  # nobody adds anything
+    for name, value in result.parameters[0].items():
+        moved = np.abs(value - start.parameters[0][name]).reshape(3, -1).max(1)
+        assert (moved[:2] > 1e-3).all()
+        assert moved[2] == 0
+    assert (result.log["fewest_clients"] == 3).all()  # of four, one has no rows
+    assert "sum-of-few" not in {note.kind for note in result.notes}
+    fair = run(methods.FairFate(lambda0=0.4, min_clients=4), uneven, secure=True)
+    few = fair.log["fair_clients"] < 4
+    assert few.any()
+    assert not few.all()
+    np.testing.assert_array_equal(fair.log["fewest_clients"], np.where(few, 0, fair.log["fair_clients"]))
 
 
 def test_a_result_says_that_clients_saw_the_validation_rows(uneven: Federation) -> None:

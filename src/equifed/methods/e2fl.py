@@ -98,6 +98,9 @@ class E2FL(Method):
     use: Literal["group", "global"] = hyper("group", choices=("group", "global"))
     """What clients predict with: the ranking of their group (the global one as long as they have none), or the global
     ranking, which is "E2FL (GM)"."""
+    min_clients: int = hyper(1, low=1)
+    """A group in which fewer clients vote in a round keeps its ranking. With secure sums, 3 keeps the rankings of one
+    or two to themselves."""
 
     @property
     def grouping(self) -> Grouping:
@@ -205,14 +208,16 @@ class E2FL(Method):
     def loss(self) -> EdgePopup:
         return EdgePopup(self.keep, by_group=self.grouping.of_rows)
 
-    def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
-        if self.grouping.of_rows:
-            groups = range(data.task.num_groups)
-            rankings = tree.stack([supermask.ranking(tree.take(scores, g)) for g in groups])
-            return {"ranking": rankings, "votes": torch.stack([data.where(data.s == g).n > 0 for g in groups])}, state
+    def group(self, down: Record, state: Client, data: Data, w: Tree) -> Tensor:
         group = self.grouping.infer(down["M_q"], w, data) if self.grouping.infer else state.group
         # a client without rows has no vote, and keeps its group
-        group = torch.where(data.n > 0, group, -1)
+        return torch.where(data.n > 0, group, -1)
+
+    def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
+        if self.grouping.of_rows:
+            rankings = tree.stack([supermask.ranking(tree.take(scores, g)) for g in range(data.task.num_groups)])
+            return {"ranking": rankings, "votes": has_rows_of_groups(data)}, state
+        group = self.group(down, state, data, w)
         state = Client(torch.where(data.n > 0, group, state.group))
         return {"ranking": supermask.ranking(scores), "group": group.to(torch.int16)}, state
 
@@ -229,37 +234,56 @@ class E2FL(Method):
 
     def vote_of_groups(self, server: Server, voted: Tree, voters: Tensor) -> Server:
         """The server after the votes within groups [Q, n], in which so many clients took part [Q]."""
-        R_q = tree.where(voters > 0, voted, server.R_q)
+        R_q = tree.where((voters > 0) & (voters >= self.min_clients), voted, server.R_q)
         # every group has one vote
         R = tree.take(supermask.vote(R_q, torch.ones(1, len(voters), device=voters.device)), 0)
         return self.networks(R, R_q, server.w, server.assigned, voters)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        return {"fewest_clients": fewest(server.voters)}
+        return {"fewest_clients": fewest(server.voters, self.min_clients)}
 
 
 @dataclass(frozen=True)
 class SummedE2FL(E2FL):
-    """E2FL by the sums of the positions within every group."""
+    """E2FL by the sums of positions within groups; if one can be over too few clients, they count themselves before."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
         (phase,) = super().round
-        train = LocalTraining(self.add_votes, self.loss, self.start)
         bounds = {"positions": supermask.position_bound(), "votes": YES_OR_NO}
-        up = ("positions", "votes")
-        return (replace(phase, up=up, client=train, server=self.add_up, gather="sum", bounds=bounds),)
+        count = replace(phase, name="count", up=("votes",), client=self.count_voters, server=self.counted)
+        train = LocalTraining(self.add_votes, self.loss, self.start)
+        add = replace(phase, up=("positions", "votes"), client=train, server=self.add_up)
+        if self.min_clients > 1:
+            add = replace(add, down=(*phase.down, "voters"))
+        used = (add,) if self.min_clients == 1 else (count, add)
+        return tuple(replace(phase, gather="sum", bounds=bounds) for phase in used)
+
+    def votes(self, down: Record, state: Client, data: Data, w: Tree) -> Tensor:
+        """1 for the groups in which the client votes [Q]."""
+        if self.grouping.of_rows:
+            return has_rows_of_groups(data).to(data.mask.dtype)
+        return one_hot(self.group(down, state, data, w), self.count(data.task), data.mask)
+
+    def count_voters(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
+        return {"votes": self.votes(down, state, data, supermask.weights(self.seeded(data.initial)))}, state
+
+    def counted(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        return server._replace(voters=replies["votes"])
 
     def add_votes(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
+        votes = self.votes(down, state, data, w)
         reply, state = self.reply(scores, down, state, data, w)
-        if self.grouping.of_rows:
-            votes = reply["votes"].to(data.mask.dtype)
-        else:
-            votes = one_hot(reply["group"], self.count(data.task), data.mask)
-        return {"positions": supermask.votes(reply["ranking"], votes), "votes": votes}, state
+        added = votes if self.min_clients == 1 else votes * (down["voters"] >= self.min_clients)
+        return {"positions": supermask.votes(reply["ranking"], added), "votes": votes}, state
 
     def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
         return self.vote_of_groups(server, supermask.elected(replies["positions"]), replies["votes"])
+
+
+def has_rows_of_groups(data: Data) -> Tensor:
+    """In which groups a client has a vote where it has rows of several [Q]."""
+    return torch.stack([data.where(data.s == g).n > 0 for g in range(data.task.num_groups)])
 
 
 def votes_within(order: Tensor, votes: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from equifed.protocol import (
     Record,
     Task,
     Update,
+    kept,
     notions,
 )
 from equifed.tree import Tree
@@ -101,6 +102,9 @@ class FairFate(Method):
     as_published: bool = False
     """The variant behind the paper's tables, as in its authors' code, instead of its Algorithm 1: F with the defects of
     their metrics and scaled to 0..1 over the round's models, F_k > F_0 strictly, v divided by 1 - beta_t^t."""
+    min_clients: int = hyper(1, low=1)
+    """A fair set of fewer clients counts as empty. With secure sums, 3 keeps the updates of one or two to
+    themselves."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -126,7 +130,7 @@ class FairFate(Method):
 
         # alpha_F = sum_fair F_k Delta_k / sum_fair F_k; 0 when nobody is fairer
         fair, weight, undefined = self.fair_set(server.theta, replies["theta"], present, validation)
-        total = weight.sum()
+        total = torch.where(fair.sum() >= self.min_clients, weight.sum(), 0.0)
         alpha_f = tree.weighted_sum(update, torch.where(total > 0, weight / total, torch.zeros_like(weight)))
         return self.moved(server, alpha_n, alpha_f, fair.sum(), undefined)
 
@@ -174,15 +178,26 @@ class FairFate(Method):
 
 @dataclass(frozen=True)
 class SummedFairFate(FairFate):
-    """FAIR-FATE whose clients measure F_0 and F_k."""
+    """FAIR-FATE whose clients measure F_0 and F_k; and, if a fair set can be too small, count it before they add up."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        up = ("update", "rows", "fair_update", "F", "fair", "undefined")
+        down, sums, counts = ("theta", VALIDATION), ("update", "rows", "fair_update", "F"), ("fair", "undefined")
         updates = {**BY_ROWS, "fair_update": Update(weight="F")}
         bounds = {"F": Bound(0, 1), "fair": YES_OR_NO, "undefined": YES_OR_NO}
-        train = LocalTraining(self.finish)
-        return (Phase("train", ("theta", VALIDATION), up, train, self.add_up, "sum", bounds=bounds, updates=updates),)
+        if self.min_clients == 1:
+            train = LocalTraining(self.finish)
+            return (Phase("train", down, (*sums, *counts), train, self.add_up, "sum", bounds=bounds, updates=updates),)
+        return (
+            Phase("train", down, counts, LocalTraining(self.keep), kept, "sum", bounds=bounds),
+            Phase("add", ("fair",), sums, self.add, self.add_up, "sum", bounds=bounds, updates=updates),
+        )
+
+    def init_client(self, task: Task, parameters: Tree) -> Tree:
+        if self.min_clients == 1:
+            return ()
+        zeros, zero = tree.zeros_like(parameters), tree.zeros(parameters)
+        return {"update": zeros, "rows": zero, "fair_update": zeros, "F": zero}
 
     def finish(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         update = tree.sub(parameters, down["theta"])
@@ -197,14 +212,25 @@ class SummedFairFate(FairFate):
             "undefined": undefined,
         }, state
 
+    def keep(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        reply, _ = self.finish(parameters, down, state, data, context)
+        counts = {name: reply.pop(name) for name in ("fair", "undefined")}
+        return counts, reply
+
+    def add(self, down: Record, state: Record, data: Data) -> tuple[Record, Tree]:
+        enough = (down["fair"] >= self.min_clients).to(data.mask.dtype)
+        return {**state, **{name: tree.scale(state[name], enough) for name in ("fair_update", "F")}}, state
+
     def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
         alpha_n = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
         total = replies["F"]
         alpha_f = tree.scale(replies["fair_update"], torch.where(total > 0, 1 / total, torch.zeros_like(total)))
-        return self.moved(server, alpha_n, alpha_f, replies["fair"], replies["undefined"])
+        counted = {**server._asdict(), **replies}
+        return self.moved(server, alpha_n, alpha_f, counted["fair"], counted["undefined"])
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        return {**super().observe(server), "fewest_clients": server.fair}
+        summed = torch.where(server.fair >= self.min_clients, server.fair, 0.0)
+        return {**super().observe(server), "fewest_clients": summed}
 
 
 def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,7 @@ from equifed.protocol import (
     Start,
     Task,
     Update,
+    kept,
     unchanged,
 )
 from equifed.tree import Tree
@@ -65,6 +66,9 @@ class IFCA(Method):
     """Q: how many models."""
     known: bool = hyper(False, choices=(False, True))
     """Whether a client's model is that of its known group, instead of the one with the lowest loss."""
+    min_clients: int = hyper(1, low=1)
+    """A model that fewer clients choose in a round stays as it is. With secure sums, 3 keeps the updates of one or two
+    to themselves."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -75,7 +79,7 @@ class IFCA(Method):
         train, up = LocalTraining(finish, prepare=self.start), ("update", "rows", "group")
         bounds = {"group": Bound(-1, self.num_groups - 1, whole=True)}
         updates = {"update": Update(weight="rows", among="group")}
-        return (Phase("train", ("theta",), up, train, average, bounds=bounds, updates=updates),)
+        return (Phase("train", ("theta",), up, train, self.average, bounds=bounds, updates=updates),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
@@ -104,6 +108,14 @@ class IFCA(Method):
         group = state.group if self.known else lowest_loss(down["theta"], data)
         return Start(tree.pick(down["theta"], group), context=group)
 
+    def average(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
+        present, rows = replies["present"], replies["rows"]
+        member = one_hot(replies["group"], self.num_groups, present).T * present  # [Q, K]
+        enough = (member * (rows > 0)).sum(1, keepdim=True) >= self.min_clients
+        share = member * enough / (member * rows).sum(1, keepdim=True).clamp_min(1)
+        return Server(tree.add(server.theta, tree.weighted_sum(replies["update"], share)))
+
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         """Those of the client's model; the mean over all models for a client that has not chosen."""
         predictions = vmap(task.predict, (0, None))(server.theta, x)
@@ -112,27 +124,37 @@ class IFCA(Method):
 
 @dataclass(frozen=True)
 class SummedIFCA(IFCA):
-    """IFCA by Q sums."""
+    """IFCA by Q sums; if one can be over too few clients, they count themselves before they add up."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        train, up = LocalTraining(self.finish, prepare=self.start), ("update", "rows", "of_model", "choices")
         bounds = {"of_model": TABLE, "choices": YES_OR_NO}
         updates = {"update": Update(weight="rows", among="of_model")}
-        return (Phase("train", ("theta",), up, train, average_each, "sum", bounds=bounds, updates=updates),)
+        count = Phase("count", ("theta",), ("choices",), self.count, kept, "sum", bounds=bounds)
+        train, up = LocalTraining(self.finish, prepare=self.start), ("update", "rows", "of_model", "choices")
+        down = ("theta",) if self.min_clients == 1 else ("theta", "choices")
+        add = Phase("train", down, up, train, average_each, "sum", bounds=bounds, updates=updates)
+        return (add,) if self.min_clients == 1 else (count, add)
 
     def init(self, task: Task, parameters: Tree) -> Any:
         return Counted(parameters, tree.zeros(parameters, self.num_groups))
 
+    def choice(self, group: Tensor, data: Data) -> Tensor:
+        """1 for the model that the client chooses [Q], if it has rows."""
+        return one_hot(group, self.num_groups, data.mask) * (data.n > 0)
+
+    def count(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+        return {"choices": self.choice(self.start(down, state, data).context, data)}, state
+
     def finish(self, parameters: Tree, down: Record, state: Client, data: Data, group: Tensor) -> tuple[Record, Tree]:
         reply, state = finish(parameters, down, state, data, group)
-        mine = one_hot(group, self.num_groups, data.mask)  # [Q]
-        update = tree.map(lambda leaf: torch.einsum("q,...->q...", mine, leaf), reply["update"])
-        has_rows = (data.n > 0).to(data.mask.dtype)
-        return {"update": update, "rows": data.n, "of_model": mine * data.n, "choices": mine * has_rows}, state
+        mine = self.choice(group, data)
+        added = mine if self.min_clients == 1 else mine * (down["choices"] >= self.min_clients)
+        update = tree.map(lambda leaf: torch.einsum("q,...->q...", added, leaf), reply["update"])
+        return {"update": update, "rows": data.n, "of_model": added * data.n, "choices": mine}, state
 
     def observe(self, server: Counted) -> dict[str, Tensor]:
-        return {"fewest_clients": fewest(server.choices)}
+        return {"fewest_clients": fewest(server.choices, self.min_clients)}
 
 
 class Counted(NamedTuple):
@@ -151,10 +173,10 @@ def average_each(server: Counted, replies: Record, validation: Data | None) -> C
     return Counted(theta, replies["choices"])
 
 
-def fewest(clients: Tensor) -> Tensor:
-    """The smallest number of clients that a sum of the last round was over: where it is 1, the sum is that client's
-    reply."""
-    some = torch.where(clients > 0, clients, torch.inf).amin()
+def fewest(clients: Tensor, least: int) -> Tensor:
+    """The smallest number of clients that a sum was over, of those that are over at least so many: where it is 1, the
+    sum is that client's reply. 0: there was none."""
+    some = torch.where((clients > 0) & (clients >= least), clients, torch.inf).amin()
     return torch.where(some.isinf(), 0.0, some)
 
 
@@ -195,11 +217,3 @@ def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Ten
     update = tree.scale(tree.sub(parameters, tree.pick(down["theta"], group)), data.n)
     chosen = torch.where(data.n > 0, group, state.group)
     return {"update": update, "rows": data.n, "group": group}, Client(chosen)
-
-
-def average(server: Server, replies: Record, validation: Data | None) -> Server:
-    # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
-    present = replies["present"]
-    member = one_hot(replies["group"], tree.length(server.theta), present).T * present  # [Q, K]
-    share = member / (member * replies["rows"]).sum(1, keepdim=True).clamp_min(1)
-    return Server(tree.add(server.theta, tree.weighted_sum(replies["update"], share)))

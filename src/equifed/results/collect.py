@@ -17,6 +17,7 @@ from equifed.protocol import CONSTRAINT_TOLERANCE, VALIDATION
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
+from equifed.secure import FEWEST
 from equifed.simulator.engine import SECURE_SUM, unmasking
 
 if TYPE_CHECKING:
@@ -177,15 +178,17 @@ def _resistance(job: Job, cuts: pd.DataFrame) -> list[Note]:
 
 
 def _shown(job: Job, logs: list[RoundLog]) -> list[Note]:
-    """What secure sums did not hide: the server's rows from the clients, and a reply that was all of a sum."""
+    """What secure sums did not hide: the server's rows from the clients, and replies that were nearly all of a sum."""
     if not job.settings.secure:
         return []
     notes = []
     if any(VALIDATION in phase.down for phase in job.phases("round")):
         notes.append(Note("validation-shown", {"rows": len(job.federation.validation)}))
-    alone = [log for log in logs if log.applied and log.observed.get("fewest_clients") == 1]
-    if alone:
-        notes.append(Note("sum-of-one", {"method": job.method.name, "rounds": len(alone), "of": len(logs)}))
+    few = [log.observed["fewest_clients"] for log in logs if log.applied and "fewest_clients" in log.observed]
+    few = [clients for clients in few if 0 < clients < FEWEST]
+    if few:
+        facts = {"method": job.method.name, "rounds": len(few), "of": len(logs), "one": few.count(1)}
+        notes.append(Note("sum-of-few", facts))
     return notes
 
 
