@@ -26,7 +26,7 @@ def messages_table() -> str:
 def secure_table() -> str:
     """What every method does under secure sums, and what the server then learns."""
     names = [name for name in REGISTRY if not make(name).pooled]
-    return table(["method", "with `secure = true`", "sums of", "of each silo"], map(secure_row, names))
+    return table(["method", "with `secure = true`", "sums of", "what these tell"], map(secure_row, names))
 
 
 def secure_row(name: str) -> list[str]:
@@ -34,13 +34,9 @@ def secure_row(name: str) -> list[str]:
     summed = method.summed
     if summed is None:
         alone = [phase for _, _, phase in exchanges(method) if phase.gather == "stack" and phase.up]
-        return [own, "**refused**", "", f"it needs {', '.join(fields(phase.up) for phase in alone)}"]
-    phases = [phase for _, _, phase in exchanges(summed) if phase.up]
-    sums, told = (
-        fields(tuple(dict.fromkeys(field for phase in phases if phase.told == each for field in phase.up)))
-        for each in (False, True)
-    )
-    return [own, "works" if summed == method else "works as a variant: see its page", sums, told]
+        return [own, "**refused**", "", f"it needs each silo's {', '.join(fields(phase.up) for phase in alone)}"]
+    sums = fields(tuple(dict.fromkeys(field for _, _, phase in exchanges(summed) for field in phase.up)))
+    return [own, "works" if summed == method else "works as a variant: see its page", sums, summed.reveals]
 
 
 def metrics_table() -> str:
