@@ -142,3 +142,20 @@ def test_show_names_who_is_opposite():
     assert words[-7:] == ["demographic_parity_difference", "+0.100", "3", "-0.400", "+0.100", "2", "1"]
     assert line == "DP diff., beyond chance f ahead of m: south -0.400 [-0.473, -0.322]."
     assert local_table(replace(result, local_gaps=result.local_gaps[:0])) == []
+
+
+def test_simulated_secure_sums_are_told_apart(tmp_path):
+    fed, plain = federation(), run(ef.methods.FedAvg(), federation(), seeds=[0])
+    secure = run(ef.methods.KFFL(), fed, seeds=[0], secure=True)
+    text = page_of([secure], tmp_path).text
+    assert "Secure sums, simulated. These exchanges are those of a federation" in text
+    assert text.count("gets only the sum") == text.count("takes the masks off that sum") == 3
+    assert "can hide a single client's reply" not in text
+    assert "nobody but a silo itself knows it" in text  # single clients' figures
+    text = page_of([plain, secure], tmp_path).text
+    assert "The exchanges of kffl are those of a federation" in text
+    assert "secure sums (secure = true) can hide a single client's reply" in text
+    assert "needs only sums" in text
+    text = page_of([plain], tmp_path).text
+    assert "simulated" not in text
+    assert "sees each reply" not in text

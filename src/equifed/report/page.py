@@ -285,7 +285,8 @@ def _messages(result: Result) -> dict[str, Any]:
         for row in result.messages.to_dict("records")
     ]
     method = str(result.info["method"])
-    return {"method": method, "pooled": is_pooled(method), "phases": phases}
+    simulated = result.settings.secure and "federation" not in result.info
+    return {"method": method, "pooled": is_pooled(method), "phases": phases, "simulated": simulated}
 
 
 def _times(number: int) -> str:
