@@ -219,7 +219,7 @@ def test_what_the_server_sees(trouble: ef.Result, tmp_path: Path) -> None:
     page = page_of([trouble], tmp_path)
     text = section(page, "What left each client", "Provenance")
     assert "This was a real federation: the server receives every silo's reply by itself" in text
-    assert "secure aggregation can hide" not in text
+    assert "can hide a single" not in text
     assert "nothing else is sent" not in text
     for words in ("joinwhen a silo joins", "countsfor every evaluated round"):
         assert words in text
