@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import tomli_w
 import torch
 from contract.sketches import SKETCHES
 from contract.test_contract import AS_SUMS, METHODS, VARIANTS
+from flwr.app import Array, ArrayRecord, Message
 
 import equifed as ef
 from equifed import methods, tree
@@ -96,6 +98,45 @@ def test_a_round_with_too_few_silos_for_the_rule_is_not_applied(silos: Path, tmp
     (note,) = (note for note in found.notes if note.kind == "rounds-not-applied")
     assert "krum needs 5 updates to withstand 1 liar, and fewer came" in str(note)
     assert not len(found.cuts)
+
+
+def test_validation_rows_that_do_not_fit_the_silo_are_refused_by_it(silos: Path, tmp_path: Path) -> None:
+    """However many they are and whatever a message says they are: each silo gets its own wrong ones."""
+    summed = methods.FedVal().summed
+    assert summed is not None
+    made = setting(silos, summed, run={"clients-per-round": "all", "rounds": 1})
+    rows, inputs = 60, len(made.scaled)
+    right = np.zeros((rows, inputs), np.float32)
+    huge = Array(right)
+    huge.shape = (10**12, inputs)
+    wrong = {
+        "a": Array(np.zeros((rows, inputs + 1), np.float32)),
+        "b": Array(np.zeros((rows - 1, inputs), np.float32)),
+        "c": Array(right.astype(np.float64)),
+        "d": Array(np.full_like(right, np.nan)),
+        "e": huge,
+    }
+
+    class Lying(Nodes):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            for message in messages:
+                silo, content = self.silo(message.metadata.dst_node_id), message.content
+                if message.metadata.message_type == "train.train" and silo in wrong:
+                    fields = dict(content["fields"])
+                    fields["validation.0"] = wrong[silo]
+                    content["fields"] = ArrayRecord(fields)
+            return super().push_messages(messages)
+
+    honest = nodes(made)
+    found = federate(made, Lying(honest.app, [c.node_config for c in honest.contexts.values()]), tmp_path)
+    said = found.rejections.set_index("client")["reason"]
+    assert said.keys().tolist() == list(wrong)
+    assert "validation.0 of shape [60, " in said["a"]
+    assert "has validation.1 of shape [60] where [59] belongs" in said["b"]
+    assert "validation.0 of type float64" in said["c"]
+    assert "NaN or Inf in validation.0" in said["d"]
+    assert "where [1000000000000, " in said["e"]
 
 
 OUTSIDE = """
