@@ -3,30 +3,52 @@ nothing else, whatever silos, server and disk do."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import gc
+import json
+import os
+import re
+import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from contract.test_contract import METHODS, VARIANTS
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from store.faults import Death, Disk
 
 import equifed as ef
-from equifed import tree
+from equifed import methods, tree
 from equifed.config import job_of, load_federations
+from equifed.errors import RunError
+from equifed.fixed_point import PLACES
+from equifed.flower import link
 from equifed.flower.agreement import Setting
-from equifed.protocol import Method
+from equifed.flower.client import app_of
+from equifed.flower.masks import secrets_of
+from equifed.flower.memory import MOST_EXCHANGES
+from equifed.notes import Note
+from equifed.protocol import STAGES, Method
+from equifed.secure import Masked, Silo
 from equifed.simulation import Simulation
+from equifed.simulator import Job
 from equifed.store import RunFolder
 from equifed.store.folder import FEDERATION
-from flower.inprocess import federate, memory_of, nodes, setting
+from flower.hostile import Attack, changed, of_record, of_words
+from flower.inprocess import Fault, Nodes, answer, federate, memory_of, nodes, setting
 
 SUMMING = [
     *(method for method in METHODS if not method.pooled and method.summed is not None),
-    *(method for method in VARIANTS if "+" in method.name and method.summed is not None),
+    *(pytest.param(method, marks=pytest.mark.full) for method in VARIANTS if method.summed is not None),
 ]
 
 
@@ -35,14 +57,31 @@ def made(folder: Path, method: Method | None = None, **sections: Any) -> Setting
     return setting(folder, method, run=run, **sections)
 
 
-def simulate(setting: Setting, runs: Path, run: str = "run") -> ef.Result:
-    """The reference engine on the same configuration, standardised as the federation's server did."""
+def simulate(
+    setting: Setting,
+    runs: Path,
+    before: Mapping[int, set[str]] = MappingProxyType({}),
+    after: Mapping[int, set[str]] = MappingProxyType({}),
+    run: str = "run",
+) -> ef.Result:
+    """The reference engine on the same configuration, standardised as the federation's server did.
+
+    before, after: by round, who is gone before masking, and between masking and unmasking.
+    """
     scaling = np.array(RunFolder(runs / run).record(FEDERATION)["scaling"], dtype=np.float32)
     config = dataclasses.replace(setting.config, run=dataclasses.replace(setting.config.run, engine="reference"))
     federations = [dataclasses.replace(fed, scaling=tuple(scaling)) for fed in load_federations(config)]
-    simulation = Simulation(job_of(config, federations))
-    for _ in simulation.rounds():
-        pass
+
+    def among(gone: Mapping[int, set[str]], round: int, cohorts: np.ndarray) -> np.ndarray:
+        return np.isin(cohorts, [setting.silos.index(silo) for silo in gone.get(round, ())])
+
+    with (
+        mock.patch.object(Job, "present", lambda self, round, cohorts: ~among(before, round, cohorts)),
+        mock.patch.object(Job, "late", lambda self, stage, round, step, cohorts: among(after, round, cohorts)),
+    ):
+        simulation = Simulation(job_of(config, federations))
+        for _ in simulation.rounds():
+            pass
     return simulation.result()
 
 
@@ -50,7 +89,7 @@ def simulate(setting: Setting, runs: Path, run: str = "run") -> ef.Result:
 def test_a_secure_federation_equals_the_reference_engine_bit_for_bit(
     method: Method, silos: Path, tmp_path: Path
 ) -> None:
-    secure = made(silos, method, model={"bias": method.name not in ("frl", "e2fl")})
+    secure = made(silos, method, run={"rounds": 2}, model={"bias": method.name not in ("frl", "e2fl")})
     grid = nodes(secure, state=str(tmp_path / "state"))
     found = federate(secure, grid, tmp_path / "runs")
     assert not len(found.rejections), found.rejections.to_string()
@@ -76,3 +115,437 @@ def test_to_help_unmask_a_sum_needs_no_torch() -> None:
     code += "from equifed.flower.apps import unmask; import equifed.secure.silo; "
     code += "sys.exit(', '.join(sys.modules.keys() & {'torch', 'pandas', 'scipy'}) or 0)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- who is gone -------------------------------------------------------------------------------------------------------
+
+PER_ROUND = len(STAGES) * MOST_EXCHANGES
+TRAIN, UNMASK = "train.", "query.unmask"
+
+
+def when(message: Message) -> tuple[int, int]:
+    """Round and number of the exchange that a message belongs to; 0 where it belongs to none."""
+    number = int(message.content.config_records["about"].get("exchange", 0))
+    return (number - 1) // PER_ROUND if number else 0, number
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "POLL", 0.005)
+
+
+def everyone(folder: Path, method: Method | None = None, **sections: Any) -> Setting:
+    """All six silos in every round: five must help."""
+    run = {"clients-per-round": "all", "eval-every": 99, **sections.pop("run", {})}
+    flower = {"deadline": 0.05, **sections.pop("flower", {})}
+    return made(folder, method, run=run, flower=flower, **sections)
+
+
+def missing(before: Mapping[int, set[str]], after: Mapping[int, set[str]]) -> Fault:
+    """Silos that are gone before masking, or between masking and unmasking, by round."""
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        kind, (number, _) = message.metadata.message_type, when(message)
+        gone = before if kind.startswith(TRAIN) else after if kind == UNMASK else {}
+        return None if silo in gone.get(number, ()) else reply
+
+    return fault
+
+
+BEFORE = {2: {"a"}, 4: {"a"}, 5: {"c", "f"}}
+AFTER = {3: {"b"}, 4: {"b"}, 6: {"c", "f"}}
+
+
+@pytest.mark.parametrize("method", [methods.FedAvg(), methods.KFFL(), methods.FairFed()], ids=repr)
+def test_whoever_is_gone_before_or_after_masking(method: Method, silos: Path, tmp_path: Path) -> None:
+    """One before: the sum of the others. One after: the sum with it. Both at once, or two: no sum. Always the bits of
+    the simulator."""
+    secure = everyone(silos, method, run={"rounds": 7})
+    state = str(tmp_path / "state")
+    found = federate(secure, nodes(secure, missing(BEFORE, AFTER), state=state), tmp_path / "runs")
+    expected = simulate(secure, tmp_path / "runs", BEFORE, AFTER)
+    assert_same_bits(found, expected)
+    columns = ["round", "applied", "replied"]
+    assert found.log["applied"].tolist() == [True, True, True, False, False, False, True]
+    applied = found.log["applied"]
+    assert found.log[applied][columns].to_numpy().tolist() == expected.log[applied][columns].to_numpy().tolist()
+    assert found.log["late"].fillna(0).tolist()[:3] == [0, 0, len(method.round)]
+    assert obstacles(tmp_path / "runs") == [
+        "4 of 5 clients helped to unmask the sum, 5 are needed when one of the cohort is gone",
+        "4 of 6 masked replies came, 5 are needed",
+        "4 of 6 clients helped to unmask the sum, 5 are needed",
+    ]
+
+
+def obstacles(runs: Path) -> list[str]:
+    """Why rounds were not applied."""
+    lines = map(json.loads, (runs / "run" / "rounds.jsonl").read_text().splitlines())
+    return [str(Note.from_json(log["obstacle"])) for line in lines for log in line["logs"] if log["obstacle"]]
+
+
+def test_a_silo_that_refuses_its_own_reply_counts_as_gone(silos: Path, tmp_path: Path) -> None:
+    """Out of bounds at the silo: it says why, and the others' sum is had."""
+    secure = everyone(silos, run={"rounds": 2})
+    strict = everyone(silos, run={"rounds": 2, "max-update": 1e-6})
+    strict.__dict__["digest"] = secure.digest
+    grid = nodes(secure, state=str(tmp_path / "state"))
+    grid.apps = {"a": app_of(strict)}
+    found = federate(secure, grid, tmp_path / "runs")
+    assert found.rejections[["client", "answered"]].to_numpy().tolist() == [["a", True]] * 2
+    assert found.rejections["reason"].str.contains("its reply has an update in update with a norm of").all()
+    assert_same_bits(found, simulate(secure, tmp_path / "runs", {1: {"a"}, 2: {"a"}}))
+
+
+def test_a_masked_reply_that_comes_late_is_useless(silos: Path, tmp_path: Path) -> None:
+    """Nobody ever tells a share of its mask."""
+    told: list[tuple[str, ConfigRecord]] = []
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == UNMASK:
+            told.append((silo, reply.content.config_records["secure"]))
+        return missing({1: {"a"}}, {})(silo, message, reply)
+
+    secure = everyone(silos, run={"rounds": 1, "eval-every": 99})
+    federate(secure, nodes(secure, fault, state=str(tmp_path / "state")), tmp_path / "runs")
+    trained = told[:5]
+    assert {silo for silo, _ in trained} == set("bcdef")
+    for _, said in trained:
+        assert said["seeds-of"] == ["a"]
+        assert sorted(said["shares-of"]) == list("bcdef")
+
+
+def forge(reply: Message, of: str) -> Message:
+    said = dict(reply.content.config_records["secure"])
+    shares = dict(zip(said["shares-of"], said["shares"], strict=True))
+    shares[of] = bytes(len(shares[of]) - 1) + b"\x07"
+    reply.content["secure"] = ConfigRecord(said | {"shares": list(shares.values())})
+    return reply
+
+
+def test_false_shares_are_left_out_and_their_sender_is_named(silos: Path, tmp_path: Path) -> None:
+    """Where more answered than are needed. Where just enough did, there is no sum."""
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == UNMASK and when(message)[0] in (1, 2) and silo == "a":
+            return forge(reply, "c")
+        return missing({}, {2: {"b"}})(silo, message, reply)
+
+    secure = everyone(silos, run={"rounds": 3})
+    found = federate(secure, nodes(secure, fault, state=str(tmp_path / "state")), tmp_path / "runs")
+    assert found.log["applied"].tolist() == [True, False, True]
+    (reason,) = obstacles(tmp_path / "runs")
+    assert reason.startswith("the mask of c could not be rebuilt from the 5 shares that came")
+    assert "a sent false shares of masks, which were left out, in round 1." in map(str, found.notes)
+    assert_same_bits(found, simulate(secure, tmp_path / "runs", {}, {2: {"a", "b"}}))
+
+
+def test_a_sum_that_nobody_honest_can_have_is_not_applied(
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of six lies after its own checks. It cannot be named; the round has no effect, and the next one has."""
+    honest = Silo.mask
+
+    def lying(self: Silo, exchange: Any, layout: bytes, sent: bytes, numbers: np.ndarray) -> Masked:
+        lies = self.name == "a" and (exchange.number - 1) // PER_ROUND == 2
+        return honest(self, exchange, layout, sent, numbers + (10**8 << PLACES) if lies else numbers)
+
+    monkeypatch.setattr(Silo, "mask", lying)
+    secure = everyone(silos, run={"rounds": 3})
+    found = federate(secure, nodes(secure, state=str(tmp_path / "state")), tmp_path / "runs")
+    assert found.log["applied"].tolist() == [True, False, True]
+    assert obstacles(tmp_path / "runs") == [
+        "one of the clients sent what it cannot have: no honest ones add up to the rows of train"
+    ]
+    assert not len(found.rejections)
+    monkeypatch.setattr(Silo, "mask", honest)
+    assert_same_bits(found, simulate(secure, tmp_path / "runs", {2: set("abcdef")}))
+
+
+def test_without_a_state_folder_a_silo_cannot_join(silos: Path, tmp_path: Path) -> None:
+    secure = everyone(silos)
+    with pytest.raises(RunError, match="a: the node has no state folder, which secure sums need"):
+        federate(secure, nodes(secure), tmp_path)
+
+
+@pytest.mark.parametrize("method", [methods.FairFed(), methods.FedEM()], ids=repr)
+def test_silos_go_on_from_their_state_folder(method: Method, silos: Path, tmp_path: Path) -> None:
+    """Every message is answered by a new process: nothing but the folder is left of the one before."""
+
+    class Restarting(Nodes):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            for own in self.contexts.values():
+                own.state = RecordDict()
+            self.app = app_of(secure)
+            return super().push_messages(messages)
+
+    secure = everyone(silos, method, run={"rounds": 2})
+    configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
+    found = federate(secure, Restarting(app_of(secure), configs), tmp_path / "runs")
+    assert not len(found.rejections)
+    assert_same_bits(found, simulate(secure, tmp_path / "runs"))
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").rglob("*") if path.is_file()}
+    assert modes == {0o600}
+
+
+# -- what a server cannot have -----------------------------------------------------------------------------------------
+
+
+def test_a_silo_never_answers_plainly(silos: Path, tmp_path: Path) -> None:
+    """Whether replies are masked follows from the configuration, never from the message."""
+    asked: list[Message] = []
+
+    def look(silo: str, message: Message, reply: Message) -> Message:
+        asked.extend([message] if message.metadata.message_type == "train.train" and silo == "a" else [])
+        return reply
+
+    secure = everyone(silos, run={"rounds": 1})
+    grid = nodes(secure, look, state=str(tmp_path / "state"))
+    federate(secure, grid, tmp_path / "runs")
+    (question,) = asked
+    own = grid.contexts[100]
+
+    def refused(message: Message) -> str:
+        content = answer(grid.app, message, own).content
+        assert set(content) == {"about"}
+        return str(content["about"]["refused"])
+
+    # as they were before the exchange: with what it remembers of it, the silo refuses at once
+    own.node_config["state"] = str(tmp_path / "fresh")
+    public = secrets_of(own, "run").public
+    said = dict(question.content["secure"])
+    said["keys"][said["cohort"].index("a")] = public
+    question.content["secure"] = ConfigRecord(said)
+    without = copy.deepcopy(question)
+    del without.content["secure"]
+    assert refused(without) == "its reply has no record 'secure'"
+    measuring = copy.deepcopy(question)
+    measuring.content["about"]["evaluate"] = 1
+    assert refused(measuring) == "its reply would tell what only a sum may"
+    elsewhere = copy.deepcopy(question)
+    elsewhere.content["about"]["exchange"] = str(int(question.content["about"]["exchange"]) + 1)
+    assert "a number that belongs to another" in refused(elsewhere)
+    few = copy.deepcopy(question)
+    few.content["secure"] = ConfigRecord({"attempt": 1, "cohort": ["a", "b"], "keys": said["keys"][:2]})
+    assert "a sum over fewer than 3 hides nobody" in refused(few)
+    assert "masked" in answer(grid.app, copy.deepcopy(question), own).content["fields"]
+    assert "it can be asked by a new attempt" in refused(copy.deepcopy(question))
+
+
+def test_recorded_traffic_has_no_number_of_a_plain_reply(silos: Path, tmp_path: Path) -> None:
+    """Captured at the server: arrays are called `masked`, and none of their integers is one that a silo masked."""
+    masked: list[np.ndarray] = []
+    plain: list[np.ndarray] = []
+
+    def look(silo: str, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type.startswith(TRAIN):
+            (name,) = reply.content["fields"]
+            assert name == "masked"
+            assert set(reply.content) == {"about", "fields", "secure"}
+            masked.append(reply.content["fields"]["masked"].numpy())
+        elif message.metadata.message_type == UNMASK:
+            assert set(reply.content) == {"about", "secure"}
+        return reply
+
+    def remember(self: Silo, exchange: Any, layout: bytes, sent: bytes, numbers: np.ndarray) -> Masked:
+        plain.append(numbers)
+        return honest(self, exchange, layout, sent, numbers)
+
+    secure = everyone(silos, methods.KFFL(), run={"rounds": 2})
+    honest = Silo.mask
+    with mock.patch.object(Silo, "mask", remember):
+        federate(secure, nodes(secure, look, state=str(tmp_path / "state")), tmp_path / "runs")
+    assert len(masked) == 2 * 6 * len(methods.KFFL().round)
+    hidden = np.unique(np.concatenate(plain)).view(np.uint64)
+    sent = np.concatenate(masked)
+    assert not np.isin(sent, hidden).any()
+    # a small integer would have its upper bits all alike; those of a mask are those of a fair coin
+    ones = np.unpackbits((sent >> np.uint64(56)).astype(np.uint8)).mean()
+    assert abs(ones - 0.5) < 4 * 0.5 / np.sqrt(8 * len(sent))
+
+
+# -- hostile replies ---------------------------------------------------------------------------------------------------
+
+
+def of_secure(said: Mapping[str, Any]) -> Iterator[tuple[str, Attack]]:
+    """Attacks on the record `secure` of a reply."""
+
+    def put(content: RecordDict, record: Any) -> None:
+        if record is None:
+            del content["secure"]
+        else:
+            content["secure"] = record
+
+    yield "no record", lambda content: put(content, None)
+    yield "numbers", lambda content: put(content, MetricRecord({"a": 1.0}))
+    yield "arrays", lambda content: put(content, ArrayRecord({}))
+    wrong: list[Any] = [None, 1, "x", b"", b"\xff" * 5_000_000, [], ["x"] * 5, [b""] * 5, [b"\xff" * 2000] * 5, [1.5]]
+    for name, right in said.items():
+        others = wrong + (
+            [right[:-1], right[::-1] + right, [right[0]] * len(right)] if isinstance(right, list) and right else []
+        )
+        for value in others:
+            if value == right:
+                continue
+            kept = {key: each for key, each in said.items() if key != name} | ({} if value is None else {name: value})
+            yield f"{name}: {str(value)[:20]}", lambda content, kept=kept: put(content, ConfigRecord(kept))
+
+
+EVERY = [pytest.param(25, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("every", EVERY)
+@pytest.mark.parametrize("kind", ["masked", "unmask"])
+def test_hostile_replies_end_nothing(kind: str, every: int, silos: Path, tmp_path: Path) -> None:
+    """An attack a round: on a masked reply, the sum is the others'; on an answer to `unmask`, it has the attacker in
+    it, or there is none. The run goes on."""
+    asked = TRAIN if kind == "masked" else UNMASK
+    seen: list[RecordDict] = []
+
+    def look(silo: str, message: Message, reply: Message) -> Message:
+        seen.extend([reply.content] if silo == "a" and message.metadata.message_type.startswith(asked) else [])
+        return reply
+
+    once = everyone(silos, run={"rounds": 1})
+    federate(once, nodes(once, look, state=str(tmp_path / "once")), tmp_path / "first")
+    tried = [*of_secure(seen[0]["secure"]), *of_words()]
+    tried += of_record(seen[0], "fields") if kind == "masked" else []
+    attacks = dict(enumerate(tried[::every], start=2))
+    assert len(attacks) > 3
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        number = when(message)[0]
+        hit = silo == "a" and message.metadata.message_type.startswith(asked) and number in attacks
+        return changed(reply, attacks[number][1]) if hit else reply
+
+    secure = everyone(silos, run={"rounds": 1 + len(attacks), "eval-every": 9999})
+    found = federate(secure, nodes(secure, fault, state=str(tmp_path / "state")), tmp_path / "runs")
+    assert found.log["applied"].all(), attacks[int(found.log["round"][~found.log["applied"]].iloc[0])]
+    gone = {number: {"a"} for number in attacks} if kind == "masked" else {}
+    assert_same_bits(found, simulate(secure, tmp_path / "runs", gone))
+    refused = found.rejections
+    assert len(refused) == len(gone), attacks
+    assert set(refused["client"]) <= {"a"}
+
+
+# -- deaths of the server ----------------------------------------------------------------------------------------------
+
+
+class Mortal(Nodes):
+    """Nodes that outlive the server, whose sending is a step of its life."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.disk = Disk()
+        self.asked: dict[int, list[tuple[str, Any]]] = {}
+        """By number of the exchange: the types of all messages, with transcript and survivors of `unmask`."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.disk.step("send")
+        messages = list(messages)
+        for message in messages:
+            kind, number = message.metadata.message_type, when(message)[1]
+            said = message.content.config_records.get("secure", {}) if kind == UNMASK else {}
+            what = (said["transcript"], tuple(said["survivors"])) if said else None
+            if number:
+                self.asked.setdefault(number, []).append((kind, what))
+        with mock.patch("equifed.files.os", os):  # the silos' own disks
+            return super().push_messages(messages)
+
+
+class ServerDisk(Disk):
+    def step(self, name: str) -> None:
+        if self.at is not None and len(self.steps) >= self.at:
+            self._die(name)
+        self.steps.append(name)
+
+
+def live(secure: Setting, grid: Mortal, runs: Path, at: int | None, manner: str = "kill") -> ef.Result | None:
+    """Start the run or go on with it; None if the server died."""
+    grid.disk = ServerDisk(at, manner)
+    try:
+        with mock.patch("equifed.files.os", grid.disk), mock.patch("equifed.flower.journal.os", grid.disk):
+            return federate(secure, grid, runs)
+    except Death:
+        gc.collect()
+        return None
+
+
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [
+        (methods.KFFL(), 0.02),
+        pytest.param(methods.KFFL(), 1.0, marks=pytest.mark.full),
+        pytest.param(methods.FairFed(), 0.2, marks=pytest.mark.full),
+    ],
+    ids=repr,
+)
+def test_a_server_that_dies_anywhere_has_each_sum_once(
+    method: Method, share: float, silos: Path, tmp_path: Path
+) -> None:
+    """At every step of the disk and before every message; and once more while going on. Another silo is missing after
+    each death, which changes no sum that was had, and the bits are those of a run that never died."""
+    secure = everyone(silos, method, run={"rounds": 3, "checkpoint-every": 2})
+    fault = missing({2: {"a"}}, {3: {"b"}})
+
+    def grid(name: str) -> Mortal:
+        configs = [node.node_config for node in nodes(secure, state=str(tmp_path / name / "state")).contexts.values()]
+        return Mortal(app_of(secure), configs, fault)
+
+    whole = grid("whole")
+    expected = live(secure, whole, tmp_path / "whole" / "runs", None)
+    assert expected is not None
+    steps = len(whole.disk.steps)
+    rng = np.random.default_rng(int(share * 100))
+    for at in np.flatnonzero(rng.random(steps) < share):
+        manner = str(rng.choice(["kill", "torn", "power"]))
+        faulty, runs = grid(f"at-{at}"), tmp_path / f"at-{at}" / "runs"
+        assert live(secure, faulty, runs, int(at), manner) is None
+        found = live(secure, faulty, runs, int(rng.integers(0, 60)), manner) or live(secure, faulty, runs, None)
+        assert found is not None
+        assert_same_bits(found, expected)
+        assert found.log.drop(columns="seconds", errors="ignore").equals(
+            expected.log.drop(columns="seconds", errors="ignore")
+        )
+        assert found.rejections.equals(expected.rejections)
+        assert not (runs / "run" / "sums").exists()
+        for number, asked in faulty.asked.items():
+            unmasked = {what for kind, what in asked if kind == UNMASK}
+            assert len(unmasked) <= 1, number
+            kinds = [kind for kind, _ in asked]
+            if UNMASK in kinds:  # nothing but the same question follows
+                assert set(kinds[kinds.index(UNMASK) :]) == {UNMASK}
+        shutil.rmtree(tmp_path / f"at-{at}")
+
+
+def test_a_damaged_journal_is_named(silos: Path, tmp_path: Path) -> None:
+    secure = everyone(silos, run={"rounds": 2, "checkpoint-every": 2})
+    configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
+    grid, sums = Mortal(app_of(secure), configs), tmp_path / "runs" / "run" / "sums"
+    for at in range(40, 400, 5):
+        assert live(secure, grid, tmp_path / "runs", at) is None
+        if list(sums.glob("*.sum")):
+            break
+    (file, *_) = sums.glob("*.sum")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    content = file.read_bytes()
+    file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    with pytest.raises(RunError, match=re.escape(f"{file} is damaged (it does not fit its checksum)")):
+        live(secure, grid, tmp_path / "runs", None)
+    file.write_bytes(content)
+    found = live(secure, grid, tmp_path / "runs", None)
+    assert found is not None
+    assert found.log["applied"].all()
+
+
+def test_a_setup_without_its_sum_can_be_tried_again(silos: Path, tmp_path: Path) -> None:
+    """It ends the run. Once the silos are back, the resumed run has the sum, whether they had masked it or not."""
+    for kind in ("before", "after"):
+        secure = everyone(silos, methods.FairFed(), run={"rounds": 1})
+        gone = {0: {"a", "b"}}
+        state = str(tmp_path / kind)
+        grid = nodes(secure, missing(gone, {}) if kind == "before" else missing({}, gone), state=state)
+        with pytest.raises(RunError, match="The setup phases could not be finished"):
+            federate(secure, grid, tmp_path / "runs", kind)
+        grid.fault = None
+        found = federate(secure, grid, tmp_path / "runs", kind)
+        assert_same_bits(found, simulate(secure, tmp_path / "runs", run=kind))

@@ -75,10 +75,11 @@ class Journal:
         """Remove what a checkpoint covers: exchanges of smaller numbers, or all of them."""
         if not self.folder.is_dir():
             return
-        for path in self.folder.iterdir():
-            if before is None or int(path.stem) < before:
-                os.unlink(path)
-        if before is None:
+        files = list(self.folder.iterdir())
+        covered = [path for path in files if before is None or int(path.stem) < before]
+        for path in covered:
+            os.unlink(path)
+        if len(covered) == len(files):
             os.rmdir(self.folder)
             sync_folder(self.folder.parent)
 
