@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from equifed.errors import ConfigError
 from equifed.flower.records import FIELDS, SCALING, BadMessage, check_run, read_array
 from equifed.secure import Exchange, Masked, Silo, Told
+from equifed.secure.rules import DIGEST, SEALED
 
 SIGNATURES = "signatures"
 """The record with the signatures of the silos' keys, by silo, which comes with the first summed exchange of a run."""
@@ -106,18 +107,14 @@ def read_masked(content: RecordDict, silo: str, exchange: Exchange, values: int)
         raise BadMessage("is not masked")
     numbers = read_array(MASKED, arrays[MASKED], np.dtype(np.uint64), (values,))
     commitment, shares = said.get("commitment"), _named(said, "for", "shares")
-    if type(commitment) is not bytes or len(commitment) != COMMITMENT:
+    if type(commitment) is not bytes or len(commitment) != DIGEST:
         raise BadMessage("does not commit itself to its mask")
-    if set(shares) != set(exchange.names) - {silo} or not all(
-        0 < len(share) <= MOST_SHARE for share in shares.values()
-    ):
+    if set(shares) != set(exchange.names) - {silo} or {len(share) for share in shares.values()} != {SEALED}:
         raise BadMessage("has not a share of its mask for every other silo")
     return Masked(numbers, commitment, shares)
 
 
-COMMITMENT = 32
-"""Bytes."""
-MOST_SHARE = 1024
+MOST = 1024
 """Bytes of a sealed share, of a share, of a seed: more than any has."""
 
 
@@ -180,7 +177,7 @@ def _list(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
 
 def _named(said: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]:
     who, what = _list(said, names, str), _list(said, values, bytes)
-    if len(who) != len(what) or len({*who}) != len(who) or any(len(value) > MOST_SHARE for value in what):
+    if len(who) != len(what) or len({*who}) != len(who) or any(len(value) > MOST for value in what):
         raise BadMessage(f"has {values} that do not belong to {names!r} in its record {SECURE!r}")
     return dict(zip(who, what, strict=True))
 
