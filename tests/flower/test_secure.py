@@ -3,7 +3,6 @@ nothing else, whatever silos, server and disk do."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 import json
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -34,10 +33,9 @@ from equifed.fixed_point import PLACES
 from equifed.flower import link
 from equifed.flower.agreement import Setting
 from equifed.flower.client import app_of
-from equifed.flower.masks import secrets_of
-from equifed.flower.memory import MOST_EXCHANGES
+from equifed.flower.memory import MOST_EXCHANGES, exchange_number
 from equifed.notes import Note
-from equifed.protocol import STAGES, Method
+from equifed.protocol import STAGES, Data, Method, Phase, Record, unchanged
 from equifed.secure import Masked, Silo
 from equifed.simulation import Simulation
 from equifed.simulator import Job
@@ -46,10 +44,13 @@ from equifed.store.folder import FEDERATION
 from flower.hostile import Attack, changed, of_record, of_words
 from flower.inprocess import Fault, Nodes, answer, federate, memory_of, nodes, setting
 
+ALWAYS = ("fedavg", "kffl", "fairfed", "fedminmax", "fair-fate", "ifca", "local")
 SUMMING = [
-    *(method for method in METHODS if not method.pooled and method.summed is not None),
-    *(pytest.param(method, marks=pytest.mark.full) for method in VARIANTS if method.summed is not None),
+    pytest.param(method, marks=[] if method.name in ALWAYS else pytest.mark.full)
+    for method in (*METHODS, *VARIANTS)
+    if not method.pooled and method.summed is not None
 ]
+"""All of them in `make test-full`."""
 
 
 def made(folder: Path, method: Method | None = None, **sections: Any) -> Setting:
@@ -124,9 +125,9 @@ TRAIN, UNMASK = "train.", "query.unmask"
 
 
 def when(message: Message) -> tuple[int, int]:
-    """Round and number of the exchange that a message belongs to; 0 where it belongs to none."""
-    number = int(message.content.config_records["about"].get("exchange", 0))
-    return (number - 1) // PER_ROUND if number else 0, number
+    """Round and number of the exchange that a message belongs to; -1 where it belongs to none. Joining is number 0."""
+    number = int(message.content.config_records["about"].get("exchange", -1))
+    return (number - 1) // PER_ROUND, number
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +157,9 @@ BEFORE = {2: {"a"}, 4: {"a"}, 5: {"c", "f"}}
 AFTER = {3: {"b"}, 4: {"b"}, 6: {"c", "f"}}
 
 
-@pytest.mark.parametrize("method", [methods.FedAvg(), methods.KFFL(), methods.FairFed()], ids=repr)
+@pytest.mark.parametrize(
+    "method", [methods.FedAvg(), methods.KFFL(), pytest.param(methods.FairFed(), marks=pytest.mark.full)], ids=repr
+)
 def test_whoever_is_gone_before_or_after_masking(method: Method, silos: Path, tmp_path: Path) -> None:
     """One before: the sum of the others. One after: the sum with it. Both at once, or two: no sum. Always the bits of
     the simulator."""
@@ -201,15 +204,14 @@ def test_a_masked_reply_that_comes_late_is_useless(silos: Path, tmp_path: Path) 
     told: list[tuple[str, ConfigRecord]] = []
 
     def fault(silo: str, message: Message, reply: Message) -> Message | None:
-        if message.metadata.message_type == UNMASK:
+        if message.metadata.message_type == UNMASK and when(message)[1] == exchange_number(1, "round", 0):
             told.append((silo, reply.content.config_records["secure"]))
         return missing({1: {"a"}}, {})(silo, message, reply)
 
     secure = everyone(silos, run={"rounds": 1, "eval-every": 99})
     federate(secure, nodes(secure, fault, state=str(tmp_path / "state")), tmp_path / "runs")
-    trained = told[:5]
-    assert {silo for silo, _ in trained} == set("bcdef")
-    for _, said in trained:
+    assert {silo for silo, _ in told} == set("bcdef")
+    for _, said in told:
         assert said["seeds-of"] == ["a"]
         assert sorted(said["shares-of"]) == list("bcdef")
 
@@ -267,7 +269,7 @@ def test_without_a_state_folder_a_silo_cannot_join(silos: Path, tmp_path: Path) 
         federate(secure, nodes(secure), tmp_path)
 
 
-@pytest.mark.parametrize("method", [methods.FairFed(), methods.FedEM()], ids=repr)
+@pytest.mark.parametrize("method", [methods.FairFed(), pytest.param(methods.FedEM(), marks=pytest.mark.full)], ids=repr)
 def test_silos_go_on_from_their_state_folder(method: Method, silos: Path, tmp_path: Path) -> None:
     """Every message is answered by a new process: nothing but the folder is left of the one before."""
 
@@ -290,45 +292,61 @@ def test_silos_go_on_from_their_state_folder(method: Method, silos: Path, tmp_pa
 # -- what a server cannot have -----------------------------------------------------------------------------------------
 
 
-def test_a_silo_never_answers_plainly(silos: Path, tmp_path: Path) -> None:
-    """Whether replies are masked follows from the configuration, never from the message."""
-    asked: list[Message] = []
+class Trying(Nodes):
+    """Before silo a is asked to train, it is asked for what it must not answer."""
 
-    def look(silo: str, message: Message, reply: Message) -> Message:
-        asked.extend([message] if message.metadata.message_type == "train.train" and silo == "a" else [])
-        return reply
+    refused: dict[str, str]
 
-    secure = everyone(silos, run={"rounds": 1})
-    grid = nodes(secure, look, state=str(tmp_path / "state"))
-    federate(secure, grid, tmp_path / "runs")
-    (question,) = asked
-    own = grid.contexts[100]
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            if self.silo(node) == "a" and kind.startswith(TRAIN):
+                self.refused = {
+                    what: self._answer(message, node, change) for what, change in self._changes(message.content).items()
+                }
+        return super().push_messages(messages)
 
-    def refused(message: Message) -> str:
-        content = answer(grid.app, message, own).content
+    def _answer(self, message: Message, node: int, change: RecordDict) -> str:
+        message.metadata.__dict__["_message_id"] = "tried"
+        whole, message.content = message.content, change
+        content = answer(self.app, message, self.contexts[node]).content
+        message.content = whole
         assert set(content) == {"about"}
         return str(content["about"]["refused"])
 
-    # as they were before the exchange: with what it remembers of it, the silo refuses at once
-    own.node_config["state"] = str(tmp_path / "fresh")
-    public = secrets_of(own, "run").public
-    said = dict(question.content["secure"])
-    said["keys"][said["cohort"].index("a")] = public
-    question.content["secure"] = ConfigRecord(said)
-    without = copy.deepcopy(question)
-    del without.content["secure"]
-    assert refused(without) == "its reply has no record 'secure'"
-    measuring = copy.deepcopy(question)
-    measuring.content["about"]["evaluate"] = 1
-    assert refused(measuring) == "its reply would tell what only a sum may"
-    elsewhere = copy.deepcopy(question)
-    elsewhere.content["about"]["exchange"] = str(int(question.content["about"]["exchange"]) + 1)
-    assert "a number that belongs to another" in refused(elsewhere)
-    few = copy.deepcopy(question)
-    few.content["secure"] = ConfigRecord({"attempt": 1, "cohort": ["a", "b"], "keys": said["keys"][:2]})
-    assert "a sum over fewer than 3 hides nobody" in refused(few)
-    assert "masked" in answer(grid.app, copy.deepcopy(question), own).content["fields"]
-    assert "it can be asked by a new attempt" in refused(copy.deepcopy(question))
+    @staticmethod
+    def _changes(content: RecordDict) -> dict[str, RecordDict]:
+        asked, secure = dict(content["about"]), dict(content["secure"])
+
+        def but(record: str, **entries: Any) -> RecordDict:
+            return RecordDict({**content, record: ConfigRecord(dict(content[record]) | entries)})
+
+        return {
+            "plainly": RecordDict({name: record for name, record in content.items() if name != "secure"}),
+            "as another exchange": but("about", exchange=str(int(asked["exchange"]) + 1)),
+            "as another round": but("about", round=7),
+            "with one other": but("secure", cohort=["a", "b"], keys=secure["keys"][:2]),
+            "with another key": but("secure", keys=[*secure["keys"][1:], secure["keys"][0]]),
+        }
+
+
+def test_a_silo_never_answers_plainly(silos: Path, tmp_path: Path) -> None:
+    """Whether replies are masked follows from the configuration, never from the message."""
+    secure = everyone(silos, run={"rounds": 1})
+    configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
+    grid = Trying(app_of(secure), configs)
+    found = federate(secure, grid, tmp_path / "runs")
+    assert found.log["replied"].tolist() == [6]  # as nothing has been given away, the right question is answered
+    reasons = {what: reason.removeprefix("its reply cannot be made: ") for what, reason in grid.refused.items()}
+    assert reasons == {
+        "plainly": "its reply has no record 'secure'",
+        "as another exchange": "the exchange has a number that belongs to another",
+        "as another round": "the exchange has a number that belongs to another",
+        "with one other": "the exchange has 2 silos, and a sum over fewer than 3 hides nobody",
+        "with another key": "the server shows another key of this silo than its own: "
+        "its state folder was lost, or it lies",
+    }
 
 
 def test_recorded_traffic_has_no_number_of_a_plain_reply(silos: Path, tmp_path: Path) -> None:
@@ -454,7 +472,7 @@ class Mortal(Nodes):
             kind, number = message.metadata.message_type, when(message)[1]
             said = message.content.config_records.get("secure", {}) if kind == UNMASK else {}
             what = (said["transcript"], tuple(said["survivors"])) if said else None
-            if number:
+            if number >= 0:
                 self.asked.setdefault(number, []).append((kind, what))
         with mock.patch("equifed.files.os", os):  # the silos' own disks
             return super().push_messages(messages)
@@ -465,6 +483,20 @@ class ServerDisk(Disk):
         if self.at is not None and len(self.steps) >= self.at:
             self._die(name)
         self.steps.append(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Telling(methods.FedAvg):
+    """FedAvg, and before it a phase whose replies are told singly."""
+
+    name: ClassVar[str] = "flower.test_secure:Telling"  # as a configuration has it
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        def look(down: Record, state: Any, data: Data) -> tuple[Record, Any]:
+            return {"rows": data.n}, state
+
+        return (Phase("look", (), ("rows",), look, unchanged, told=True), *super().round)
 
 
 def live(secure: Setting, grid: Mortal, runs: Path, at: int | None, manner: str = "kill") -> ef.Result | None:
@@ -481,9 +513,10 @@ def live(secure: Setting, grid: Mortal, runs: Path, at: int | None, manner: str 
 @pytest.mark.parametrize(
     ("method", "share"),
     [
-        (methods.KFFL(), 0.02),
-        pytest.param(methods.KFFL(), 1.0, marks=pytest.mark.full),
-        pytest.param(methods.FairFed(), 0.2, marks=pytest.mark.full),
+        (Telling(), 0.01),
+        pytest.param(Telling(), 0.3, marks=pytest.mark.full),
+        pytest.param(methods.KFFL(), 0.3, marks=pytest.mark.full),
+        pytest.param(methods.FairFed(), 0.1, marks=pytest.mark.full),
     ],
     ids=repr,
 )

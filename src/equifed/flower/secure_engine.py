@@ -185,7 +185,7 @@ class SecureEngine(FlowerEngine):
         exchange = self._taken(asked.stage, phase, asked.number, replies, exchange)
         if entry is None and (not exchange.obstacles or asked.stage == "round"):
             arrays = {
-                f"{k}/{name}": leaf.numpy() for k, reply in replies.items() for name, leaf in tree.named(reply).items()
+                f"{k}.{name}": leaf.numpy() for k, reply in replies.items() for name, leaf in tree.named(reply).items()
             }
             self.journal.write(asked.number, "done", {"used": list(replies), "refused": refused}, arrays)
         return exchange

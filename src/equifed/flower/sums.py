@@ -77,8 +77,9 @@ def summed(
     """
     number, cohort = question.number, question.cohort
     entry = journal.read(number)
-    facts: dict[str, Any] = {"kind": question.kind, "sent": digest(question.alike).hex()}
-    if entry is not None and any(entry.facts[name] != value for name, value in facts.items()):
+    sent = digest(question.alike)
+    facts: dict[str, Any] = {"kind": question.kind, "sent": sent.hex()}
+    if entry is not None and entry.stage != "asked" and any(entry.facts[name] != facts[name] for name in facts):
         raise RunError(
             f"{journal.folder} has exchange {number} with another model than the run has now: its files, or those of "
             "the run, are not as they were. Put back a copy, or start a new run."
