@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from equifed import fixed_point, tree
 from equifed.channel import Channel, update_of
-from equifed.protocol import BOUNDS, ROWS, Bound, Limit, Phase, Record, Task, Update
+from equifed.protocol import BOUNDS, COUNT, ROWS, Bound, Limit, Phase, Record, Task, Update
 from equifed.tree import Tree
 
 TIMES, SHORT, ENOUGH = 100.0, 1.0, 3
@@ -73,6 +74,14 @@ class _Limits:
     """That of the first run: all have the same parts."""
     update: Update | None
     clipped: bool
+
+    def of(self, runs: np.ndarray) -> tuple[Any, ...]:
+        """low, high, per_row, norm and alike of these runs."""
+        return tuple([part[runs] if isinstance(part, np.ndarray) else part for part in self._parts])
+
+    @cached_property
+    def _parts(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, part) for part in _PARTS)
 
 
 class Bounds:
@@ -143,17 +152,14 @@ class Bounds:
         that seems impossible is looked at again by itself, which decides."""
         down, reply, kept, runs, slots, rows = replies
         checks = list(self.checks(down, reply, rows, runs))
-        fine = np.ones(runs.shape, dtype=bool)
-        for leaf in tree.leaves(kept):
-            if leaf.is_floating_point():
-                fine &= _norm(leaf, runs.ndim) < np.inf
-        for check in checks:
-            fine &= check.fine
+        parts = [check.fine for check in checks]
+        parts += [_norm([leaf], runs.ndim) < np.inf for leaf in tree.leaves(kept) if leaf.is_floating_point()]
         compared = [] if self._hidden else [check for check in checks if check.alike is not None]
         long = [check for check in compared if (check.found > check.alike).any()]
         found: dict[tuple[int, ...], str] = {}
-        if fine.all() and not long:
+        if not long and all(part.all() for part in parts):
             return found
+        fine = np.logical_and.reduce(parts)
         for place in zip(*np.nonzero(here & ~fine), strict=True):
             sent, said, own = tree.map(lambda leaf, place=place: leaf[place], (down, reply, kept))
             whole = finite((said, own))
@@ -180,19 +186,23 @@ class Bounds:
         lead = rows.ndim
         for name, limits in self._fields.items():
             bound, value = limits.bound, reply[name]
-            low, high, per_row, norm, alike = (_at(getattr(limits, part), runs) for part in _PARTS)
-            low, high = low * clients, high * clients
-            if norm is not None and (limits.update is None or limits.update.weight is None):
-                norm = norm * clients
+            low, high, per_row, norm, alike = limits.of(runs)
+            if clients > 1:
+                low, high = low * clients, high * clients
+                if norm is not None and (limits.update is None or limits.update.weight is None):
+                    norm = norm * clients
             if norm is not None:
                 yield _of_norm(name, limits, norm, alike, down, reply, lead)
             if per_row is not None:
-                yield _of_sum(name, per_row, alike, _norm(value, lead), rows)
+                yield _of_sum(name, per_row, alike, _norm(tree.leaves(value), lead), rows)
             if (norm is None and per_row is None) or bound.low != -np.inf:
                 most = rows if bound.high == ROWS else high
                 for leaf in tree.leaves(value):
                     if leaf.numel():
-                        yield from _of_numbers(name, bound, low, most, _flat(leaf.cpu().numpy(), lead), rows)
+                        numbers = _flat(_array(leaf), lead)
+                        # all rows that there are: of whole ones no other number need be compared with anything
+                        if bound is not COUNT or clients > 1 or (numbers != rows[..., None]).any():
+                            yield from _of_numbers(name, bound, low, most, numbers, rows)
         if self._hidden:
             for name, places in self._places.items():
                 for leaf in tree.leaves(reply[name]):
@@ -261,12 +271,12 @@ def _of_norm(name: str, limits: _Limits, most: Any, alike: Any, down: Record, re
         return f"has {'an update in ' if update else ''}{name} with a norm of {found:g}, above {most:g}"
 
     if update is None:
-        return Check(name, _norm(value, lead), most, SLACK * most, words, alike)
-    found, slack = _norm(update_of(update, down, value), lead), SLACK * most
+        return Check(name, _norm(tree.leaves(value), lead), most, SLACK * most, words, alike)
+    found, slack = _norm(tree.leaves(update_of(update, down, value)), lead), SLACK * most
     if update.around is not None:  # the difference of two models is as exact as they are
-        slack = slack + 1e-6 * _norm(value, lead)
+        slack = slack + 1e-6 * _norm(tree.leaves(value), lead)
     if update.weight is not None:  # without a weight there is no update: 0 / 0
-        found = found / np.maximum(reply[update.weight].cpu().numpy(), 1e-30)
+        found = found / np.maximum(_array(reply[update.weight]), 1e-30)
     return Check(name, found, most, slack, words, alike)
 
 
@@ -317,28 +327,28 @@ def _too_many(name: str, found: float, rows: float) -> str:
     return f"has {name} that add up to {found:g}, more than the {rows:g} rows that it declared"
 
 
-def _at(limit: Any, runs: np.ndarray) -> Any:
-    return limit[runs] if isinstance(limit, np.ndarray) else limit
-
-
 def _flat(values: np.ndarray, lead: int) -> np.ndarray:
     """[..., n], as numbers with a fraction."""
     return (values if values.dtype.kind == "f" else values.astype(np.float32)).reshape(*values.shape[:lead], -1)
 
 
-def _norm(value: Tree, lead: int) -> np.ndarray:
-    """||value||_2 over all but the leading axes [...]. One reply alone is squared in 64 bits, where nothing of 32
-    overflows; of many, a norm above 1e19 may come out as Inf, which is no reason yet to refuse it."""
-    squares = []
-    for leaf in tree.leaves(value):
-        if leaf.device.type == "cpu":
-            flat = _flat(leaf.numpy() if lead else leaf.double().numpy(), lead)
-            squares.append(np.einsum("...i,...i->...", flat, flat))
-        else:
-            flat_there = leaf.reshape(*leaf.shape[:lead], -1)
-            norm = torch.linalg.vector_norm(flat_there, dim=-1, dtype=None if lead else torch.float64)
-            squares.append(np.square(norm.cpu().numpy(), dtype=np.float64))
-    total = np.asarray(squares[0], dtype=np.float64)
-    for square in squares[1:]:
-        total = total + square
-    return np.sqrt(total)
+def _array(leaf: Tensor) -> np.ndarray:
+    return leaf.numpy() if leaf.is_cpu else leaf.cpu().numpy()
+
+
+def _norm(leaves: Sequence[Tensor], lead: int) -> np.ndarray:
+    """||value||_2 over all but the leading axes [...] of all leaves. One reply alone is squared in 64 bits, where
+    nothing of 32 overflows; of many, a norm above 1e19 may come out as Inf, which is no reason yet to refuse it."""
+    squares: Any = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for leaf in leaves:
+            if leaf.is_cpu:
+                flat = _flat(leaf.numpy() if lead else leaf.double().numpy(), lead)
+                square = np.matmul(flat[..., None, :], flat[..., None])[..., 0, 0]
+            else:
+                flat_there = leaf.reshape(*leaf.shape[:lead], -1)
+                norm = torch.linalg.vector_norm(flat_there, dim=-1, dtype=None if lead else torch.float64)
+                square = np.square(norm.cpu().numpy(), dtype=np.float64)
+            squares = square.astype(np.float64) + squares
+        total: np.ndarray = np.sqrt(squares)
+    return total
