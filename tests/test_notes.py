@@ -18,6 +18,7 @@ EXAMPLES = {
     "shares-unfit": {"client": "north", "shares": 5, "needed": 4},
     "sum-unfit": {"clients": ["north", "south"]},
     "server-step-failed": {"phase": "train", "error": "ValueError: no"},
+    "unbounded": {"phase": "train", "fields": ["mood"]},
     "model-not-finite": {"phase": "train"},
     "compiling-failed": {"error": "OSError"},
     "no-compiler": {},

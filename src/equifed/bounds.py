@@ -236,6 +236,11 @@ def bound_of(phase: Phase, channel: Channel, field: str) -> Bound:
     return phase.bounds.get(field) or BOUNDS.get(field) or Bound()
 
 
+def unbounded(phase: Phase) -> list[str]:
+    """Fields of the reply of which nothing is known but that they are numbers."""
+    return [name for name in phase.up if name not in {*BOUNDS, *phase.bounds, *phase.updates, *phase.codecs}]
+
+
 def finite(value: Tree) -> bool:
     return all(bool(leaf.isfinite().all()) for leaf in tree.leaves(value))
 

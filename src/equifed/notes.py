@@ -208,6 +208,10 @@ WORDS: Mapping[str, Callable[..., str]] = {
     ),
     "model-not-finite": lambda phase: f"after {phase} the model would have NaN or Inf",
     # how the engine ran
+    "unbounded": lambda phase, fields: (
+        f"Of {', '.join(fields)} in {phase} the method declares no bound: any finite numbers that a client sends there "
+        "are used. Declare `bounds` in its phase."
+    ),
     "kernel": _kernel,
     "compiling-failed": lambda error: f"Compiling the training step failed ({error}); it runs uncompiled, and slower.",
     "no-compiler": lambda: (

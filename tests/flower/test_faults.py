@@ -681,3 +681,20 @@ def test_a_method_that_needs_validation_rows_wants_the_servers_file(silos: Path,
     made = dataclasses.replace(made, config=dataclasses.replace(made.config, data=data))
     with pytest.raises(ConfigError, match="measures fairness on rows that the server holds"):
         federate(made, nodes(made), tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Breaking(methods.FedMinMax):
+    """In round 2 its adversary, which travels with the model, is no number any more; the model itself is."""
+
+    def step(self, server, replies, validation):  # type: ignore[no-untyped-def]
+        moved = super().step(server, replies, validation)
+        late = (server.mu != server.rho).any()
+        return moved._replace(mu=torch.where(late, torch.nan, moved.mu))
+
+
+def test_nothing_that_is_no_number_travels(silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, Breaking(), run={"clients-per-round": "all", "rounds": 3})
+    result = federate(made, nodes(made), tmp_path)
+    assert result.log["applied"].tolist() == [True, False, False]
+    assert not len(result.rejections)  # no silo was asked with NaN

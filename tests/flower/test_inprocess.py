@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,32 @@ def test_a_method_from_outside_needs_its_module_at_the_silos(
         "its app cannot be loaded: method.name: 'halves:Half' needs the module halves, which is not installed there"
     )
     assert f"no module halves among the installed ones nor in {silos}" in caplog.text  # the silo's own log
+
+
+@dataclass(frozen=True)
+class Talkative(methods.FedAvg):
+    """Sends a number of which nobody knows what it can be."""
+
+    @property
+    def round(self):  # type: ignore[no-untyped-def]
+        (phase,) = super().round
+
+        def client(down, state, data):  # type: ignore[no-untyped-def]
+            reply, state = phase.client(down, state, data)
+            return reply | {"mood": data.n * 0}, state
+
+        return (replace(phase, up=(*phase.up, "mood"), client=client),)
+
+
+def test_fields_without_a_bound_are_named_before_round_1(
+    silos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = setting(silos, Talkative())
+    result = federate(made, nodes(made), tmp_path)
+    (note,) = (str(note) for note in result.notes if note.kind == "unbounded")
+    assert note.startswith("Of mood in train the method declares no bound")
+    said = capsys.readouterr().out
+    assert said.index(note) < said.index("Round 1 of 3")
 
 
 BROKEN = {

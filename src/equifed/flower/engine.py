@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from equifed import tree
-from equifed.bounds import Bounds, finite
+from equifed.bounds import Bounds, finite, unbounded
 from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
@@ -67,9 +67,13 @@ class FlowerEngine:
         """Why clients did not count with the last model."""
         self._ids = job.runs[0].federation.ids
         self._codecs = codecs(job.method)
+        self._travels = _travelling(job)
         self._scaling = scaling and ArrayRecord({"shift": Array(scaling[0]), "factor": Array(scaling[1])})
         self._validation = tree.take(validation_data(job, tables), 0)
         self._like = _replies(job, tables, self._validation)
+        for phase in (phase for stage in STAGES for phase in job.phases(stage)):
+            if fields := unbounded(phase):
+                self.note("unbounded", phase=phase.name, fields=fields)
 
     def start(self) -> State:
         never = torch.zeros(1, self.job.task.num_clients, dtype=torch.int64)
@@ -133,7 +137,7 @@ class FlowerEngine:
         except Exception as error:  # replies that are each possible, and together are not
             failed = {"phase": phase.name, "error": clean(f"{type(error).__name__}: {error}")}
             return replace(exchange, obstacles={0: Note("server-step-failed", failed)})
-        if not finite(method.sent(server, method.predicts_with)):
+        if not finite(sent(method, server, self._validation, self._travels)):
             return replace(exchange, obstacles={0: Note("model-not-finite", {"phase": phase.name})})
         last = state.last_reply.clone()
         last[0, torch.from_numpy(clients)] = number
@@ -278,6 +282,12 @@ class FlowerEngine:
                 counted.append(None)
                 problems[silo] = error
         return counted, problems
+
+
+def _travelling(job: Job) -> tuple[str, ...]:
+    """The server's fields that clients ever get: with NaN in one of them, no client could work any more."""
+    phases = [phase for stage in STAGES for phase in job.phases(stage) if phase.repeat(job.task)]
+    return tuple(dict.fromkeys([*job.method.predicts_with, *(name for phase in phases for name in phase.down)]))
 
 
 def _replies(job: Job, tables: Tables, validation: Tree) -> dict[tuple[str, int], Record]:

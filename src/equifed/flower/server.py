@@ -106,6 +106,8 @@ def serve(
     named = setting.config.data.validation_file
     file = Path(validation) if validation else None if named is None else setting.config.folder / named
     training = Federated(setting, link, scaling, file, journal)
+    for note in training.engine.notes:
+        _say(str(note))
     if (folder / "status.json").is_file():
         recording = store.resume(str(folder), make=lambda config: training)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
