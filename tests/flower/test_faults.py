@@ -151,7 +151,7 @@ WRONG = {
     "too many rows": (methods.KFFLTD(), "gradient_rows", lambda v: v * 0 - 5, "has gradient_rows outside 0 to 37"),
     "a negative weight": (methods.FairFed(), "weight", lambda v: v * 0 - 1e6, "has weight outside 0 to 5"),
     "two holders": (methods.FedFair(), "holders", lambda v: v * 0 + 2, "has holders outside 0 to 1"),
-    "a negative norm": (methods.QFFL(), "h", lambda v: v * 0 - 3, "has h outside 0 to 1e+24"),
+    "a negative norm": (methods.QFFL(), "h", lambda v: v * 0 - 3, "has h outside 0 to inf: -3"),
 }
 
 
