@@ -62,6 +62,8 @@ VARIANTS: tuple[Method, ...] = (
 
 AS_SUMS = tuple(method.summed for method in (*METHODS, *VARIANTS) if method.summed not in (None, method))
 """Those that run otherwise where only sums are seen, as they do then."""
+RARE = (*AS_SUMS, *(method for method in VARIANTS if method.hyper.get("min_clients", 1) > 1))
+"""Those that `make test-full` tests: elsewhere they are compared with the others as they are."""
 OTHERS = (*VARIANTS, *AS_SUMS, *SKETCHES)
 
 
@@ -71,7 +73,7 @@ def shown(method: Method) -> str:
 
 every_method = pytest.mark.parametrize(
     "method",
-    [*METHODS, *(pytest.param(m, marks=pytest.mark.full if m in AS_SUMS else ()) for m in OTHERS)],
+    [*METHODS, *(pytest.param(m, marks=pytest.mark.full if m in RARE else ()) for m in OTHERS)],
     ids=shown,
 )
 every_method_in_full = pytest.mark.parametrize(

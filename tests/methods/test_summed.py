@@ -14,11 +14,11 @@ from equifed.federation import Federation
 from equifed.protocol import VALIDATION, Method
 
 SETTINGS = {
-    "rounds": 4,
+    "rounds": 3,
     "clients_per_round": 9,
     "dropout": 0.07,
     "local": ef.Local(epochs=1, batch_size=8, learning_rate=0.2),
-    "seeds": (0, 1, 2),
+    "seeds": (0, 1),
 }
 """Some of ten clients in each round, some of them gone, but never too many for a sum."""
 RANKED = (
@@ -80,7 +80,8 @@ def test_votes_are_the_same_bit_for_bit(method: Method, engine: str, uneven: Fed
 @pytest.mark.parametrize("method", AVERAGED, ids=repr)
 def test_models_are_the_same_but_for_rounding(method: Method, engine: str, uneven: Federation) -> None:
     secure, plain = (run(method, uneven, engine=engine, secure=secure) for secure in (True, False))
-    assert 0 < farthest(run(method, uneven, rounds=1), plain) > 1e-3  # it moves
+    loss = plain.metrics[(plain.metrics["metric"] == "loss") & (plain.metrics["scope"] == "global")]
+    assert (loss.groupby(["seed", "split"], observed=True)["value"].nunique() > 1).all()  # it moves
     assert farthest(secure, plain) < 1e-6
     observed = [name for name in ("fair_clients", "undefined_clients", "lambda", "beta") if name in plain.log]
     np.testing.assert_array_equal(secure.log[observed], plain.log[observed])
@@ -142,7 +143,7 @@ def test_how_few_clients_a_sum_is_over_is_logged_and_said(uneven: Federation) ->
             result = run(method, small, **known)
             assert (result.log["fewest_clients"] == clients).all()
             (note,) = [note for note in result.notes if note.kind == "sum-of-few"]
-            assert note.fields == {"method": method.name, "one": 6 * (clients == 1), "rounds": 6, "of": 6}
+            assert note.fields == {"method": method.name, "one": 4 * (clients == 1), "rounds": 4, "of": 4}
             plain = run(method, small, **{**known, "secure": False})
             assert "sum-of-few" not in {note.kind for note in plain.notes}
 
