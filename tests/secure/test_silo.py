@@ -109,6 +109,17 @@ def test_an_attempt_is_masked_once(federation: Federation) -> None:
     silo.mask(federation.exchange(7, attempt=4), LAYOUT, SENT, federation.numbers("silo-02"))
 
 
+def test_an_exchange_is_of_the_same_silos_in_every_attempt(federation: Federation) -> None:
+    """Else two sums of one model, over different silos, could be had from tellers who have not met."""
+    federation.silos["silo-02"].mask(federation.exchange(7), LAYOUT, SENT, federation.numbers("silo-02"))
+    for _ in range(2):
+        for names in (federation.names[1:], federation.names[:-1]):
+            refused(federation.exchange(7, 2, names), federation, "was of other silos before")
+        federation.restart()
+    federation.silos["silo-02"].check(federation.exchange(8, 1, federation.names[1:]))
+    federation.silos["silo-02"].check(federation.exchange(7, 2))
+
+
 def test_an_exchange_is_unmasked_once_and_none_before_it(federation: Federation) -> None:
     federation.mask(federation.exchange(9, 1))
     federation.sum(federation.exchange(7))

@@ -45,7 +45,7 @@ class Silo:
                         "key": secrets.token_hex(KEY),
                         "peers": {},  # the public keys of the others, as first seen
                         "told": NEVER,  # the last exchange that it has helped to unmask
-                        "attempts": {},  # the last attempt that it has masked of each exchange after that one
+                        "attempts": {},  # of each exchange after that one, the last that it has masked, and with whom
                         "heard": {},  # what it was sent in each of them
                         "masked": None,  # the exchange masked last
                     }
@@ -93,7 +93,7 @@ class Silo:
             shares = shamir.split(secret, exchange.threshold, len(exchange.names))
             dealt = dict(zip(exchange.names, shares, strict=True))
             state["peers"] |= {name: key.hex() for name, key in self._others(exchange)}
-            state["attempts"][str(exchange.number)] = exchange.attempt
+            state["attempts"][str(exchange.number)] = exchange.attempt, exchange.names
             state["masked"] = {
                 "transcript": transcript.hex(),
                 "number": exchange.number,
@@ -173,8 +173,11 @@ class Silo:
                 _refuse(f"the server shows another key of {quoted(name)} than before")
         if exchange.number <= state["told"]:
             _refuse("this silo has helped to unmask that exchange, or a later one, already")
-        if exchange.attempt <= state["attempts"].get(str(exchange.number), NEVER):
+        last, cohort = state["attempts"].get(str(exchange.number), (NEVER, names))
+        if exchange.attempt <= last:
             _refuse("this silo has masked that exchange already; it can be asked by a new attempt")
+        if list(cohort) != list(names):
+            _refuse("the exchange was of other silos before")
         for name, key in self._others(exchange):
             self._pair(name, key)
 
