@@ -136,3 +136,13 @@ def test_settings_survive_a_folder(uneven: Federation, tmp_path: Path) -> None:
     assert again.settings == result.settings
     assert again.settings.local == ef.Local(batch_size=None, learning_rate=0.1)
     assert RunSettings.from_dict(RunSettings().to_dict()) == RunSettings()
+
+
+def test_a_yes_or_no_is_a_flag_of_the_command_line() -> None:
+    given = {"data": {"name": "compas"}, "method": {"name": "fedavg"}}
+    typed = parse_config(given, Settings(secure=True, dropout_late="0.1").overrides("fedavg")).run
+    written = parse_config({**given, "run": {"secure": True, "dropout-late": 0.1}}).run
+    assert typed == written
+    assert (typed.secure, typed.dropout_late) == (True, 0.1)
+    with pytest.raises(ef.ConfigError, match=r"run.secure: must be true or false"):
+        parse_config({**given, "run": {"secure": "yes"}})

@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
 MODEL = ef.models.Logistic()
 
 
-def run(method: Method, federation: Federation, **changes: Any) -> ef.Result:
+def run(method: Method, federation: Any, **changes: Any) -> ef.Result:
     return ef.simulate(method, federation, model=MODEL, **{**OPTIONS, **changes})
 
 
@@ -119,6 +119,30 @@ def test_runs_together_equal_each_alone(uneven: Federation) -> None:
         for seed in OPTIONS["seeds"]:
             for name, value in alone.parameters[seed].items():
                 np.testing.assert_allclose(value, swept.parameters[weight, seed][name], rtol=2e-6, atol=2e-6)
+
+
+def test_a_resumed_run_tosses_the_same_coins(uneven: Federation) -> None:
+    settings = ef.RunSettings(**{**OPTIONS, "dropout": 0.1, "dropout_late": 0.05})
+
+    def training() -> Simulation:
+        return Simulation(make_job(methods.FedEM(), uneven, MODEL, settings))
+
+    whole = [(step.logs, tree.map(torch.clone, step.state)) for step in training().rounds()]
+    assert {log.applied for logs, _ in whole for log in logs} == {True, False}
+    for (logs, state), step in zip(whole[3:], training().rounds((3, tree.map(torch.clone, whole[2][1]))), strict=True):
+        assert logs == step.logs
+        assert all(map(torch.equal, tree.leaves(state), tree.leaves(step.state)))
+
+
+@pytest.mark.parametrize(
+    "how", [{"kernel": "clients", "threads": 2}, {"kernel": "traced"}, {"kernel": "fused"}], ids=str
+)
+def test_whatever_way_clients_train(how: dict[str, Any], uneven: Federation) -> None:
+    found = run(methods.FedAvg(), [uneven, dataclasses.replace(uneven, seed=1)], rounds=2, seeds=(0, 1), **how)
+    expected = run(methods.FedAvg(), uneven, rounds=2, seeds=(0, 1), engine="reference")
+    for seed, parameters in expected.parameters.items():
+        for name, value in parameters.items():
+            np.testing.assert_allclose(found.parameters[seed][name], value, rtol=2e-6, atol=2e-6)
 
 
 def test_those_who_are_gone_late_are_in_the_sum(uneven: Federation) -> None:
