@@ -212,7 +212,7 @@ def test_a_silo_that_declares_many_rows_gains_nothing_beyond_the_middle_one() ->
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 OPTIONS = {"clients_per_round": "all", "dropout": 0.0, "rounds": 2, "seeds": [0]}
-ROBUST = [*METHODS, *(method for method in VARIANTS if "+" in method.name)]
+ROBUST = [*METHODS, *(pytest.param(each, marks=pytest.mark.full) for each in VARIANTS if "+" in each.name)]
 NO_UPDATES = ("local", "separate-training", "frl", "e2fl", "local+eo", "local+fair")
 POOLED = ("centralized", "centralized-kernel")
 
