@@ -33,6 +33,7 @@ from equifed.fixed_point import PLACES
 from equifed.flower import link
 from equifed.flower.agreement import Setting
 from equifed.flower.client import app_of
+from equifed.flower.journal import Journal
 from equifed.flower.memory import MOST_EXCHANGES, exchange_number
 from equifed.notes import Note
 from equifed.protocol import STAGES, Data, Method, Phase, Record, unchanged
@@ -104,7 +105,8 @@ def test_a_secure_federation_equals_the_reference_engine_bit_for_bit(
 
 
 def assert_same_bits(found: ef.Result, expected: ef.Result) -> None:
-    states = [tree.named(result.final_states[3].server) for result in (found, expected)]
+    (run,) = found.final_states
+    states = [tree.named(result.final_states[run].server) for result in (found, expected)]
     assert states[0].keys() == states[1].keys()
     for name, value in states[1].items():
         assert states[0][name].numpy().tobytes() == value.numpy().tobytes(), name
@@ -398,10 +400,8 @@ def of_secure(said: Mapping[str, Any]) -> Iterator[tuple[str, Attack]]:
     yield "arrays", lambda content: put(content, ArrayRecord({}))
     wrong: list[Any] = [None, 1, "x", b"", b"\xff" * 5_000_000, [], ["x"] * 5, [b""] * 5, [b"\xff" * 2000] * 5, [1.5]]
     for name, right in said.items():
-        others = wrong + (
-            [right[:-1], right[::-1] + right, [right[0]] * len(right)] if isinstance(right, list) and right else []
-        )
-        for value in others:
+        lists = [right[:-1], right[::-1] + right] if isinstance(right, list) else []
+        for value in (*wrong, *lists):
             if value == right:
                 continue
             kept = {key: each for key, each in said.items() if key != name} | ({} if value is None else {name: value})
@@ -556,6 +556,27 @@ def test_a_server_that_dies_anywhere_has_each_sum_once(
             if UNMASK in kinds:  # nothing but the same question follows
                 assert set(kinds[kinds.index(UNMASK) :]) == {UNMASK}
         shutil.rmtree(tmp_path / f"at-{at}")
+
+
+def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Path, tmp_path: Path) -> None:
+    """Whoever has come since was not there when the rows were summed."""
+    secure = everyone(silos, run={"rounds": 1}, flower={"join-deadline": 0.05})
+    configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
+    grid, file = Mortal(app_of(secure), configs), tmp_path / "runs" / "run" / "sums" / "0000000000.sum"
+    grid.gone = {"f"}
+    stages = []
+    for at in range(1, 40):
+        assert live(secure, grid, tmp_path / "runs", at) is None
+        entry = Journal(file.parent).read(0)
+        stages.append(entry and entry.stage)
+        if stages[-1] == "masked":
+            break
+    assert stages[-2:] == ["asked", "masked"]
+    grid.gone = set()
+    found = live(secure, grid, tmp_path / "runs", None)
+    assert found is not None
+    assert list(found.info["federation"]["silos"]) == list("abcde")
+    assert found.log["replied"].tolist() == [5]
 
 
 def test_a_damaged_journal_is_named(silos: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
         values=2 + 2 * link.scaled * LIMBS,
         absent={},
     )
-    found = summed(link, journal, question, deadline, again=True)
+    found = summed(link, journal, question, deadline, again=True, same=False)  # more silos may have come
     if found.total is None:
         raise RunError(
             f"The silos' rows could not be summed, without which no run begins: {found.obstacle}."

@@ -68,18 +68,23 @@ class Sum(NamedTuple):
 
 
 def summed(
-    link: Link, journal: Journal, question: Question, deadline: float, enough: int = 0, again: bool = False
+    link: Link,
+    journal: Journal,
+    question: Question,
+    deadline: float,
+    enough: int = 0,
+    again: bool = False,
+    same: bool = True,
 ) -> Sum:
     """Carry out the exchange, or what is left to be done of it after the server was killed.
 
     enough: masked replies without which nobody is asked to unmask, where the protocol would do with fewer.
     again: an obstacle is not kept, because it ends the run: a resumed one tries again, as far as silos may help.
+    same: what is sent alike is the same in a resumed run.
     """
-    number, cohort = question.number, question.cohort
+    number, cohort, sent = question.number, question.cohort, digest(question.alike)
     entry = journal.read(number)
-    sent = digest(question.alike)
-    facts: dict[str, Any] = {"kind": question.kind, "sent": sent.hex()}
-    if entry is not None and entry.stage != "asked" and any(entry.facts[name] != facts[name] for name in facts):
+    if entry is not None and entry.stage != "asked" and same and entry.facts["sent"] != sent.hex():
         raise RunError(
             f"{journal.folder} has exchange {number} with another model than the run has now: its files, or those of "
             "the run, are not as they were. Put back a copy, or start a new run."
@@ -87,11 +92,12 @@ def summed(
     if entry is not None and entry.stage == "done":
         return _read_done(entry)
     if entry is not None and entry.stage == "masked":
-        facts["attempt"] = entry.facts["attempt"]
+        facts = {name: entry.facts[name] for name in ("attempt", "sent")}
         exchange, masked, refused = _read_masked(entry, link.run, number)
-        done = _unmask(link, exchange, question, masked, refused, deadline)
+        transcript = exchange.transcript(question.layout, bytes.fromhex(facts["sent"]))
+        done = _unmask(link, exchange, transcript, masked, refused, deadline)
     else:
-        facts["attempt"] = 1 if entry is None else entry.facts["attempt"] + 1
+        facts = {"attempt": 1 if entry is None else entry.facts["attempt"] + 1, "sent": sent.hex()}
         exchange = Exchange(
             link.run, number, facts["attempt"], cohort, tuple(link.members[silo].public for silo in cohort)
         )
@@ -106,7 +112,7 @@ def summed(
         if obstacle is None:
             values = {_PREFIX + silo: reply.values for silo, reply in masked.items()}
             journal.write(number, "masked", facts | _facts_of(exchange, masked, refused), values)
-            done = _unmask(link, exchange, question, masked, refused, deadline)
+            done = _unmask(link, exchange, exchange.transcript(question.layout, sent), masked, refused, deadline)
         else:
             done = Sum(None, tuple(masked), refused, {}, obstacle)
     if done.obstacle is None or not again:
@@ -137,13 +143,12 @@ def _ask(
 def _unmask(
     link: Link,
     exchange: Exchange,
-    question: Question,
+    transcript: bytes,
     masked: Mapping[str, Masked],
     refused: dict[str, Refusal],
     deadline: float,
 ) -> Sum:
     """Ask the survivors to take the masks off the sum of what they sent."""
-    transcript = exchange.transcript(question.layout, digest(question.alike))
     said = about({"run": link.run, "exchange": str(exchange.number)})
     requests = {}
     for silo in masked:
