@@ -247,6 +247,7 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
         f"{fed.name} ({data.preset}): {fed.num_clients} clients, {run.clients_per_round or fed.sampled} per round, "
         f"{run.rounds} rounds, {len(run.seed_list)} seeds, {settings['model']['kind']}, "
         f"partition {settings['partition']['kind']}"
+        + (f", updates gathered by {run.robust} against a share of {run.liars:g} liars" if run.robust else "")
         + (f", groups by {', '.join(fed.provenance['sensitive'])}\n" if "sensitive" in fed.provenance else "\n"),
         comparison(records),
         footnotes(records),

@@ -35,7 +35,7 @@ class Client:
     everyone: float
     """The same of all clients in these rounds."""
     shares: tuple[float, ...] = ()
-    """Of its training rows, those of each group; empty where that is not known."""
+    """Of its training rows in the first seed, those of each group; empty where that is not known."""
 
     @property
     def singled_out(self) -> bool:
@@ -48,7 +48,8 @@ class Group:
 
     name: str
     cut: float | None
-    """How much was cut of the updates of the clients that hold its rows, a mean over rows; None where not known."""
+    """How much was cut of the updates of the clients that hold its rows, a mean over rows of the first seed; None where
+    that is not known."""
     rates: tuple[tuple[float, float], ...]
     """Of each metric, with the rule and with the plain mean."""
 
@@ -104,11 +105,12 @@ class Robustness:
                 "again without the rule, or simulate both on rows like these."
             )
         values = {name: [*map(wording.number, both)] for name, *both in self.overall}
-        said = [
-            f"{describe(name).heading} is {values[name][0]}, and {values[name][1]} with the plain mean"
+        said = "; ".join(
+            f"{describe(name).title} is {values[name][0]}, and {values[name][1]} with the plain mean"
             for name in filter(None, catalogue.main_pair(values))
-        ]
-        return f"{'; '.join(said)}. The plain mean withstands no liar: where clients lied, it shows what they did."
+        )
+        said = said[:1].upper() + said[1:]
+        return f"{said}. The plain mean withstands no liar: where clients lied, it shows what they did."
 
 
 def robustness(result: Result, split: str = "test") -> list[Robustness]:
@@ -128,7 +130,8 @@ def _settings(result: Result, split: str) -> Iterator[Robustness]:
     for key, own in result.cuts.groupby(keys, observed=True, sort=False, dropna=False):
         setting = dict(zip(keys, key, strict=True))
         means = own.groupby("client", sort=False)[["updates", "cut", "everyone"]].mean()
-        cut = {str(name): float(share) for name, share in means["cut"].items()}
+        first = own[own["seed"] == own["seed"].iloc[0]]  # whose partition `cells` is
+        cut = {str(name): float(share) for name, share in zip(first["client"], first["cut"], strict=True)}
         clients = [
             Client(str(name), updates, share, everyone, () if rows is None else _shares(rows[place[str(name)]]))
             for name, updates, share, everyone in means.itertuples()
