@@ -9,7 +9,7 @@ nodes' public ones, for secure sums.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ from equifed.metrics.catalogue import measured, shown
 from equifed.metrics.frame import overall
 from equifed.metrics.scored import Scored
 from equifed.protocol import VALIDATION, Phase, Record, Stage
-from equifed.secure import Exchange, Roster, Silo, sign
+from equifed.secure import Exchange, Roster, Silo, sign, threshold
 from equifed.simulator import Evaluator, Job, Reference, make_tables
 from equifed.simulator.engine import check_reply, sent
 from equifed.store.environment import fingerprint
@@ -114,6 +114,7 @@ def app_of(setting: Setting) -> ClientApp:
             raise BadMessage("cannot be made: nothing of the kind is summed in this run")
         secrets = secrets_of(context, str(asked["run"]))
         exchange = read_asking(message.content, secrets.run, JOINING)
+        _check_cohort(exchange, setting.silos)
         secrets.check(exchange)
         roster, signatures = _roster(context), read_signatures(message.content)
         if roster is not None:
@@ -136,14 +137,20 @@ def app_of(setting: Setting) -> ClientApp:
             phase = None if position is None else job.phases(stage)[position]
             # whether replies are masked follows from the configuration that the silos agreed on, never from a message
             hidden = setting.secure and (phase is None or job.channel.hides(phase))
-            if setting.secure and asked["evaluate"] and not hidden:
-                raise BadMessage("would tell what only a sum may")
-            if hidden:
+            if setting.secure:
+                everyone = phase is None or job.asked(stage) == job.task.num_clients
+                if asked["evaluate"] and not (hidden and everyone):
+                    raise BadMessage("would tell what only a sum over all silos may")
                 _check_step(job, stage, position, int(asked["round"]), number)
                 secrets = secrets_of(context, str(asked["run"]))
+            if hidden:
                 exchange = read_asking(message.content, secrets.run, number)
-                secrets.check(exchange)
+                members = job.everyone() if everyone else job.cohorts(int(asked["round"]))
                 _check_known(secrets, exchange)
+                _check_cohort(exchange, [job.federation.ids[k] for k in members[0]])
+                secrets.check(exchange)
+            if setting.secure:
+                secrets.hear(number, digest(message.content))
             trained_with = () if phase is None else phase.down
             down = silo.received(message, (*trained_with, *(job.method.predicts_with if asked["evaluate"] else ())))
             state = memory.recall(int(asked["from"]), job.method.init_client(job.task, job.initial[0]))
@@ -152,7 +159,7 @@ def app_of(setting: Setting) -> ClientApp:
             scored = silo.evaluated(down, state) if asked["evaluate"] else None
             if phase is not None and position is not None:
                 bounds, asked_with = silo.engine.bounds(stage, position), {name: down[name] for name in phase.down}
-                reply, state = silo.work(phase, bounds, asked_with, state, int(asked["round"]))
+                reply, state = silo.work(phase, bounds, asked_with, state, int(asked["round"]), hidden)
                 if hidden:
                     vector = Vector(message.metadata.message_type, reply, phase.places)
                     layouts.append(vector.layout)
@@ -259,7 +266,10 @@ class OpenSilo:
         }
         return RecordDict({ABOUT: about(said)})
 
-    def work(self, phase: Phase, bounds: Bounds, down: Record, state: Any, number: int) -> tuple[Record, Any]:
+    def work(
+        self, phase: Phase, bounds: Bounds, down: Record, state: Any, number: int, hidden: bool
+    ) -> tuple[Record, Any]:
+        """Its reply, and what it keeps. hidden: nobody may see the reply, nor a number of it that is out of bounds."""
         down = self._on_device(down)
         with torch.no_grad():
             reply, state = self.engine.work(phase, down, self._on_device(state), 0, self.place, number)
@@ -267,7 +277,11 @@ class OpenSilo:
         if not finite(state):
             raise BadMessage("would leave NaN or Inf in what the silo remembers")
         _check_finite(reply)
-        wrong = bounds.problem(down, reply, int(self.engine.tables.sizes[0, self.place]))
+        rows = int(self.engine.tables.sizes[0, self.place])
+        wrong = bounds.problem(down, reply, rows)
+        if wrong and hidden:
+            field = bounds.impossible(down, reply, 1, rows)
+            raise BadMessage(f"has {field} out of bounds (its own log says how far)") from BadMessage(wrong)
         if wrong:
             raise BadMessage(wrong)
         return reply, state
@@ -302,12 +316,24 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
 
 def _check_step(job: Job, stage: Stage, position: int | None, round: int, number: int) -> None:
     """An exchange's number stands for one phase of one round: a silo masks each of them for one sum only."""
+    if not 0 <= round <= job.rounds:
+        raise BadMessage("cannot be made: the run has no such round")
     if position is None and number == evaluation_number(round):
         return
     positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
     step = number - exchange_number(round, stage, 0)
     if not 0 <= step < len(positions) or positions[step] != position:
         raise BadMessage("cannot be made: the exchange has a number that belongs to another")
+
+
+def _check_cohort(exchange: Exchange, members: Sequence[str]) -> None:
+    """Who takes part follows from the configuration, but for those who did not join: a server that could choose would
+    put a silo among others that are in its pay. members: those who are to take part."""
+    names = {*exchange.names}
+    if not names <= {*members}:
+        raise BadMessage(f"cannot be made: {quoted(min(names - {*members}))} does not belong to the cohort")
+    if len(names) < threshold(len(members)):
+        raise BadMessage(f"cannot be made: the cohort has {len(names)} of {len(members)} silos, too few for a sum")
 
 
 def _check_known(secrets: Silo, exchange: Exchange) -> None:

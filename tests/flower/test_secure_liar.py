@@ -1,0 +1,277 @@
+"""A server that lies, against the real apps of silos: whatever it asks, in whatever order, it gets the sums that the
+configuration is about, or nothing. What silos do with the masks themselves is in tests/secure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from equifed import methods
+from equifed.files import read_sealed
+from equifed.flower.agreement import Setting
+from equifed.flower.client import app_of
+from equifed.flower.masks import read_asking, read_masked, read_telling, unmasking
+from equifed.protocol import Data, Method, Phase, Record
+from equifed.secure import Exchange, NotSummed, total
+from equifed.tree import Tree, leaves
+from flower.inprocess import Nodes, answer, be_the_server, context, federate, nodes, setting
+
+
+class Caught(Exception):
+    pass
+
+
+class Liar(Nodes):
+    """The nodes of a run whose honest server is stopped before its first message of a kind leaves: from then on they
+    are asked by hand."""
+
+    def __init__(self, made: Setting, state: Path, kind: str) -> None:
+        honest = nodes(made, state=str(state))
+        super().__init__(honest.app, [own.node_config for own in honest.contexts.values()])
+        self.made, self.kind = made, kind
+        self.requests: dict[str, RecordDict] = {}
+        """What the honest server would have sent."""
+        be_the_server()
+        with pytest.raises(Caught):
+            federate(made, self, state / "runs")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == self.kind:
+            self.requests = {self.silo(each.metadata.dst_node_id): each.content for each in messages}
+            raise Caught
+        return super().push_messages(messages)
+
+    def restart(self) -> None:
+        """All silos' processes end and are started again; Flower's own context is lost with them."""
+        self.app = app_of(self.made)
+        self.contexts = {node: context(node, own.node_config) for node, own in self.contexts.items()}
+
+    def ask(self, silo: str, content: RecordDict, kind: str | None = None) -> RecordDict:
+        node = next(node for node in self.contexts if self.silo(node) == silo)
+        message = Message(content, node, kind or self.kind)
+        message.metadata.__dict__["_message_id"] = "1"
+        return answer(self.app, message, self.contexts[node]).content
+
+    def asked(self, silo: str, about: Mapping[str, Any] | None = None, **secure: Any) -> RecordDict:
+        """The honest request with changes in what it is about, or in who takes part."""
+        request = self.requests[silo]
+        changed = {**request}
+        changed["about"] = ConfigRecord({**request["about"], **(about or {})})
+        if "secure" in request:
+            changed["secure"] = ConfigRecord({**request["secure"], **secure})
+        return RecordDict(changed)
+
+    def exchange(self, content: RecordDict) -> Exchange:
+        return read_asking(content, "run", int(content["about"]["exchange"]))
+
+    def unmask(self, silo: str, about: bytes, survivors: Iterable[str], sealed: Mapping[str, bytes]) -> RecordDict:
+        said = ConfigRecord({"run": "run", "exchange": self.requests[silo]["about"]["exchange"]})
+        content = RecordDict({"about": said, "secure": unmasking(about, list(survivors), sealed)})
+        return self.ask(silo, content, "query.unmask")
+
+
+def refusal(reply: RecordDict) -> str:
+    """Why a silo has not answered; it has sent nothing else."""
+    assert list(reply) == ["about"], list(reply)
+    assert set(reply["about"]) == {"client", "refused"}
+    return str(reply["about"]["refused"])
+
+
+def made(folder: Path, method: Method | None = None, **run: Any) -> Setting:
+    return setting(folder, method, run={"secure": True, "clients-per-round": 5, "rounds": 2, **run})
+
+
+@pytest.fixture
+def liar(silos: Path, tmp_path: Path) -> Liar:
+    return Liar(made(silos, methods.KFFL()), tmp_path / "state", "train.train")
+
+
+def changed_fields(content: RecordDict, factor: float) -> RecordDict:
+    """The request with another model."""
+    plain = {name: array.numpy() for name, array in content["fields"].items()}
+    arrays = {name: Array(np.asarray(values * factor, values.dtype)) for name, values in plain.items()}
+    return RecordDict({**content, "fields": ArrayRecord(arrays)})
+
+
+# -- masking -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_honest_question_is_answered_by_masked_integers_only(liar: Liar) -> None:
+    for silo, request in liar.requests.items():
+        reply = liar.ask(silo, request)
+        assert set(reply) == {"about", "fields", "secure"}
+        assert set(reply["about"]) == {"client", "exchange"}
+        assert list(reply["fields"]) == ["masked"]
+        assert reply["fields"]["masked"].numpy().dtype == np.uint64
+        assert set(reply["secure"]) == {"commitment", "for", "shares"}
+
+
+def test_the_same_question_again(liar: Liar) -> None:
+    silo = next(iter(liar.requests))
+    liar.ask(silo, liar.requests[silo])
+    for _ in range(2):
+        assert "masked that exchange already" in refusal(liar.ask(silo, liar.requests[silo]))
+        liar.restart()
+    assert "fields" in liar.ask(silo, liar.asked(silo, attempt=2))
+
+
+def test_other_models_in_the_same_exchange(liar: Liar) -> None:
+    """Also by new attempts, and also if the silo could not answer the first."""
+    silo, other = list(liar.requests)[:2]
+    liar.ask(silo, liar.requests[silo])
+    refusal(liar.ask(other, changed_fields(liar.requests[other], np.nan)))
+    for _ in range(2):
+        again = changed_fields(liar.asked(silo, attempt=2), 1.5)
+        assert "something else was sent in that exchange" in refusal(liar.ask(silo, again))
+        assert "something else was sent in that exchange" in refusal(liar.ask(other, liar.requests[other]))
+        liar.restart()
+
+
+def test_cohorts_that_the_server_has_chosen(liar: Liar) -> None:
+    """The configuration says who takes part in which round: three of five, two of them in its pay, would be a reply."""
+    silo = next(iter(liar.requests))
+    exchange = liar.exchange(liar.requests[silo])
+    keys = dict(zip(exchange.names, exchange.keys, strict=True))
+    outside = set(liar.made.silos) - set(exchange.names)
+    assert outside
+    stranger = {"stranger": os.urandom(32)}
+    other = {min(outside): os.urandom(32)}
+    few = {name: keys[name] for name in sorted({silo, *sorted(set(keys) - {silo})[:2]})}
+    for cohort in (few, keys | stranger, keys | other, few | stranger | {"z": os.urandom(32)}):
+        names = sorted(cohort)
+        content = liar.asked(silo, cohort=names, keys=[cohort[name] for name in names])
+        assert re.search("cohort|was not there", refusal(liar.ask(silo, content))), refusal(liar.ask(silo, content))
+    assert "fields" in liar.ask(silo, liar.requests[silo])
+
+
+def test_other_keys_than_before(liar: Liar) -> None:
+    silo = next(iter(liar.requests))
+    exchange = liar.exchange(liar.requests[silo])
+    liar.ask(silo, liar.requests[silo])
+    for place, name in enumerate(exchange.names):
+        keys = [*exchange.keys[:place], os.urandom(32), *exchange.keys[place + 1 :]]
+        assert "another key of" in refusal(liar.ask(silo, liar.asked(silo, attempt=2, keys=keys))), name
+
+
+def test_numbers_of_other_rounds_and_phases(liar: Liar) -> None:
+    """One number for each phase of each round of the configuration, and no more rounds than it has."""
+    silo = next(iter(liar.requests))
+    honest = int(liar.requests[silo]["about"]["exchange"])
+    for number, round in ((honest + 1, 1), (honest - 1, 1), (honest, 2), (honest + 3000, 1), (honest + 6000, 3)):
+        content = liar.asked(silo, {"exchange": str(number), "round": round})
+        assert re.search("belongs to another|no such round", refusal(liar.ask(silo, content)))
+
+
+def test_single_counts_are_told_to_nobody(liar: Liar) -> None:
+    """By the message that plain federations evaluate with, or by asking to evaluate beside training."""
+    for silo in liar.requests:
+        for kind in ("evaluate.counts", liar.kind):
+            reply = liar.ask(silo, liar.asked(silo, {"evaluate": 1}), kind)
+            assert "evaluation" not in reply
+            refusal(reply)
+
+
+def test_a_refusal_tells_no_number_of_a_silo(silos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """How far a reply is out of bounds is one silo's business; the silo finds it in its own log."""
+    run = {"secure": True, "clients-per-round": 5, "max-update": 1e-3}
+    liar = Liar(setting(silos, run=run), tmp_path / "state", "train.train")
+    refused = []
+    for silo in liar.requests:
+        caplog.clear()
+        reply = liar.ask(silo, liar.requests[silo])
+        if "fields" not in reply:
+            refused.append(silo)
+            assert refusal(reply) == "its reply has update out of bounds (its own log says how far)"
+            assert re.search(r"with a norm of [0-9.]+, above 0.001", caplog.text)
+    assert len(refused) >= 3
+
+
+# -- unmasking ---------------------------------------------------------------------------------------------------------
+
+
+def masked(liar: Liar) -> tuple[Exchange, bytes, dict[str, Any]]:
+    """All silos have masked: the exchange, its transcript, the replies."""
+    replies = {silo: liar.ask(silo, request) for silo, request in liar.requests.items()}
+    exchange = liar.exchange(next(iter(liar.requests.values())))
+    sizes = {silo: reply["fields"]["masked"].numpy().size for silo, reply in replies.items()}
+    found = {silo: read_masked(reply, silo, exchange, sizes[silo]) for silo, reply in replies.items()}
+    # a server computes it from what it has sent; here it is read where silos keep it
+    folder = Path(str(next(iter(liar.contexts.values())).node_config["state"])) / "run"
+    (about,) = {read_sealed(folder / silo / "secret")["masked"]["transcript"] for silo in found}
+    return exchange, bytes.fromhex(about), found
+
+
+def test_a_silo_that_is_said_to_be_there_and_gone(liar: Liar) -> None:
+    """Nobody tells a share and a seed of the same silo, before or after its restart."""
+    exchange, about, replies = masked(liar)
+    victim = exchange.names[-1]
+    for silo in exchange.names[:-1]:
+        sealed = {name: replies[name].shares[silo] for name in replies if name != silo}
+        without = [name for name in exchange.names if name != victim]
+        first, second = (without, exchange.names) if silo < "c" else (exchange.names, without)
+        told = read_telling(liar.unmask(silo, about, first, sealed))
+        assert (victim in told.shares) != (victim in told.seeds)
+        liar.restart()
+        assert "for other silos" in refusal(liar.unmask(silo, about, second, sealed))
+        assert read_telling(liar.unmask(silo, about, first, sealed)) == told
+    with pytest.raises(NotSummed):
+        total(exchange, about, {victim: replies[victim]}, {})
+
+
+def test_sealed_shares_are_swapped(liar: Liar) -> None:
+    exchange, about, replies = masked(liar)
+    silo, other = exchange.names[:2]
+    wrong = {name: replies[name].shares[other] for name in exchange.names if name not in (silo, other)}
+    told = read_telling(liar.unmask(silo, about, exchange.names, wrong | {other: replies[silo].shares[other]}))
+    assert told.shares.keys() == {silo}
+    assert not told.seeds
+
+
+def test_no_round_after_it_was_unmasked_is_asked_again(liar: Liar) -> None:
+    exchange, about, replies = masked(liar)
+    told = {}
+    for silo in exchange.names:
+        sealed = {name: replies[name].shares[silo] for name in replies if name != silo}
+        told[silo] = read_telling(liar.unmask(silo, about, exchange.names, sealed))
+    assert not total(exchange, about, replies, told).liars
+    for _ in range(2):
+        for silo, request in liar.requests.items():
+            for content in (request, liar.asked(silo, attempt=2), liar.asked(silo, attempt=1000)):
+                assert "helped to unmask that exchange" in refusal(liar.ask(silo, content))
+        liar.restart()
+
+
+def tell(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+    return {"loss": sum(leaf.square().sum() for leaf in leaves(down["theta"])) + 0 * data.n}, state
+
+
+@dataclass(frozen=True)
+class Asking(methods.FedAvg):
+    """FedAvg, whose silos tell one number each before they train."""
+
+    name: ClassVar[str] = "asking"
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        told = Phase("ask", ("theta",), ("loss",), tell, lambda server, replies, data: server, "stack", told=True)
+        return (told, *super().round)
+
+
+def test_what_is_told_singly_is_told_of_one_model(silos: Path, tmp_path: Path) -> None:
+    """Where silos tell a number each, it is of the model of the round, not of as many models as a server likes."""
+    liar = Liar(made(silos, Asking()), tmp_path / "state", "train.ask")
+    for silo, request in liar.requests.items():
+        reply = liar.ask(silo, request)
+        assert set(reply["fields"]) == {"loss"}
+        liar.restart()
+        assert liar.ask(silo, request)["fields"]["loss"].data == reply["fields"]["loss"].data
+        assert "something else was sent" in refusal(liar.ask(silo, changed_fields(request, 1.5)))
