@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from equifed import methods
+from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.agreement import Setting
 from equifed.flower.client import app_of
@@ -100,6 +101,14 @@ def changed_fields(content: RecordDict, factor: float) -> RecordDict:
     plain = {name: array.numpy() for name, array in content["fields"].items()}
     arrays = {name: Array(np.asarray(values * factor, values.dtype)) for name, values in plain.items()}
     return RecordDict({**content, "fields": ArrayRecord(arrays)})
+
+
+def test_a_run_needs_more_than_two_thirds_of_its_silos(silos: Path, tmp_path: Path) -> None:
+    secure = setting(silos, run={"secure": True}, flower={"join-deadline": 0.1})
+    grid = nodes(secure, state=str(tmp_path / "state"))
+    grid.gone = {"a", "f"}
+    with pytest.raises(RunError, match="Only 4 of 6 silos joined and at least 5 are needed"):
+        federate(secure, grid, tmp_path / "runs")
 
 
 # -- masking -----------------------------------------------------------------------------------------------------------

@@ -95,8 +95,9 @@ def serve(
         link.members.update(before.members)
         link.summed = before.totals
     _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
-    # one silo's means and deviations are not a federation's
-    link.gather(setting.flower.join_deadline, max(setting.min_replies, min(2, len(setting.silos))))
+    # one silo's means and deviations are not a federation's, and no silo helps to sum fewer than the threshold
+    fewest = threshold(len(setting.silos)) if setting.secure and before is None else min(2, len(setting.silos))
+    link.gather(setting.flower.join_deadline, max(setting.min_replies, fewest))
     _say(f"{len(link.here)} of {len(setting.silos)} silos are here: {', '.join(link.here)}")
     for silo in setting.silos:
         if silo not in link.here:
