@@ -153,7 +153,8 @@ def test_cohorts_that_the_server_has_chosen(liar: Liar) -> None:
     outside = set(liar.made.silos) - set(exchange.names)
     assert outside
     stranger = {"stranger": os.urandom(32)}
-    other = {min(outside): os.urandom(32)}
+    state = Path(str(next(iter(liar.contexts.values())).node_config["state"]))
+    other = {min(outside): bytes.fromhex(read_sealed(state / "run" / silo / "secret")["peers"][min(outside)])}
     few = {name: keys[name] for name in sorted({silo, *sorted(set(keys) - {silo})[:2]})}
     for cohort in (few, keys | stranger, keys | other, few | stranger | {"z": os.urandom(32)}):
         names = sorted(cohort)

@@ -114,8 +114,8 @@ def app_of(setting: Setting) -> ClientApp:
             raise BadMessage("cannot be made: nothing of the kind is summed in this run")
         secrets = secrets_of(context, str(asked["run"]))
         exchange = read_asking(message.content, secrets.run, JOINING)
-        _check_cohort(exchange, setting.silos)
         secrets.check(exchange)
+        _check_cohort(exchange, setting.silos)
         roster, signatures = _roster(context), read_signatures(message.content)
         if roster is not None:
             for name, key in zip(exchange.names, exchange.keys, strict=True):
@@ -146,9 +146,9 @@ def app_of(setting: Setting) -> ClientApp:
             if hidden:
                 exchange = read_asking(message.content, secrets.run, number)
                 members = job.everyone() if everyone else job.cohorts(int(asked["round"]))
+                secrets.check(exchange)
                 _check_known(secrets, exchange)
                 _check_cohort(exchange, [job.federation.ids[k] for k in members[0]])
-                secrets.check(exchange)
             if setting.secure:
                 secrets.hear(number, digest(message.content))
             trained_with = () if phase is None else phase.down
