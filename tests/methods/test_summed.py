@@ -173,3 +173,25 @@ def test_a_result_says_that_clients_saw_the_validation_rows(uneven: Federation) 
         assert [note.fields for note in result.notes if note.kind == "validation-shown"] == [{"rows": 80}] * secure
         if secure:
             np.testing.assert_array_equal(result.log["fewest_clients"], result.log["fair_clients"])
+
+
+@pytest.mark.parametrize(("q", "size"), [(10.0, 0.1), (10.0, 6.0), (0.5, 1.0)])
+def test_qffl_with_weights_that_no_sum_holds(q: float, size: float) -> None:
+    """Squared errors of 0.01 to the tenth power are 1e-20, which is nothing at 30 binary places; of 36, 4e15."""
+    rng = np.random.default_rng(0)
+
+    def rows(n: int) -> tuple[np.ndarray, ...]:
+        x = rng.normal(size=(n, 3)).astype(np.float32)
+        return x, (size * (1 + 0.2 * rng.random() + 0.1 * x[:, 0])).astype(np.float32), rng.integers(0, 2, n)
+
+    fed = Federation.from_arrays([rows(40) for _ in range(5)], test=rows(50), task="regression")
+    local = ef.Local(epochs=1, batch_size=8, learning_rate=0.01)
+    options = {"model": ef.models.Linear(), "rounds": 4, "seeds": [0], "local": local, "engine": "reference"}
+    plain, secure = (
+        ef.simulate(methods.QFFL(q), fed, **options, secure=secure)  # type: ignore[arg-type]
+        for secure in (False, True)
+    )
+    assert secure.rejections.empty
+    for name, value in plain.parameters[0].items():
+        assert np.abs(value).max() > 1e-4 * size
+        np.testing.assert_allclose(secure.parameters[0][name], value, rtol=1e-4, atol=1e-6 * np.abs(value).max())

@@ -10,12 +10,13 @@ their numbers of rows. The server needs only the two sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
-from equifed import tree
+from equifed import fixed_point, tree
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     WRONG,
@@ -26,7 +27,6 @@ from equifed.protocol import (
     Method,
     Phase,
     Record,
-    Server,
     Task,
     Update,
     worst_loss,
@@ -45,7 +45,8 @@ class QFFL(Method):
 
     name: ClassVar[str] = "q-ffl"
     reveals: ClassVar[str] = (
-        "the sum of updates, each by its client's loss, and of how steep they are, which roughly tells the mean loss"
+        "the sum of updates, each by its client's loss, and of how steep they are, which roughly tells the mean loss; "
+        "that of the first model exactly"
     )
     knob: ClassVar[Knob | None] = Knob(
         "q",
@@ -68,6 +69,10 @@ class QFFL(Method):
         updates = {"delta": Update(weight="h")}  # Delta_k / h_k: the step of client k if it were alone
         work, bounds = LocalTraining(self.reply), {"h": Bound(low=0, norm=self.largest, alike=self.large)}
         return (Phase("train", ("theta",), ("delta", "h"), work, step, "sum", bounds=bounds, updates=updates),)
+
+    @property
+    def summed(self) -> Method:
+        return SummedQFFL(self.q)
 
     def largest(self, task: Task) -> float:
         """More than h_k ever is: F_k^q (q ||dw_k||^2 / F_k + L) with the worst loss."""
@@ -93,8 +98,64 @@ def steepness(task: Task) -> float:
     return 1 / min(task.local.rate(1), task.local.rate(max(task.rounds, 1)))
 
 
-def step(server: Server, replies: Record, validation: Data | None) -> Server:
+def step(server: Any, replies: Record, validation: Data | None) -> Any:
     # theta <- theta - sum_k Delta_k / sum_k h_k; nothing moves when no client has rows
     h = replies["h"]
     inverse = torch.where(h > 0, 1 / h.clamp_min(1e-30), 0.0)
     return server._replace(theta=tree.add_scaled(server.theta, replies["delta"], -inverse))
+
+
+class Relative(NamedTuple):
+    """The server's state where numbers are sent relative to others."""
+
+    theta: Tree
+    """theta, the global model."""
+    scale: Tensor
+    """What clients multiply Delta_k and h_k by: one over the mean h_k of the round before."""
+
+
+@dataclass(frozen=True)
+class SummedQFFL(QFFL):
+    """The same for secure sums, which hold numbers from 1e-9 to some millions, where F_k^q may be 1e-10 or 1e10: the
+    step is a quotient of two sums, so that both may be multiplied by what the server made of the last round, and
+    before round 1 of the mean loss."""
+
+    @property
+    def summed(self) -> Method:
+        return self
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        bounds = {"loss": Bound(0, worst_loss)}
+        return (Phase("begin", ("theta",), ("loss", "clients"), self.begin, self.first, "sum", bounds=bounds),)
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        (train,) = super().round
+        bounds = {"h": Bound(0, fixed_point.largest(1))}
+        return (replace(train, down=("theta", "scale"), bounds=bounds, server=self.relative_step),)
+
+    def init(self, task: Task, parameters: Tree) -> Relative:
+        return Relative(parameters, tree.zeros(parameters) + 1)
+
+    def begin(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+        has_rows = (data.n > 0).to(data.mask.dtype)
+        return {"loss": data.mean(data.task.row_loss(down["theta"], data.x, data.y)), "clients": has_rows}, state
+
+    def first(self, server: Relative, replies: Record, validation: Data | None) -> Relative:
+        mean = replies["loss"] / replies["clients"].clamp_min(1) + EPSILON
+        return server._replace(scale=within(mean ** -torch.as_tensor(self.q)))
+
+    def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        reply, state = super().reply(parameters, down, state, data, context)
+        return tree.scale(reply, down["scale"]), state
+
+    def relative_step(self, server: Relative, replies: Record, validation: Data | None) -> Relative:
+        mean = replies["h"] / replies["present"].clamp_min(1)
+        scale = torch.where(mean > 0, within(server.scale / mean.clamp_min(1e-30)), server.scale)
+        return step(server, replies, validation)._replace(scale=scale)
+
+
+def within(scale: Tensor) -> Tensor:
+    """What is no 0 and no Inf in 32 bits, also times a number."""
+    return scale.clamp(1e-30, 1e30)
