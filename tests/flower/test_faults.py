@@ -653,6 +653,12 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
         ),
         ({"method": {"name": "centralized-kernel"}}, "method.name", "in one place"),
         ({"run": {"dropout": 0.2}}, "run.dropout", "drop out by themselves"),
+        ({"run": {"dropout-late": 0.2, "secure": True}}, "run.dropout_late", "drop out by themselves"),
+        (
+            {"run": {"secure": True}, "data": {"files": {"a": "a.parquet", "b": "b.parquet"}, "client-groups": None}},
+            "run.secure",
+            "needs at least 3 silos, and there are 2",
+        ),
         ({"flower": {"min-replies": 5}}, "flower.min-replies", "5 replies can never come from 4 clients"),
     ],
 )

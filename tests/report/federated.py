@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from flower.inprocess import federate, nodes, setting, table
+from flower.secure import keyed_nodes, write_keys
 from flwr.app import Array, Message
 
 import equifed as ef
 from equifed import methods
 from equifed.data import Schema
 from equifed.flower.agreement import Setting
+from equifed.flower.memory import MOST_EXCHANGES
+from equifed.protocol import STAGES
 
 SIZES = {"north": 1500, "south": 900, "west": 120, "east": 600, "rim": 50}
 PLAIN: dict[str, Any] = {"validation-file": None, "client-groups": None}
@@ -67,3 +70,22 @@ def untroubled(folder: Path, runs: Path, **sections: Any) -> ef.Result:
     """Nothing goes wrong and nothing is withheld."""
     made = small(folder, {"north": 300, "south": 200, "west": 150}, **sections)
     return federate(made, nodes(made), runs, "untroubled")
+
+
+def secured(folder: Path, runs: Path, keys: Path, **sections: Any) -> ef.Result:
+    """Five rounds with secure sums, of which five silos are enough for four. south is silent in round 2, west does not
+    help to unmask round 3; in round 4 both, so that it is not applied. north and east have a roster."""
+    sizes = {"north": 300, "south": 200, "west": 150, "east": 120, "rim": 80}
+    limits = {"deadline": 0.05, "join-deadline": 0.05, **sections.pop("flower", {})}
+    made = small(folder, sizes, run={"rounds": 5, "secure": True}, flower=limits, **sections)
+    write_keys(keys, sizes)
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        kind, said = message.metadata.message_type, message.content.config_records["about"]
+        number = int(said.get("round", 0)) or int(said.get("exchange", 0)) // (len(STAGES) * MOST_EXCHANGES)
+        silent = silo == "south" and kind == "train.train" and number in (2, 4)
+        late = silo == "west" and kind == "query.unmask" and number in (3, 4)
+        return None if silent or late else reply
+
+    grid = keyed_nodes(made, keys, runs / "state", roster=("north", "east"), fault=fault)
+    return federate(made, grid, runs, "secured")

@@ -20,6 +20,7 @@ from equifed.federation import Federation
 from equifed.federation.silo import from_one_place
 from equifed.federation.tables import no_rows, read_schema
 from equifed.protocol import STAGES, Method, Phase, Stage
+from equifed.secure import FEWEST
 from equifed.simulator import Job
 
 Scaling = tuple[np.ndarray, np.ndarray]
@@ -147,9 +148,13 @@ def _check(config: Config) -> None:
     for section, there in (("sweep", config.sweep), ("seek", config.seek)):
         if there:
             raise ConfigError("A federation carries out one run: remove the section.", section=section)
-    if config.run.dropout:
-        text = "The silos of a federation drop out by themselves. Remove it."
-        raise ConfigError(text, section="run", key="dropout")
+    for name in ("dropout", "dropout_late"):
+        if getattr(config.run, name):
+            text = "The silos of a federation drop out by themselves. Remove it."
+            raise ConfigError(text, section="run", key=name)
+    if config.run.secure and len(config.paths()) < FEWEST:
+        text = f"needs at least {FEWEST} silos, and there are {len(config.paths())}: a sum over fewer hides nobody."
+        raise ConfigError(text, section="run", key="secure")
     if method.pooled:
         text = f"{method.name} trains on the rows of all clients in one place, which a federation does not have."
         raise ConfigError(text, section="method", key="name")

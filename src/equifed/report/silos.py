@@ -50,6 +50,8 @@ class Silo:
     test_rows: int | None
     missed: tuple[Trouble, ...]
     """Where nothing came back."""
+    late: tuple[Trouble, ...]
+    """Where a masked reply came, which is in the sum, and no help to unmask it."""
     refused: tuple[Trouble, ...]
     """Where a reply came and could not be used."""
     counts: tuple[str, ...]
@@ -66,7 +68,7 @@ class Silo:
             reasons = dict.fromkeys(filter(None, [*(trouble.reason for trouble in self.missed), self.unmeasured]))
             return _several([f"never joined: {wording.plain(reason, 200)}" for reason in reasons])
         last = [f"the last evaluation: {wording.plain(self.unmeasured, 200)}"] if self.unmeasured else []
-        return _several([*map(str, self.missed), *last])
+        return _several([*map(str, self.missed), *(f"unmasking {trouble}" for trouble in self.late), *last])
 
     @property
     def counted(self) -> tuple[str, str]:
@@ -91,6 +93,7 @@ class Silo:
             "train_rows": self.rows,
             "test_rows": self.test_rows,
             "did_not_answer": [{"reason": trouble.reason, "rounds": trouble.rounds} for trouble in self.missed],
+            "did_not_unmask": [{"reason": trouble.reason, "rounds": trouble.rounds} for trouble in self.late],
             "did_not_evaluate": self.unmeasured,
             "refused": [vars(trouble) for trouble in self.refused],
             "withheld": {"counts": self.counts, "predicted": self.predicted},
@@ -202,7 +205,9 @@ class Silos:
             counts, predicted = tuple(withheld["counts"]), tuple(withheld["predicted"])
             joined, rows, tests = name in federation["silos"], declared.get("rows"), declared.get("test_rows")
             unmeasured = federation["unmeasured"].get(name, "")
-            members.append(Silo(name, joined, rows, tests, missed, refused, counts, predicted, unmeasured))
+            late = [note.fields for note in result.notes if note.kind == "gone-late" and note.fields["client"] == name]
+            unhelped = _troubles(pd.DataFrame(late, columns=["phase", "reason", "round"]).assign(phase=""))
+            members.append(Silo(name, joined, rows, tests, missed, unhelped, refused, counts, predicted, unmeasured))
         lost = tuple(note for note in result.notes if note.kind == "rounds-not-applied")
         min_replies, min_count, disclosed = (federation[name] for name in ("min_replies", "min_count", "disclosed"))
         test_rows, secure = result.info["rows"]["test"], Secure.of(result.info)
