@@ -224,6 +224,38 @@ def test_every_part_of_a_bound(bound: Bound, fine: list[float], wrong: list[floa
         assert set(found) == (set() if expected else {(0,)})
 
 
+@pytest.mark.parametrize(
+    ("bound", "fine", "wrong"),
+    [
+        (Bound(0, ROWS), [0, 15], [15.1]),
+        (Bound(0, ROWS, whole=True), [7], [7.5]),
+        (Bound(0, ROWS, adds_up=True), [7, 8], [7, 9]),
+        (Bound(per_row=2.0), [18, 24], [18, 24.2]),
+        (Bound(norm=1.0), [1.8, 2.4], [1.9, 2.4]),
+        (Bound(-1, 1), [-3, 3], [3.1]),
+        (Bound(-1, 1), [-3, 3], [-3.1]),
+    ],
+)
+def test_what_the_replies_of_three_can_add_up_to(bound: Bound, fine: list[float], wrong: list[float]) -> None:
+    """Of three clients, who together have 15 rows. The field is named, and nobody else."""
+    for values, expected in ((fine, ""), (wrong, "value")):
+        total: Record = {"value": torch.tensor(values, dtype=torch.float32)}
+        assert bounds(bound).impossible({}, total, clients=3, rows=15) == expected
+
+
+def test_how_far_three_updates_can_lead_together() -> None:
+    channel = Channel(max_update=2.0)
+    weighted = bounds(channel=channel, up=("update", "rows"), updates={"update": Update(weight="rows")})
+    models = bounds(channel=channel, up=("theta",), down=("theta",), updates={"theta": Update(around="theta")})
+    for size, expected in ((1.99, ""), (2.01, "update")):
+        total = {"update": torch.tensor([0.6, 0.8]) * size * 15, "rows": torch.tensor(15.0)}
+        assert weighted.impossible({}, total, clients=3, rows=15) == expected
+    for size, expected in ((5.99, ""), (6.01, "theta")):
+        down = {"theta": torch.tensor([10.0, -20.0])}
+        total = {"theta": 3 * down["theta"] + torch.tensor([0.6, 0.8]) * size}
+        assert models.impossible(down, total, clients=3, rows=15) == expected
+
+
 def test_large_finite_numbers_are_not_refused() -> None:
     """Their norm overflows in 32 bits; only NaN and Inf make a client's state unusable."""
     large, small = torch.full((3, 8), 3e38), torch.ones(3, 2)

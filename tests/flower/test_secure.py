@@ -70,9 +70,10 @@ def simulate(
 
     before, after: by round, who is gone before masking, and between masking and unmasking.
     """
-    scaling = np.array(RunFolder(runs / run).record(FEDERATION)["scaling"], dtype=np.float32)
+    scaling = RunFolder(runs / run).record(FEDERATION)["scaling"]
+    shift_and_factor = None if scaling is None else tuple(np.array(scaling, dtype=np.float32))
     config = dataclasses.replace(setting.config, run=dataclasses.replace(setting.config.run, engine="reference"))
-    federations = [dataclasses.replace(fed, scaling=tuple(scaling)) for fed in load_federations(config)]
+    federations = [dataclasses.replace(fed, scaling=shift_and_factor) for fed in load_federations(config)]
 
     def among(gone: Mapping[int, set[str]], round: int, cohorts: np.ndarray) -> np.ndarray:
         return np.isin(cohorts, [setting.silos.index(silo) for silo in gone.get(round, ())])
