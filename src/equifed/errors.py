@@ -76,8 +76,8 @@ class EquifedError(Exception):
 
     def __str__(self) -> str:
         if self.source:
-            return ": ".join(filter(None, (self.source, self.where, self.file, self.place, self.text)))
-        return ": ".join(filter(None, (self.file, self.place, f"{self._subject} {self.text}".lstrip())))
+            return ": ".join(filter(None, (clean(self.source), self.where, clean(self.file), self.place, self.text)))
+        return ": ".join(filter(None, (clean(self.file), self.place, f"{self._subject} {self.text}".lstrip())))
 
 
 class ConfigError(EquifedError, ValueError):

@@ -16,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,19 @@ def private() -> Iterator[None]:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """The content of an ordinary file of at most so many bytes; an OSError for anything else, such as a device that
-    never ends."""
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
-        content = file.read(most + 1)
-    if len(content) > most:
+def open_regular(path: Path) -> BufferedReader:
+    """An ordinary file; an OSError for anything else, such as a device that never ends or a pipe that nobody writes
+    to."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
+    return open(path, "rb")
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The content of an ordinary file, of at most so many bytes."""
+    with open_regular(path) as file:
+        content = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(content) > most:
         raise OSError(errno.EFBIG, f"Larger than {most / 2**20:.0f} MiB", str(path))
     return content
 
@@ -185,7 +191,7 @@ def checksum(content: bytes) -> str:
 
 def checksum_of(path: Path) -> str:
     """Of a file that may be large."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, blake2).hexdigest()
 
 
@@ -196,7 +202,7 @@ def write_sealed(path: Path, value: dict[str, Any], mode: int = 0o666) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """What `write_sealed` has written under this name; a ValueError if a single bit of the file is another."""
-    content = path.read_bytes()
+    content = read_regular(path)
     try:
         value = json.loads(content)
         del value[SEAL]

@@ -272,7 +272,7 @@ def tried(words: list[str]) -> Came:
     if "Traceback" in said or "EQUIFED_DEBUG" in said:  # the words of an error that is none of ours
         return Came(result.exit_code, said[-500:])
     if not said.lstrip().startswith("Usage:"):  # where click repeats what was typed
-        if any(not line.isprintable() for line in said.replace("\t", " ").splitlines()):
+        if any(not line.isprintable() for line in said.replace("\t", " ").replace("\xa0", " ").splitlines()):
             return Came(result.exit_code, f"prints {said[-200:]!r}")
         if result.exit_code not in (0, 130) and len(said) > 5000:
             return Came(result.exit_code, f"says {len(said)} characters")

@@ -3,13 +3,26 @@ changes unseen. A share of what `faults.py` does, and all of it in the full suit
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from store.faults import FEW, Case, corruptions, count_steps, deaths, folder_of, kills
+from store.faults import (
+    FEW,
+    Case,
+    contents,
+    corruptions,
+    count_steps,
+    deaths,
+    folder_of,
+    kills,
+    outcome,
+    put_back,
+)
 
 
 @pytest.fixture
@@ -46,3 +59,18 @@ def test_no_corruption_is_loaded_silently(tmp_path: Path, rng: np.random.Generat
             # a tail of lines, or an older checkpoint, is what a killed process leaves: those rounds are computed again
             assert outcome != "unaffected" or (kind == "interrupted" and how in ("more", "stale")), (name, how)
     assert came["refused"] > 0.5 * count
+
+
+@pytest.mark.parametrize("kind", ["interrupted", "finished", "saved"])
+def test_what_is_no_ordinary_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """A device that never ends, a pipe that nobody writes to, a folder, a link to nowhere."""
+    case = Case.new(tmp_path)
+    with folder_of(case, kind) as (path, _, use):
+        before = contents(path)
+        for name in sorted(name for name in before if name != "lock")[::2]:
+            for make in (partial(os.symlink, "/dev/zero"), os.mkfifo, partial(os.symlink, "nowhere")):
+                (path / name).unlink()
+                make(path / name)
+                assert outcome(path, [name], use) in ("refused", "warned"), name
+                (path / name).unlink()
+                put_back(path, before)

@@ -38,7 +38,7 @@ class _Console(Console):
 
 
 def _visible(character: str) -> str:
-    control = unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+    control = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t"
     return repr(character)[1:-1] if control else character
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from equifed.errors import RunError
-from equifed.files import checksum, clear_temporaries, private_folder, sync_folder, write_atomic
+from equifed.files import checksum, clear_temporaries, private_folder, read_regular, sync_folder, write_atomic
 
 CHECKSUM = len(checksum(b""))
 
@@ -51,7 +51,7 @@ class Journal:
         if not path.exists():
             return None
         try:
-            stored = path.read_bytes()
+            stored = read_regular(path)
             digest, content = stored[:CHECKSUM], stored[CHECKSUM:]
             if digest != self._checksum(path, content):
                 raise ValueError("it does not fit its checksum")

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Context
 from safetensors.torch import load, save
 
 from equifed import tree
-from equifed.files import checksum, clear_temporaries, private_folder, write_atomic
+from equifed.files import checksum, clear_temporaries, private_folder, read_regular, write_atomic
 from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Stage
 from equifed.tree import Tree
@@ -90,7 +90,7 @@ class Memory:
             return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
         if self.folder is None or not (self.folder / _name(number)).is_file():
             return None
-        stored = (self.folder / _name(number)).read_bytes()
+        stored = read_regular(self.folder / _name(number))
         digest, content = stored[:CHECKSUM], stored[CHECKSUM:]
         if checksum(content).encode() != digest:
             raise BadMessage(

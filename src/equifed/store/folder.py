@@ -41,7 +41,9 @@ from equifed.files import (
     blake2,
     checksum,
     clear_temporaries,
+    open_regular,
     plain,
+    read_regular,
     read_sealed,
     sync,
     to_json,
@@ -149,7 +151,7 @@ class RunFolder:
         if self._checkpoint.exists():
             return int(self._metadata()["round"])
         lines = self.path / LINES
-        if lines.exists() and lines.read_bytes().count(b"\n") > self.settings()["run"]["checkpoint-every"]:
+        if lines.is_file() and lines.read_bytes().count(b"\n") > self.settings()["run"]["checkpoint-every"]:
             raise self.damaged("it is missing")
         return 0
 
@@ -199,6 +201,7 @@ class RunFolder:
 
     def _metadata(self) -> dict[str, str]:
         try:
+            open_regular(self._checkpoint).close()  # which a file of this format is
             with safe_open(self._checkpoint, framework="np") as file:
                 metadata: dict[str, str] = file.metadata() or {}
         except (OSError, SafetensorError) as error:
@@ -289,7 +292,7 @@ class RunFolder:
                 f"another run's. {COPY}"
             )
         try:
-            content = self._checkpoint.read_bytes()
+            content = read_regular(self._checkpoint)
             arrays = load(content)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise self.damaged(str(error)) from None
@@ -309,7 +312,7 @@ class RunFolder:
         """The lines that a checkpoint vouches for; what comes after them, perhaps torn, is cut off the file."""
         path = self.path / LINES
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except OSError as error:
             raise self.damaged(error.strerror or str(error), LINES) from None
         lines = content[: vouched.size]

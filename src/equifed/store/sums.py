@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from equifed.errors import RunError
-from equifed.files import checksum, checksum_of, read_sealed, write_atomic, write_sealed
+from equifed.files import checksum, checksum_of, read_regular, read_sealed, write_atomic, write_sealed
 
 SUMS = "SUMS.json"
 CHANGED = "is damaged: its content is not what was written"
@@ -47,7 +47,7 @@ class Sums(dict[str, str]):
     def read(self, name: str) -> bytes:
         """The file as it was written."""
         try:
-            content = (self.folder / name).read_bytes()
+            content = read_regular(self.folder / name)
         except OSError as error:
             raise self.damaged(name, _unreadable(error)) from None
         if checksum(content) != self.get(name):
