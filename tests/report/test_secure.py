@@ -37,8 +37,8 @@ PROMISED = (
     "the silos' own roster at north and east, by the server at south, west and rim."
 )
 MISSING = (
-    "Over all exchanges, silos were missing twice before their masked reply, and twice between that and the unmasking "
-    "of the sum."
+    "In the rounds' exchanges, silos were missing twice before their masked reply, and twice between that and the "
+    "unmasking of the sum."
 )
 
 

@@ -29,7 +29,7 @@ from equifed.flower.joining import add_up, introduction
 from equifed.flower.journal import Journal
 from equifed.flower.link import Link, Member, Totals, registered
 from equifed.flower.memory import exchange_number
-from equifed.flower.records import BadMessage, check_run
+from equifed.flower.records import EVALUATION, BadMessage, check_run
 from equifed.flower.secure_engine import SecureEngine, SecureEvaluator
 from equifed.notes import Note
 from equifed.results import Result
@@ -194,7 +194,7 @@ class Federated(Training):
             "least": max(threshold(asked), FEWEST),
             "roster": [silo for silo, member in members.items() if member.roster],
             "before": sum(not lost.answered for _, lost in self.collector.rejections),
-            "late": sum(note.kind == "gone-late" for note in notes),
+            "late": sum(note.kind == "gone-late" and note.fields["phase"] != EVALUATION for note in notes),
             **self._scores.hidden,
         }
 

@@ -147,7 +147,7 @@ class Secure:
         missing = "No silo was missing, before its masked reply or between that and the unmasking of the sum."
         if self.before or self.late:
             missing = (
-                f"Over all exchanges, silos were missing {_times(self.before)} before their masked reply, and "
+                f"In the rounds' exchanges, silos were missing {_times(self.before)} before their masked reply, and "
                 f"{_times(self.late)} between that and the unmasking of the sum."
             )
         return [f"{PROMISE.format(least=self.least)}; {vouching}.", missing]
