@@ -326,3 +326,34 @@ def test_a_silo_repeats_no_long_words(silos: Path) -> None:
         content = RecordDict({"about": ConfigRecord({"app": made.digest, "run": words})})
         reply = answer(grid.app, Message(content, own.node_id, "query.join"), own)
         assert is_clean(str(reply.content["about"].get("refused", "")))
+
+
+def test_keys_that_are_swapped_open_nothing(silos: Path, tmp_path: Path) -> None:
+    """Two silos leave, and come back under one another's names: both are sent away until each has its own again."""
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 5}, flower=QUICK)
+    grid = nodes(made)
+    first, second = (node for node in grid.contexts if grid.silo(node) in "ab")
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "f" and message.metadata.message_type == "train.train":
+            number = int(message.content["about"]["round"])
+            grid.gone = {"a", "b"} if number in (1, 3) else set()
+            swapped = {first: b"key of b", second: b"key of a"}
+            grid.keys = swapped if number == 2 else {} if number == 4 else grid.keys
+        return reply
+
+    grid.fault = fault
+    found = federate(made, grid, tmp_path)
+    assert found.log["replied"].tolist() == [6, 4, 4, 4, 6]
+
+
+def test_a_second_node_of_a_name_is_never_asked(silos: Path, tmp_path: Path) -> None:
+    """Also with the same key: who is there stays there, and its replies count once."""
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 2}, flower=QUICK)
+    grid = nodes(made)
+    (own,) = (node for node in grid.contexts if grid.silo(node) == "a")
+    grid.contexts[999] = nodes(made).contexts[own]
+    grid.contexts[999].node_id = 999
+    found = federate(made, grid, tmp_path)
+    assert found.log["replied"].tolist() == [6, 6]
+    assert grid.sent.count(("a", "train.train")) == 2

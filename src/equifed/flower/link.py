@@ -164,6 +164,9 @@ class Link:
         connected = set(keys)
         self._seen &= connected  # who has left is asked again when it comes back
         self._joining = {number: node for number, node in self._joining.items() if node in self._seen}
+        for silo, node in list(self._nodes.items()):
+            if node in keys and keys[node] != self.members[silo].key:  # another's, under a number that is known
+                del self._nodes[silo]
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
         self._joining |= self._send({node: Request("query.join", content) for node in new}, patience)
