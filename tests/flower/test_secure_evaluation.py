@@ -250,15 +250,21 @@ def test_silos_that_are_gone_and_sums_that_fail(silos: Path, tmp_path: Path) -> 
     }
 
 
+@pytest.mark.parametrize("silent", ["", "a", "ac"])
 def test_a_run_that_died_after_its_last_round_knows_its_figures(
-    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
-    """Nobody helps to unmask the same sum twice: what is needed of it is in the run's folder."""
+    """Nobody helps to unmask the same sum twice: what is needed of it is in the run's folder, also where some silos
+    did not count, or so few did that nothing is known."""
     from equifed.store.folder import Recording
 
-    made = secure_setting(silos, flower={"min-count": 8})
-    whole = federate(made, keyed_nodes(made, None, tmp_path / "one"), tmp_path / "whole")
-    grid = keyed_nodes(made, None, tmp_path / "two")
+    made = secure_setting(silos, run={"rounds": 1}, flower={"min-count": 8, "deadline": 0.05})
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        return None if silo in silent and message.metadata.message_type == "evaluate.counts" else reply
+
+    whole = federate(made, keyed_nodes(made, None, tmp_path / "one", fault=fault), tmp_path / "whole")
+    grid = keyed_nodes(made, None, tmp_path / "two", fault=fault)
 
     def die(recording: Recording) -> ef.Result:
         raise KeyboardInterrupt
@@ -271,6 +277,7 @@ def test_a_run_that_died_after_its_last_round_knows_its_figures(
     found = federate(made, grid, tmp_path / "runs")
     assert {kind for _, kind in grid.sent[asked:]} <= {"query.join"}
     assert found.info["federation"] == whole.info["federation"]
+    assert set(found.info["federation"]["unmeasured"]) == set(silent)
     pd.testing.assert_frame_equal(found.metrics, whole.metrics)
     assert [str(note) for note in found.notes] == [str(note) for note in whole.notes]
 

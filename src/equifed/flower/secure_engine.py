@@ -203,7 +203,11 @@ class SecureEvaluator(FlowerEvaluator):
         return scores
 
     def recall(self, number: int, state: State, scores: Mapping[str, Scored]) -> None:
-        self._note([scores["test"]])  # nobody helps to unmask the same sum twice
+        # nobody helps to unmask the same sum twice: what came of it is in the scores and the notes
+        of_it = [note for note in self.engine.notes if note.fields.get("round") == number]
+        missing = [note.fields for note in of_it if note.kind == "did-not-evaluate"]
+        self.engine.unmeasured = {fields["client"]: fields["reason"] for fields in missing}
+        self._note([None if any(note.kind == "not-evaluated" for note in of_it) else scores["test"]])
 
     def _note_withheld(self, counted: list[Scored | None]) -> bool:
         everyone = withheld_by(counted, ("everyone",))
