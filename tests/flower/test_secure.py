@@ -511,22 +511,33 @@ def live(secure: Setting, grid: Mortal, runs: Path, at: int | None, manner: str 
         return None
 
 
+SAMPLED = {"clients-per-round": 5, "eval-every": 1}
+"""Evaluations are exchanges of their own, between a checkpoint and the round that follows."""
+PLANS: dict[str, dict[str, Any]] = {
+    "all": {"checkpoint-every": 2},
+    "all, measured": {"eval-every": 1, "checkpoint-every": 2},
+    "sampled": SAMPLED,
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "share"),
+    ("method", "share", "plan"),
     [
-        (Telling(), 0.01),
-        pytest.param(Telling(), 0.3, marks=pytest.mark.full),
-        pytest.param(methods.KFFL(), 0.3, marks=pytest.mark.full),
-        pytest.param(methods.FairFed(), 0.1, marks=pytest.mark.full),
+        (Telling(), 0.01, "all"),
+        pytest.param(Telling(), 0.3, "all", marks=pytest.mark.full),
+        pytest.param(methods.KFFL(), 0.3, "all", marks=pytest.mark.full),
+        pytest.param(methods.FairFed(), 0.1, "all", marks=pytest.mark.full),
+        pytest.param(methods.FedAvg(), 0.3, "sampled", marks=pytest.mark.full),
+        pytest.param(methods.FedAvg(), 0.3, "all, measured", marks=pytest.mark.full),
     ],
     ids=repr,
 )
 def test_a_server_that_dies_anywhere_has_each_sum_once(
-    method: Method, share: float, silos: Path, tmp_path: Path
+    method: Method, share: float, plan: str, silos: Path, tmp_path: Path
 ) -> None:
     """At every step of the disk and before every message; and once more while going on. Another silo is missing after
     each death, which changes no sum that was had, and the bits are those of a run that never died."""
-    secure = everyone(silos, method, run={"rounds": 3, "checkpoint-every": 2})
+    secure = everyone(silos, method, run={"rounds": 3, **PLANS[plan]})
     fault = missing({2: {"a"}}, {3: {"b"}})
 
     def grid(name: str) -> Mortal:
@@ -549,6 +560,7 @@ def test_a_server_that_dies_anywhere_has_each_sum_once(
             expected.log.drop(columns="seconds", errors="ignore")
         )
         assert found.rejections.equals(expected.rejections)
+        assert found.metrics.equals(expected.metrics)
         assert not (runs / "run" / "sums").exists()
         for number, asked in faulty.asked.items():
             unmasked = {what for kind, what in asked if kind == UNMASK}
@@ -557,6 +569,28 @@ def test_a_server_that_dies_anywhere_has_each_sum_once(
             if UNMASK in kinds:  # nothing but the same question follows
                 assert set(kinds[kinds.index(UNMASK) :]) == {UNMASK}
         shutil.rmtree(tmp_path / f"at-{at}")
+
+
+def test_a_server_that_dies_after_an_evaluation_has_its_scores(silos: Path, tmp_path: Path) -> None:
+    """The model of round 1 is measured after its checkpoint, when round 2 begins: silos do not help a second time."""
+    secure = everyone(silos, run={"rounds": 3, **SAMPLED})
+    expected = federate(secure, nodes(secure, state=str(tmp_path / "whole")), tmp_path / "runs", "whole")
+    grid = nodes(secure, state=str(tmp_path / "state"))
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type.startswith(TRAIN) and when(message)[0] == 2:
+            raise KeyboardInterrupt
+        return reply
+
+    grid.fault = fault
+    with pytest.raises(KeyboardInterrupt):
+        federate(secure, grid, tmp_path / "runs")
+    grid.fault = None
+    found = federate(secure, grid, tmp_path / "runs")
+    assert found.metrics["round"].unique().tolist() == [1, 2, 3]
+    assert found.metrics.equals(expected.metrics)
+    assert list(map(str, found.notes)) == list(map(str, expected.notes))
+    assert_same_bits(found, expected)
 
 
 def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Path, tmp_path: Path) -> None:

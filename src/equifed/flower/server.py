@@ -28,7 +28,7 @@ from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.joining import add_up, introduction
 from equifed.flower.journal import Journal
 from equifed.flower.link import Link, Member, Totals, registered
-from equifed.flower.memory import exchange_number
+from equifed.flower.memory import evaluation_number
 from equifed.flower.records import EVALUATION, BadMessage, check_run
 from equifed.flower.secure_engine import SecureEngine, SecureEvaluator
 from equifed.notes import Note
@@ -153,7 +153,8 @@ class Federated(Training):
     def rounds(self, resume: tuple[int, State] | None = None) -> Iterator[Step]:
         if resume is not None:
             self.engine.committed = resume[1].last_reply[0]
-            self._journal.forget(before=exchange_number(resume[0] + 1, "setup", 0))
+            # the next round asks for the scores of the model that the checkpoint has, and may have had their sum
+            self._journal.forget(before=evaluation_number(resume[0]))
         for step in super().rounds(resume):
             yield step
             # whoever asks for the next round has saved this one
