@@ -487,6 +487,11 @@ class Method:
         converged: the run has stopped by itself, so that more rounds would change nothing."""
         return "" if converged else "rounds"
 
+    @property
+    def may_converge(self) -> bool:
+        """Whether a run may stop before its last round."""
+        return type(self).converged is not Method.converged
+
     def converged(self, server: Any) -> Tensor:
         """Whether the run may stop, as a boolean tensor: looked at after every round; True is final."""
         return torch.tensor(False)

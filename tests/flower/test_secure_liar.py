@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +19,11 @@ from equifed import methods
 from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.agreement import Setting
-from equifed.flower.client import app_of
+from equifed.flower.client import _check_step, app_of
 from equifed.flower.masks import read_asking, read_masked, read_telling, unmasking
-from equifed.protocol import Data, Method, Phase, Record
+from equifed.flower.memory import evaluation_number, exchange_number
+from equifed.flower.records import BadMessage
+from equifed.protocol import STAGES, Data, Method, Phase, Record, Stage
 from equifed.secure import Exchange, NotSummed, total
 from equifed.tree import Tree, leaves
 from flower.inprocess import Nodes, answer, be_the_server, context, federate, nodes, setting
@@ -179,6 +182,64 @@ def test_numbers_of_other_rounds_and_phases(liar: Liar) -> None:
     for number, round in ((honest + 1, 1), (honest - 1, 1), (honest, 2), (honest + 3000, 1), (honest + 6000, 3)):
         content = liar.asked(silo, {"exchange": str(number), "round": round})
         assert re.search("belongs to another|no such round", refusal(liar.ask(silo, content)))
+
+
+def test_an_exchange_before_round_1_is_not_asked_in_a_round(silos: Path, tmp_path: Path) -> None:
+    """Counts do not move: two sums of them, one without a silo, would be that silo's."""
+    liar = Liar(made(silos, methods.FedMinMax()), tmp_path / "state", "train.setup_count")
+    for silo in liar.requests:
+        for round in (1, 2):
+            number = str(exchange_number(round, "setup", 0))
+            assert "no such exchange" in refusal(liar.ask(silo, liar.asked(silo, {"round": round, "exchange": number})))
+        assert "fields" in liar.ask(silo, liar.requests[silo])
+
+
+ROUNDS = {("round 0", r) for r in range(1, 5)}
+
+
+@pytest.mark.parametrize(
+    ("method", "cohort", "others"),
+    [
+        ("fedminmax", "all", {("setup 0", 0), ("round 0 measured", 3), ("alone", 4)}),
+        ("fedminmax", 5, {("setup 0", 0), ("alone", 2), ("alone", 4)}),
+        ("fedavg+fair", "all", {("round 0 measured", 3), ("final 0", 4), ("alone", 4)}),
+        # it may stop after any round
+        (
+            "lco+fair",
+            "all",
+            {("round 0 measured", 3)} | {(name, r) for name in ("final 0", "final 1", "alone") for r in range(1, 5)},
+        ),
+    ],
+)
+def test_which_exchanges_a_run_has(silos: Path, method: str, cohort: int | str, others: set[tuple[str, int]]) -> None:
+    """Of all stages, rounds and ways to measure, here every second round: what an honest server may need."""
+    run = {"rounds": 4, "eval-every": 2, "clients-per-round": cohort}
+    agreed = made(silos, methods.make(method), **run)
+    job, found = agreed.job(agreed.view(), None), set()
+    for round in range(job.rounds + 2):
+        asked: list[tuple[str, Stage, int | None, int, bool]] = []
+        asked += [("alone", "final", None, evaluation_number(round), True)]
+        for stage in STAGES:
+            for position in range(len(job.phases(stage))):
+                name, number = f"{stage} {position}", exchange_number(round, stage, position)
+                asked += [(name, stage, position, number, False), (f"{name} measured", stage, position, number, True)]
+        for name, stage, place, number, evaluate in asked:
+            with suppress(BadMessage):
+                _check_step(job, stage, place, round, number, evaluate)
+                found.add((name, round))
+    assert found == ROUNDS | others
+
+
+def test_a_round_is_measured_once(silos: Path, tmp_path: Path) -> None:
+    """By itself, as if the run had converged, or with the next round, but not both."""
+    run = {"clients-per-round": "all", "rounds": 3}
+    liar = Liar(made(silos, methods.LCO(), **run), tmp_path / "state", "train.gradients")
+    for place, silo in enumerate(liar.requests):
+        alone = liar.asked(silo, {"round": 1, "exchange": str(evaluation_number(1)), "evaluate": 1})
+        along = liar.asked(silo, {"round": 2, "exchange": str(exchange_number(2, "round", 0)), "evaluate": 1})
+        first, second = [(alone, "evaluate.counts"), (along, liar.kind)][:: 1 if place % 2 else -1]
+        assert "fields" in liar.ask(silo, *first)
+        assert "something else was sent" in refusal(liar.ask(silo, *second))
 
 
 def test_single_counts_are_told_to_nobody(liar: Liar) -> None:

@@ -141,7 +141,7 @@ def app_of(setting: Setting) -> ClientApp:
                 everyone = phase is None or job.asked(stage) == job.task.num_clients
                 if asked["evaluate"] and not (hidden and everyone):
                     raise BadMessage("would tell what only a sum over all silos may")
-                _check_step(job, stage, position, int(asked["round"]), number)
+                _check_step(job, stage, position, int(asked["round"]), number, bool(asked["evaluate"]))
                 secrets = secrets_of(context, str(asked["run"]))
             if hidden:
                 exchange = read_asking(message.content, secrets.run, number)
@@ -151,6 +151,8 @@ def app_of(setting: Setting) -> ClientApp:
                 _check_cohort(exchange, [job.federation.ids[k] for k in members[0]])
             if setting.secure:
                 secrets.hear(number, digest(message.content))
+                if phase is not None and asked["evaluate"]:  # so that the round before is not measured by itself, too
+                    secrets.hear(evaluation_number(int(asked["round"]) - 1), str(number).encode())
             trained_with = () if phase is None else phase.down
             down = silo.received(message, (*trained_with, *(job.method.predicts_with if asked["evaluate"] else ())))
             state = memory.recall(int(asked["from"]), job.method.init_client(job.task, job.initial[0]))
@@ -314,16 +316,28 @@ def _whose(setting: Setting, context: Context) -> tuple[str, Path]:
     return str(name), Path(str(file)) if file else setting.config.paths()[str(name)]
 
 
-def _check_step(job: Job, stage: Stage, position: int | None, round: int, number: int) -> None:
-    """An exchange's number stands for one phase of one round: a silo masks each of them for one sum only."""
+def _check_step(job: Job, stage: Stage, position: int | None, round: int, number: int, evaluate: bool) -> None:
+    """An exchange's number stands for one phase of one round, or for one round's evaluation, as the run has them: a
+    silo masks each of them for one sum only. Asked in other rounds, with others gone, it would tell one silo's part."""
     if not 0 <= round <= job.rounds:
         raise BadMessage("cannot be made: the run has no such round")
-    if position is None and number == evaluation_number(round):
+    ends = round > 0 and (round == job.rounds or job.method.may_converge)
+    measured = round > 0 and round % job.settings.eval_every == 0
+    # where everyone is in a round's first exchange, the model of the round before is measured with it
+    along = job.asked("round") == job.task.num_clients and job.channel.hides(job.phases("round")[0])
+    if position is None:
+        if number != evaluation_number(round) or not (ends or (measured and not along)):
+            raise BadMessage("cannot be made: nothing is measured then")
         return
     positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
     step = number - exchange_number(round, stage, 0)
     if not 0 <= step < len(positions) or positions[step] != position:
         raise BadMessage("cannot be made: the exchange has a number that belongs to another")
+    if (round == 0) != (stage == "setup") or (stage == "final" and not ends):
+        raise BadMessage("cannot be made: that round has no such exchange")
+    before = round > 1 and (round - 1) % job.settings.eval_every == 0
+    if evaluate and not (along and before and stage == "round" and step == 0):
+        raise BadMessage("cannot be made: nothing is measured then")
 
 
 def _check_cohort(exchange: Exchange, members: Sequence[str]) -> None:

@@ -82,7 +82,7 @@ class FlowerEngine:
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase, begins = self.job.phases(stage)[position], stage == "round" and position == 0
+        phase, begins = self.job.phases(stage)[position], stage == "round" and step == 0
         if begins:
             self.link.welcome(min(self.deadline, 60.0))
         # the model that the round before left is measured with the first messages of this one

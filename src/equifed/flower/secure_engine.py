@@ -65,7 +65,7 @@ class SecureEngine(FlowerEngine):
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase, begins = self.job.phases(stage)[position], stage == "round" and position == 0
+        phase, begins = self.job.phases(stage)[position], stage == "round" and step == 0
         sampled = [int(k) for k in cohorts[0][present[0]]]
         if begins:
             self.link.welcome(min(self.deadline, 60.0))

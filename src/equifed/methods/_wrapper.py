@@ -163,6 +163,10 @@ class Wrapper(Method):
     def remedy(self, converged: bool) -> str:
         return self.inner.remedy(converged)
 
+    @property
+    def may_converge(self) -> bool:
+        return self.inner.may_converge
+
     def converged(self, server: Around) -> Tensor:
         return self.inner.converged(server.inner)
 
