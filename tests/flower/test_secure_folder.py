@@ -15,6 +15,7 @@ from equifed.cli.app import app
 from equifed.config import load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError
+from equifed.flower.agreement import Setting
 from equifed.flower.deployment.credentials import write_key_pair
 from equifed.flower.deployment.folder import Folder, create
 from equifed.methods import summing
@@ -61,7 +62,16 @@ def test_init_says_how_many_must_answer(tmp_path: Path, schema: Schema, silos: s
     assert f"equifed flower roster roster.json {' '.join(f'{silo}.pub' for silo in silos.split(','))}\n" in guide
     for silo in silos.split(","):
         (line,) = (each for each in guide.splitlines() if f'client-id="{silo}"' in each and "--node-config" in each)
-        assert f'key="{made.key(silo)}" roster="{made.path / "roster.json"}"' in shlex.split(line)[1]
+        said = shlex.split(line)[1]
+        assert f'key="{made.key(silo)}" roster="{made.path / "roster.json"}"' in said
+        assert said.endswith(f'app="{Setting.load(made.federation).digest}" secure=true')
+    printed = invoke("digest", made.federation)
+    assert printed.stdout.strip() == Setting.load(made.federation).digest
+    assert ", secure sums, silos " in printed.stderr
+    made.federation.write_text(made.federation.read_text().replace("secure = true", "secure = false"))
+    other = invoke("digest", made.federation)
+    assert ", NO secure sums, " in other.stderr
+    assert other.stdout != printed.stdout
 
 
 def test_without_secure_nothing_is_said_of_it(tmp_path: Path, schema: Schema) -> None:

@@ -114,6 +114,29 @@ def test_a_run_needs_more_than_two_thirds_of_its_silos(silos: Path, tmp_path: Pa
         federate(secure, grid, tmp_path / "runs")
 
 
+@pytest.mark.parametrize("insists", ["key", "roster", "secure", "app"])
+def test_a_node_for_secure_sums_tells_a_plain_run_nothing(silos: Path, tmp_path: Path, insists: str) -> None:
+    """The configuration comes with the app that the server ships."""
+    hidden, plain = made(silos), made(silos, secure=False)
+    config = {"key": "key", "roster": "roster.json", "secure": True, "app": hidden.digest}
+    grid = nodes(plain, state=str(tmp_path / "state"))
+    own = next(iter(grid.contexts.values()))
+    own.node_config[insists] = config[insists]
+    about = {"run": "run", "app": plain.digest, "round": 1, "exchange": "4001", "from": 0, "keep": 0, "evaluate": 1}
+    be_the_server()
+
+    def reply(kind: str) -> RecordDict:
+        message = Message(RecordDict({"about": ConfigRecord(about)}), own.node_id, kind)
+        message.metadata.__dict__["_message_id"] = "1"
+        return answer(grid.app, message, own).content
+
+    why = "not the one that the silo has agreed to" if insists == "app" else "takes part in secure sums only"
+    for kind in ("query.join", "query.introduce", "train.train", "evaluate.counts"):
+        assert why in refusal(reply(kind)), kind
+    del own.node_config[insists]
+    assert "rows" in reply("query.join")["about"]
+
+
 # -- masking -----------------------------------------------------------------------------------------------------------
 
 

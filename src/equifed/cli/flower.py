@@ -111,6 +111,23 @@ def roster(
 
 
 @command(flower_app)
+def digest(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The app's federation.toml, as this silo has seen it.")],
+) -> None:
+    """At a silo: print the digest of the configuration and schema that it agrees to, with its version of equifed.
+
+    Compare it with the other silos, and name it in the node's configuration: app="...". The node then takes part in
+    runs with this configuration, whatever app the server ships.
+    """
+    from equifed.flower.agreement import Setting
+
+    setting = Setting.load(file)
+    show(setting.digest)
+    sums = "secure sums" if setting.secure else "NO secure sums"
+    say(f"{setting.method.name}, {setting.config.run.rounds} rounds, {sums}, silos {', '.join(setting.silos)}.")
+
+
+@command(flower_app)
 def demo(
     folder: Annotated[
         Path, typer.Option(metavar="DIR", help="Made where it does not exist; a demo's folder is used again.")

@@ -3,7 +3,8 @@
 It is a federation in which only this silo has rows, and the reference engine's work for one client in it. Handlers are
 made from the method's phases. Node config: `client-id`; `data`, its file; `state`, a folder for what it remembers;
 `min-count`, if its own is to be higher than the federation's; `key`, its node's private key, and `roster`, the other
-nodes' public ones, for secure sums.
+nodes' public ones, for secure sums; `secure=true`, if it takes part in no others, which `key` and `roster` say too;
+`app`, the digest of the only configuration that it takes part in.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def app_of(setting: Setting) -> ClientApp:
 
     def opened(message: Message, context: Context) -> tuple[OpenSilo, Memory, dict[str, Any]]:
         """The silo, opened once for the messages of one process; what it remembers, and what it is asked."""
+        _check_agreed(setting, context)
         asked = read_about(message.content)
         name, file = _whose(setting, context)
         scaling, min_count = _scaling(message, len(setting.scaled)), max(_min_count(context), setting.flower.min_count)
@@ -303,6 +305,22 @@ class OpenSilo:
         values = overall([{"test": scored}], shown(metrics, "table"))
         said = ", ".join(f"{name} {float(value[0]):.3f}" for name, value in values.items() if np.isfinite(value[0]))
         logging.getLogger("flwr").info("equifed: this silo's own test rows: %s", said or "none")
+
+
+def _check_agreed(setting: Setting, context: Context) -> None:
+    """The configuration comes with the app, from the server. The silo's operator says by its node what it must be."""
+    hides = [key for key in ("secure", "key", "roster") if context.node_config.get(key)]
+    if hides and not setting.secure:
+        raise ConfigError(
+            f"the node takes part in secure sums only ({hides[0]} in its --node-config), and the app's configuration "
+            "has none: secure = true is missing in its section [run]."
+        )
+    agreed = context.node_config.get("app")
+    if agreed is not None and agreed != setting.digest:
+        raise ConfigError(
+            "the app's configuration is not the one that the silo has agreed to (app in its --node-config). Compare "
+            "federation.toml and schema.json; `equifed flower digest` prints what app must be."
+        )
 
 
 def _whose(setting: Setting, context: Context) -> tuple[str, Path]:

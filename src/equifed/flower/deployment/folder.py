@@ -21,7 +21,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ VALIDATION_SHARE = 0.2
 """Of the trial's rows, which the server gets where the method needs rows of its own."""
 HOME = "EQUIFED_FEDERATION"
 """The environment variable by which the server's app, which is shipped and knows no path, finds this folder."""
+README = "README.md.j2"
 HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SEED = 0
 """By which the trial's rows are dealt to the silos."""
@@ -168,13 +169,15 @@ def create(
             "needs_validation": trained.needs_validation,
             "secure": secure,
             "threshold": threshold(len(silos)),
+            "digest": partial(_digest, Folder(draft)),
             "end": end.date().isoformat(),
         }
-        for name in _templates().list_templates():
+        (draft / "app").mkdir()
+        (draft / "app" / "schema.json").write_text(schema.to_json(), encoding="utf-8")
+        for name in sorted(_templates().list_templates(), key=README.__eq__):  # which may have the app's digest
             file = draft / name.removesuffix(".j2")
             file.parent.mkdir(exist_ok=True)
             file.write_text(render(name, words), encoding="utf-8")
-        (draft / "app" / "schema.json").write_text(schema.to_json(), encoding="utf-8")
     return Folder(target)
 
 
@@ -183,10 +186,19 @@ def render(template: str, words: Mapping[str, Any]) -> str:
     return _templates().get_template(template).render(words, node_config=node_config)
 
 
-def node_config(silo: str, data: Path, state: Path, key: Path | None = None, roster: Path | None = None) -> str:
-    """A SuperNode's --node-config."""
-    files = {"data": data, "state": state, "key": key, "roster": roster}
-    return " ".join([f'client-id="{silo}"', *(f'{name}="{file}"' for name, file in files.items() if file)])
+def node_config(
+    silo: str, data: Path, state: Path, key: Path | None = None, roster: Path | None = None, app: str = ""
+) -> str:
+    """A SuperNode's --node-config; with the node's `key` it takes part in secure sums only."""
+    said = {"client-id": silo, "data": data, "state": state, "key": key, "roster": roster, "app": app}
+    secure = ["secure=true"] if key else []
+    return " ".join([*(f'{name}="{value}"' for name, value in said.items() if value), *secure])
+
+
+def _digest(folder: Folder) -> str:
+    from equifed.flower.agreement import Setting
+
+    return Setting.load(folder.federation).digest
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
