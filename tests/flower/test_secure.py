@@ -614,6 +614,35 @@ def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Pa
     assert found.log["replied"].tolist() == [5]
 
 
+@pytest.mark.parametrize("stage", ["masked", "done"])
+def test_who_was_summed_takes_part_though_the_server_died_then(stage: str, silos: Path, tmp_path: Path) -> None:
+    """c masks its rows, the server dies, and c is not back when the run goes on: its rows are in the totals."""
+    secure = everyone(silos, run={"rounds": 2}, flower={"join-deadline": 0.05})
+    configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
+    grid, runs = Mortal(app_of(secure), configs), tmp_path / "runs"
+    for at in range(1, 60):
+        assert live(secure, grid, runs, at) is None
+        entry = Journal(runs / "run" / "sums").read(0)
+        if entry is not None and entry.stage == stage:
+            break
+    else:
+        pytest.fail(f"the joining was never {stage}")
+    grid.gone = {"c"}
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type.startswith(TRAIN):
+            grid.gone = set()
+        return reply
+
+    grid.fault = fault
+    found = live(secure, grid, runs, None)
+    assert found is not None
+    assert list(found.info["federation"]["silos"]) == list("abcdef")
+    assert found.info["rows"]["train"] == 142
+    assert found.log["replied"].tolist() == [5, 6]
+    assert found.rejections[["round", "client", "reason"]].to_numpy().tolist() == [[1, "c", "not connected"]]
+
+
 def test_a_damaged_journal_is_named(silos: Path, tmp_path: Path) -> None:
     secure = everyone(silos, run={"rounds": 2, "checkpoint-every": 2})
     configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]

@@ -113,6 +113,29 @@ def test_a_silo_that_is_gone_at_the_sum_takes_no_part(silos: Path, tmp_path: Pat
         federate(made, grid, tmp_path / "runs", "few")
 
 
+def test_a_failed_joining_is_tried_again_with_the_same_silos(silos: Path, tmp_path: Path) -> None:
+    """Four of six have masked their rows with those five others, and do so with nobody else, whoever comes and goes."""
+    made = secure_setting(silos, run={"rounds": 1}, flower={"deadline": 0.05, "join-deadline": 0.1})
+
+    def fault(silo: str, message: Message, reply: Message) -> Message | None:
+        return None if silo in "ab" and message.metadata.message_type == "query.introduce" else reply
+
+    grid = keyed_nodes(made, None, tmp_path / "state", fault=fault)
+    with pytest.raises(RunError, match=r"b: no reply within 0 s\. Nothing has been trained yet: start a new run\."):
+        federate(made, grid, tmp_path / "runs")
+    grid.fault, grid.gone = None, {"f"}
+    found = federate(made, grid, tmp_path / "runs")
+    assert list(found.info["federation"]["silos"]) == list("abcde")
+    grid.fault, grid.gone = fault, {"f"}
+    with pytest.raises(RunError, match="could not be summed"):
+        federate(made, grid, tmp_path / "runs", "later")
+    grid.fault, grid.gone = None, set()  # f comes when it is settled who takes part
+    found = federate(made, grid, tmp_path / "runs", "later")
+    assert list(found.info["federation"]["silos"]) == list("abcde")
+    assert found.rejections[["client", "reason"]].to_numpy().tolist() == [["f", NOT_COUNTED]]
+    assert found.info["rows"]["train"] == 142 - 30
+
+
 def test_without_a_state_folder_nobody_joins(silos: Path, tmp_path: Path) -> None:
     made = secure_setting(silos, flower={"join-deadline": 0.05})
     with pytest.raises(RunError, match="a: the node has no state folder, which secure sums need"):

@@ -19,7 +19,7 @@ from equifed.flower.journal import Journal
 from equifed.flower.link import MOST_ROWS, Link, Totals
 from equifed.flower.masks import SIGNATURES, layout
 from equifed.flower.records import about
-from equifed.flower.sums import Question, summed
+from equifed.flower.sums import Question, Refusal, summed
 from equifed.protocol import Phase, Record
 
 JOINING = 0
@@ -52,25 +52,29 @@ def introduction(scaled: int) -> tuple[Phase, Record, Record]:
 
 
 def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
-    """Have the silos that are here summed up. All others are out of the run."""
+    """Have the run's silos summed up. Those who do not help are out of the run."""
+    here = link.here
     question = Question(
         number=JOINING,
         kind=INTRODUCE,
         alike=RecordDict({SIGNATURES: link.signatures()}),
-        cohort=tuple(sorted(link.here)),
-        asked=dict.fromkeys(link.here, about({"run": link.run, "exchange": str(JOINING)})),
+        cohort=tuple(sorted(link.members)),
+        asked=dict.fromkeys(here, about({"run": link.run, "exchange": str(JOINING)})),
         layout=layout_of(link.scaled),
         values=2 + 2 * link.scaled * LIMBS,
-        absent={},
+        absent={silo: Refusal(link.why_not(silo), answered=False) for silo in link.members if silo not in here},
     )
-    found = summed(link, journal, question, deadline, again=True, same=False)  # more silos may have come
+    found = summed(link, journal, question, deadline, again=True)
     if found.total is None:
         raise RunError(
             f"The silos' rows could not be summed, without which no run begins: {found.obstacle}."
             + "".join(f" {silo}: {why.reason}." for silo, why in {**found.refused, **found.late}.items())
+            + " Nothing has been trained yet: start a new run."
         )
     joined = _read(found.total, link.scaled)
-    link.close(joined.totals, found.used, {silo: why.reason for silo, why in found.refused.items()})
+    link.summed = joined.totals
+    link.refused |= {silo: why.reason for silo, why in found.refused.items()}
+    link.close(found.used)
     return joined
 
 

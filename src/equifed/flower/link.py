@@ -95,7 +95,9 @@ class Link:
     secure: bool = False
     """Silos introduce themselves by a key for secure sums, and say nothing of their rows."""
     summed: Totals | None = None
-    """What they have together, where that is a secure sum. Once there is one, nobody can join who is not in it."""
+    """What they have together, where that is a secure sum."""
+    closed: bool = False
+    """Nobody can join any more who has not: it is settled whom the silos mask with."""
     members: dict[str, Member] = field(default_factory=dict)
     """Everyone who has ever joined this run."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -147,13 +149,13 @@ class Link:
             sum(member.rows or 0 for member in members), sum(member.test_rows or 0 for member in members)
         )
 
-    def close(self, totals: Totals, silos: Collection[str], why: Mapping[str, str]) -> None:
-        """Leave only these in the run, who have so much together. why: the others are not."""
-        self.summed = totals
+    def close(self, silos: Collection[str]) -> None:
+        """Leave only these in the run, and let nobody else in."""
+        self.closed = True
         for silo in [each for each in self.members if each not in silos]:
             del self.members[silo]
             self._nodes.pop(silo, None)
-            self.refused[silo] = why.get(silo, NOT_COUNTED)
+            self.refused.setdefault(silo, NOT_COUNTED)
 
     def why_not(self, silo: str) -> str:
         return self.refused.get(silo, "not connected")
@@ -202,7 +204,7 @@ class Link:
                     "has another key than when it first joined this run. Start its node with the state folder it had; "
                     "without, it can take part in the next run"
                 )
-            if known is None and self.summed is not None:
+            if known is None and self.closed:
                 raise BadMessage(NOT_COUNTED)
         except BadMessage as error:
             self.refused[name] = str(error)

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from equifed.errors import ConfigError, EquifedError, RunError
 from equifed.federation.split import shift_and_factor
-from equifed.files import private, read_sealed, write_sealed
+from equifed.files import private, private_folder, read_sealed, write_sealed
 from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.deployment.folder import HOME, Folder
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
@@ -93,17 +93,28 @@ def serve(
     journal = Journal(folder / JOURNAL)
     if before is not None:
         link.members.update(before.members)
-        link.summed = before.totals
+        link.summed, link.closed = before.totals, setting.secure
+    begun = before is not None and (link.summed is not None or not setting.secure)
     _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
     # one silo's means and deviations are not a federation's, and no silo helps to sum fewer than the threshold
-    fewest = threshold(len(setting.silos)) if setting.secure and before is None else min(2, len(setting.silos))
+    fewest = threshold(len(setting.silos)) if setting.secure and not begun else min(2, len(setting.silos))
     link.gather(setting.flower.join_deadline, max(setting.min_replies, fewest))
     _say(f"{len(link.here)} of {len(setting.silos)} silos are here: {', '.join(link.here)}")
     for silo in setting.silos:
         if silo not in link.here:
             _say(f"{silo} is not here: {link.why_not(silo)}")
     _greet(link)
-    scaling = before.scaling if before is not None else _standardised(setting, link, journal)
+    if before is not None and begun:
+        scaling = before.scaling
+    elif setting.secure:
+        if before is None:
+            link.close(link.here)
+            private_folder(folder)
+            _write_roster(folder, setting, link, None)  # who mask together, whatever happens before they are summed
+        scaling = _summed_up(setting, link, journal)
+        _write_roster(folder, setting, link, scaling)
+    else:
+        scaling = standardisation(setting, link.members)
     named = setting.config.data.validation_file
     file = Path(validation) if validation else None if named is None else setting.config.folder / named
     training = Federated(setting, link, scaling, file, journal)
@@ -161,6 +172,7 @@ class Federated(Training):
             if step.round % self._setting.config.run.checkpoint_every == 0 or step.last:
                 self.engine.committed = step.state.last_reply[0]
                 self._journal.forget()
+        self._journal.forget()  # also of a run that was killed after its last round was saved
 
     def result(self) -> Result:
         assert self._state is not None, "no round has finished"
@@ -200,10 +212,8 @@ class Federated(Training):
         }
 
 
-def _standardised(setting: Setting, link: Link, journal: Journal) -> Scaling | None:
-    """How inputs are standardised, from what the silos have said. With secure sums they say it here, masked."""
-    if not setting.secure:
-        return standardisation(setting, link.members)
+def _summed_up(setting: Setting, link: Link, journal: Journal) -> Scaling | None:
+    """Have the silos' rows summed up: how many there are, and how inputs are standardised."""
     joined = add_up(link, journal, setting.flower.deadline)
     rows, limit = joined.totals.rows, max(member.min_count for member in link.members.values())
     _say(f"Together {', '.join(link.members)} have {rows:,} training and {joined.totals.test_rows:,} test rows")

@@ -74,17 +74,15 @@ def summed(
     deadline: float,
     enough: int = 0,
     again: bool = False,
-    same: bool = True,
 ) -> Sum:
     """Carry out the exchange, or what is left to be done of it after the server was killed.
 
     enough: masked replies without which nobody is asked to unmask, where the protocol would do with fewer.
     again: an obstacle is not kept, because it ends the run: a resumed one tries again, as far as silos may help.
-    same: what is sent alike is the same in a resumed run.
     """
     number, cohort, sent = question.number, question.cohort, digest(question.alike)
     entry = journal.read(number)
-    if entry is not None and entry.stage != "asked" and same and entry.facts["sent"] != sent.hex():
+    if entry is not None and entry.stage != "asked" and entry.facts["sent"] != sent.hex():
         raise RunError(
             f"{journal.folder} has exchange {number} with another model than the run has now: its files, or those of "
             "the run, are not as they were. Put back a copy, or start a new run."

@@ -229,7 +229,7 @@ class RunFolder:
         if not take(folder.lock):
             raise RunError(f"Run {folder.id} is being run by another process.")
         try:
-            if not not_begun(path, JOURNAL):  # a federation may have summed before its run begins
+            if not not_begun(path, JOURNAL, FEDERATION):  # a federation may have summed before its run begins
                 raise RunError(
                     f"{path} cannot hold a new run: it has files of another. Go on with that one, whose {STATUS} must "
                     "be there, or choose another name."
