@@ -255,6 +255,26 @@ def test_who_vouches_is_told(silos: Path, tmp_path: Path, keys: Path) -> None:
     assert found.log["applied"].all()
 
 
+def test_a_roster_that_comes_later_has_vouched_for_nobody(silos: Path, tmp_path: Path, keys: Path) -> None:
+    """a has one from the beginning and loses it, b gets one when the keys are long agreed."""
+    made = secure_setting(silos)
+    grid = keyed_nodes(made, keys, tmp_path / "state", roster="a")
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train.train" and int(message.content["about"]["round"]) == 2:
+            raise KeyboardInterrupt
+        return reply
+
+    grid.fault = fault
+    with pytest.raises(KeyboardInterrupt):
+        federate(made, grid, tmp_path / "runs")
+    grid.fault = None
+    first, second, *_ = grid.contexts.values()
+    second.node_config["roster"] = first.node_config.pop("roster")
+    found = federate(made, grid, tmp_path / "runs")
+    assert found.info["federation"]["secure"]["roster"] == ["a"]
+
+
 @pytest.mark.parametrize(
     "lie", ["both", *(pytest.param(lie, marks=FULL) for lie in ("key", "signature", "nothing signed"))]
 )

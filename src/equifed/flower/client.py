@@ -126,6 +126,7 @@ def app_of(setting: Setting) -> ClientApp:
         with _in_range("its rows"):
             numbers = joining.integers(*silo.sizes, silo.sums(), len(exchange.names))
         layout = joining.layout_of(int(setting.scaled.sum()))
+        secrets.vouch(roster is not None)
         put_masked(content, secrets.mask(exchange, layout, digest(message.content), numbers))
         return content
 
@@ -265,7 +266,8 @@ class OpenSilo:
             "client": self.name,
             "public": public,
             "signature": sign(Path(str(file)), secrets.run, self.setting.digest, public) if file else b"",
-            "roster": int(_roster(context) is not None),
+            # one that was added later has vouched for nobody
+            "roster": int(_roster(context) is not None if secrets.vouched is None else secrets.vouched),
             "min-count": self.min_count,
         }
         return RecordDict({ABOUT: about(said)})

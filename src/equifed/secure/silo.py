@@ -44,6 +44,7 @@ class Silo:
                         "silo": name,
                         "key": secrets.token_hex(KEY),
                         "peers": {},  # the public keys of the others, as first seen
+                        "vouched": None,  # whether a roster has vouched for them
                         "told": NEVER,  # the last exchange that it has helped to unmask
                         "attempts": {},  # of each exchange after that one, the last that it has masked, and with whom
                         "heard": {},  # what it was sent in each of them
@@ -60,6 +61,18 @@ class Silo:
         """The silos that it has masked a reply together with: their keys never change."""
         with self._lock:
             return frozenset(self._read()["peers"])
+
+    @property
+    def vouched(self) -> bool | None:
+        """Whether a roster has vouched for the others' keys; None where it knows none yet."""
+        with self._lock:
+            state = self._read()
+            return state["vouched"] if state["peers"] else None
+
+    def vouch(self, by_roster: bool) -> None:
+        """Remember whether the keys that it is about to mask with, for the first time, have been checked."""
+        with self._lock:
+            self._write(self._read() | {"vouched": by_roster})
 
     def hear(self, number: int, sent: bytes) -> None:
         """Remember what was sent in an exchange, before any work is done on it, and refuse all else that is sent in it.
