@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Message
 
@@ -16,7 +17,7 @@ from equifed.flower.joining import _read, integers
 from equifed.flower.link import NOT_COUNTED, Link, registered
 from equifed.secure import sign
 from equifed.store.folder import FEDERATION
-from flower.inprocess import SIZES, be_the_server, federate, nodes, setting
+from flower.inprocess import SIZES, be_the_server, federate, nodes, setting, write_files
 from flower.secure import Traffic, claim, keyed_nodes, secure_setting, write_keys
 
 FULL = pytest.mark.full
@@ -140,6 +141,18 @@ def test_without_a_state_folder_nobody_joins(silos: Path, tmp_path: Path) -> Non
     made = secure_setting(silos, flower={"join-deadline": 0.05})
     with pytest.raises(RunError, match="a: the node has no state folder, which secure sums need"):
         federate(made, nodes(made), tmp_path / "runs")
+
+
+def test_a_row_that_does_not_fit_is_not_numbered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A row's number says that the silo has so many."""
+    write_files(tmp_path)
+    frame = pd.read_parquet(tmp_path / "b.parquet")
+    frame.loc[7, "sex"] = "secret"
+    frame.to_parquet(tmp_path / "b.parquet")
+    made = secure_setting(tmp_path)
+    link = joined(made, keyed_nodes(made, None, tmp_path / "state"))
+    assert link.refused["b"] == "its file does not fit the schema: Column 'sex' (its own log says why)"
+    assert "Column 'sex', row 7: 'secret' is not a known group" in caplog.text  # the silo's own log
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 from equifed import tree
 from equifed.bounds import Bounds, finite
 from equifed.data.encode import MAX_STANDARDISED
-from equifed.errors import ConfigError, EquifedError, unknown_name
+from equifed.errors import ConfigError, EquifedError, RowError, unknown_name
 from equifed.fixed_point import OutOfRange
 from equifed.flower import evaluation, joining
 from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
@@ -90,7 +90,12 @@ def app_of(setting: Setting) -> ClientApp:
         if key not in silos:
             for other in [other for other in silos if other[0] == name]:
                 del silos[other]  # the rows are read once more, not kept once more
-            silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
+            try:
+                silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
+            except RowError as error:
+                if not setting.secure:
+                    raise
+                raise RowError(error.text, column=error.column) from error  # a row's number says how many there are
         return silos[key], Memory(context, state_folder(context, str(asked["run"]))), asked
 
     @app.query("join")
