@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equifed.cli.app import app
+from equifed.cli.flower_runs import _local
 from equifed.config import load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError
@@ -144,3 +145,12 @@ def test_mistakes_of_the_roster_command(tmp_path: Path, keys: list[Path], wrong:
     assert done.exit_code == 2, done.output
     assert says[wrong] in done.stderr
     assert not (tmp_path / "roster.json").exists()
+
+
+def test_a_run_that_was_ended_while_silos_joined_is_started_anew(tmp_path: Path) -> None:
+    """Its folder is there, because secure sums keep a journal, but it is no run that could be resumed."""
+    folder = Folder(tmp_path)
+    (folder.runs / "run" / "sums").mkdir(parents=True)
+    assert _local(folder, "run").startswith("demo --folder")
+    (folder.runs / "run" / "status.json").touch()
+    assert _local(folder, "run").startswith("resume")

@@ -227,7 +227,7 @@ def _require_superlink(folder: Folder, run: str) -> None:
 
 def _local(folder: Folder, run: str) -> str:
     """The command that goes on with the run on this machine, or where it has not begun starts another."""
-    begun = (folder.runs / run).exists()
+    begun = (folder.runs / run / "status.json").exists()  # secure sums have a folder before that
     return f"resume {_typed(folder.path)} --local" if begun else f"demo --folder {_typed(folder.path)}"
 
 
@@ -288,7 +288,7 @@ class _Rounds:
                 with contextlib.suppress(BrokenPipeError):
                     self._console.print(f"Round {line['round']} of {self.total}: {_happened(line)}", soft_wrap=True)
         waited = f"{time.monotonic() - self._since:.0f} s"
-        if not self.folder.path.exists():
+        if not (self.folder.path / "status.json").exists():
             self.waiting.update(f"Waiting for the silos: {waited}")
         else:
             self.waiting.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited}")
