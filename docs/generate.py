@@ -35,13 +35,8 @@ def secure_row(name: str) -> list[str]:
     if summed is None:
         alone = [phase for _, _, phase in exchanges(method) if phase.gather == "stack" and phase.up]
         return [own, "**refused**", "", f"it needs each silo's {', '.join(fields(phase.up) for phase in alone)}"]
-    phases = [phase for _, _, phase in exchanges(summed)]
-    sums, told = (
-        tuple(dict.fromkeys(field for phase in phases if phase.told == each for field in phase.up))
-        for each in (False, True)
-    )
-    tells = f"{summed.reveals}; of each silo: {fields(told)}" if told else summed.reveals
-    return [own, "works" if summed == method else "works as a variant: see its page", fields(sums), tells]
+    sums = tuple(dict.fromkeys(field for _, _, phase in exchanges(summed) for field in phase.up))
+    return [own, "works" if summed == method else "works as a variant: see its page", fields(sums), summed.reveals]
 
 
 def metrics_table() -> str:

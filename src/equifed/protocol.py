@@ -308,9 +308,6 @@ class Phase:
     repeat: Callable[[Task], int] = once
     """How often the exchange takes place, each time with what the server made of the last: a search at the server. 0:
     this task does without it."""
-    told: bool = False
-    """Of a "stack" phase: the server may see these few numbers of each client also where everything else is summed
-    securely. The method's page says what they reveal."""
     places: Mapping[str, int] = field(default_factory=dict)
     """Binary places of fields in a secure sum, where they are other than 30: fewer for numbers that are large."""
 
@@ -429,7 +426,7 @@ class Method:
         """The method as it runs where only sums of replies are seen (`secure`): itself, if it needs no more, or a
         variant of itself that does not. None: it needs each reply."""
         phases = (*self.setup, *self.round, *self.final)
-        return self if all(phase.gather == "sum" or phase.told or not phase.up for phase in phases) else None
+        return self if all(phase.gather == "sum" or not phase.up for phase in phases) else None
 
     @property
     def num_models(self) -> int | None:

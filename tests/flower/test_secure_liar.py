@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,8 @@ from equifed.flower.client import _check_step, app_of
 from equifed.flower.masks import read_asking, read_masked, read_telling, unmasking
 from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import BadMessage
-from equifed.protocol import STAGES, Data, Method, Phase, Record, Stage
+from equifed.protocol import STAGES, Method, Stage
 from equifed.secure import Exchange, NotSummed, total
-from equifed.tree import Tree, leaves
 from flower.inprocess import Nodes, answer, be_the_server, context, federate, nodes, setting
 
 
@@ -342,30 +340,3 @@ def test_no_round_after_it_was_unmasked_is_asked_again(liar: Liar) -> None:
             for content in (request, liar.asked(silo, attempt=2), liar.asked(silo, attempt=1000)):
                 assert "helped to unmask that exchange" in refusal(liar.ask(silo, content))
         liar.restart()
-
-
-def tell(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
-    return {"loss": sum(leaf.square().sum() for leaf in leaves(down["theta"])) + 0 * data.n}, state
-
-
-@dataclass(frozen=True)
-class Asking(methods.FedAvg):
-    """FedAvg, whose silos tell one number each before they train."""
-
-    name: ClassVar[str] = "asking"
-
-    @property
-    def round(self) -> tuple[Phase, ...]:
-        told = Phase("ask", ("theta",), ("loss",), tell, lambda server, replies, data: server, "stack", told=True)
-        return (told, *super().round)
-
-
-def test_what_is_told_singly_is_told_of_one_model(silos: Path, tmp_path: Path) -> None:
-    """Where silos tell a number each, it is of the model of the round, not of as many models as a server likes."""
-    liar = Liar(made(silos, Asking()), tmp_path / "state", "train.ask")
-    for silo, request in liar.requests.items():
-        reply = liar.ask(silo, request)
-        assert set(reply["fields"]) == {"loss"}
-        liar.restart()
-        assert liar.ask(silo, request)["fields"]["loss"].data == reply["fields"]["loss"].data
-        assert "something else was sent" in refusal(liar.ask(silo, changed_fields(request, 1.5)))

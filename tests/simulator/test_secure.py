@@ -15,7 +15,7 @@ from equifed import methods, randomness, tree
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods._wrapper import Wrapper
-from equifed.protocol import ROWS, Bound, LocalTraining, Method, Phase
+from equifed.protocol import LocalTraining, Method, Phase
 from equifed.simulation import Simulation
 from equifed.simulator import Reference, make_job, make_tables, reference
 
@@ -223,32 +223,6 @@ def test_phases_with_everyone_must_have_their_sum(uneven: Federation) -> None:
 
     with pytest.raises(RunError, match=r"setup phases could not be finished.*6 of 10 masked replies came, 7 are"):
         run(Starting(methods.FedAvg(), liars=4), uneven, max_update=math.inf)
-
-
-@pytest.mark.parametrize("engine", ["lanes", "reference"])
-def test_what_is_told_is_seen_singly(engine: Any, uneven: Federation) -> None:
-    """By its exact numbers, beside sums that are secure; and however few answer, nothing has to be unmasked."""
-    seen: list[np.ndarray] = []
-
-    def look(server: Any, replies: Any, validation: Any) -> Any:
-        seen.append(replies["rows"].numpy().copy())
-        return server
-
-    @dataclasses.dataclass(frozen=True)
-    class Telling(methods.FedAvg):
-        @property
-        def round(self) -> tuple[Phase, ...]:
-            tell = Phase(
-                "tell", (), ("rows",), lambda down, state, data: ({"rows": data.n / 3}, state), look, told=True
-            )
-            return (dataclasses.replace(tell, bounds={"rows": Bound(0, ROWS)}), *super().round)
-
-    result = run(Telling(), uneven, engine=engine, clients_per_round="all", rounds=1, seeds=[0])
-    rows = np.array([len(uneven.train[k]) for k in np.argsort(uneven.ids)], dtype=np.float32)
-    assert seen[0].tolist() == (rows / 3).tolist()
-    assert result.messages["gather"].tolist() == ["stack", "secure sum", "unmask"]
-    hidden = dataclasses.replace(Telling().round[0], told=False)
-    assert type("Hidden", (Telling,), {"round": (hidden,)})().summed is None
 
 
 def test_what_cannot_be_swept(uneven: Federation) -> None:

@@ -5,7 +5,7 @@ already, be able to ask the very same question again, or know that nobody has un
 
     asked    before the first message is sent: which attempt it is. A resumed run asks anew, as the next attempt
     masked   before anybody is asked to unmask: the masked replies. A resumed run asks for the same masks again
-    done     the sum, or the replies that are told singly; who was used, who refused and why. It is taken as it is
+    done     the sum; who was used, who refused and why. It is taken as it is
 
 A file is replaced in one step by its successor, and all are removed once a checkpoint covers them. Each begins with the
 checksum of its name and content.

@@ -1,7 +1,7 @@
-"""The engine of a real federation with secure sums: it sees no reply but those that a method declares as told.
+"""The engine of a real federation with secure sums: it sees no single reply.
 
-Every exchange is in the run's journal before the next one begins, told ones too: what a resumed run makes of them is
-what the killed one made, also when other silos are there now.
+Every exchange is in the run's journal before the next one begins, also one in which silos say no more than that they
+took part: what a resumed run makes of it is what the killed one made, also when other silos are there now.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SecureEngine(FlowerEngine):
         self.messages.setdefault((stage, position), message)
         number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
         asked = _Asked(stage, position, phase, round, number, kind, down, sampled, measures and together)
-        take = self._take_sum if self.job.channel.hides(phase) else self._take_told
+        take = self._take_sum if self.job.channel.hides(phase) else self._take_part
         return take(state, asked, cohorts, present)
 
     def _take_sum(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
@@ -170,13 +170,13 @@ class SecureEngine(FlowerEngine):
         for silo, why in done.late.items():
             self.note("gone-late", client=silo, round=round, phase=phase, reason=why.reason)
 
-    def _take_told(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
-        """A phase whose replies are told singly, or say nothing but who took part."""
+    def _take_part(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
+        """A phase whose replies say nothing but who took part."""
         phase, like = asked.phase, self._like[asked.stage, asked.position]
         entry = self.journal.read(asked.number)
         if entry is not None:
             refused = [Rejection(*each) for each in entry.facts["refused"]]
-            replies = {k: tree.from_named(like, _part(entry.arrays, f"{k}.")) for k in entry.facts["used"]}
+            replies: dict[int, Record] = dict.fromkeys(entry.facts["used"], like)
         else:
             answers = self._ask(state, asked.round, asked.number, False, asked.kind, asked.sampled, asked.down)
             bounds = bounds_of(self.job, asked.stage, asked.position)
@@ -184,10 +184,7 @@ class SecureEngine(FlowerEngine):
         exchange = Exchange(state, present & np.isin(cohorts, list(replies)), refused)
         exchange = self._taken(asked.stage, phase, asked.number, replies, exchange)
         if entry is None and (not exchange.obstacles or asked.stage == "round"):
-            arrays = {
-                f"{k}.{name}": leaf.numpy() for k, reply in replies.items() for name, leaf in tree.named(reply).items()
-            }
-            self.journal.write(asked.number, "done", {"used": list(replies), "refused": refused}, arrays)
+            self.journal.write(asked.number, "done", {"used": list(replies), "refused": refused}, {})
         return exchange
 
 
@@ -215,8 +212,3 @@ class SecureEvaluator(FlowerEvaluator):
         if everyone:
             self.engine.note("withheld-totals", **self.hidden)
         return bool(everyone)
-
-
-def _part(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
-    found = {name: values for name, values in arrays.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): torch.from_numpy(values) for name, values in found.items()}
