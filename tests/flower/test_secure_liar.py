@@ -73,7 +73,8 @@ class Liar(Nodes):
         return RecordDict(changed)
 
     def exchange(self, content: RecordDict) -> Exchange:
-        return read_asking(content, "run", int(content["about"]["exchange"]))
+        planned = len(content["secure"]["cohort"])  # all have joined
+        return read_asking(content, "run", int(content["about"]["exchange"]), planned)
 
     def unmask(self, silo: str, about: bytes, survivors: Iterable[str], sealed: Mapping[str, bytes]) -> RecordDict:
         said = ConfigRecord({"run": "run", "exchange": self.requests[silo]["about"]["exchange"]})
@@ -185,6 +186,19 @@ def test_cohorts_that_the_server_has_chosen(liar: Liar) -> None:
         content = liar.asked(silo, cohort=names, keys=[cohort[name] for name in names])
         assert re.search("cohort|was not there", refusal(liar.ask(silo, content))), refusal(liar.ask(silo, content))
     assert "fields" in liar.ask(silo, liar.requests[silo])
+
+
+def test_a_cohort_without_one_is_not_summed_without_another(liar: Liar) -> None:
+    """Four of the five that are sampled must help. One may never have joined, but then all others are needed."""
+    exchange = liar.exchange(next(iter(liar.requests.values())))
+    names, keys = list(exchange.names[:4]), list(exchange.keys[:4])
+    for silo in names:
+        assert "fields" in liar.ask(silo, liar.asked(silo, cohort=names, keys=keys))
+    folder = Path(str(next(iter(liar.contexts.values())).node_config["state"])) / "run"
+    (about,) = {read_sealed(folder / silo / "secret")["masked"]["transcript"] for silo in names}
+    for silo in names[:3]:
+        assert "over 3 of 5 silos; at least 4" in refusal(liar.unmask(silo, bytes.fromhex(about), names[:3], {}))
+        assert not read_telling(liar.unmask(silo, bytes.fromhex(about), names, {})).seeds
 
 
 def test_other_keys_than_before(liar: Liar) -> None:

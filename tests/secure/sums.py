@@ -36,9 +36,13 @@ class Federation:
     def restart(self) -> None:
         self.silos = {name: self.start(name) for name in self.names}
 
-    def exchange(self, number: int = 1, attempt: int = 1, names: Sequence[str] | None = None) -> Exchange:
+    def exchange(
+        self, number: int = 1, attempt: int = 1, names: Sequence[str] | None = None, planned: int | None = None
+    ) -> Exchange:
+        """planned: where it is for more silos than these."""
         names = tuple(names or self.names)
-        return Exchange(RUN, number, attempt, names, tuple(self.silos[name].public for name in names))
+        keys = tuple(self.silos[name].public for name in names)
+        return Exchange(RUN, number, attempt, names, keys, planned or len(names))
 
     def numbers(self, name: str, length: int = 7) -> np.ndarray:
         """What a silo would send, of all sizes that 64 bits have."""

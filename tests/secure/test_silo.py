@@ -16,7 +16,7 @@ import pytest
 from store.faults import Death, Disk
 
 from equifed.files import read_sealed, write_sealed
-from equifed.secure import Exchange, Refused, Silo, Told, threshold
+from equifed.secure import Exchange, NotSummed, Refused, Silo, Told, threshold, total, unsummed
 from secure.sums import LAYOUT, RUN, SENT, Federation, transcript
 
 
@@ -44,13 +44,13 @@ def refused(exchange: Exchange, federation: Federation, words: str, name: str = 
 def test_too_few_silos(federation: Federation) -> None:
     for count in (1, 2):
         refused(federation.exchange(names=federation.names[2 : 2 + count]), federation, "fewer than 3 hides nobody")
-    refused(Exchange(RUN, 1, 1, (), ()), federation, "fewer than 3")
+    refused(Exchange(RUN, 1, 1, (), (), 0), federation, "fewer than 3")
     federation.silos["silo-02"].check(federation.exchange(names=federation.names[:3]))
 
 
 def test_its_own_key_is_not_shown(federation: Federation) -> None:
     good = federation.exchange()
-    other = tuple(os.urandom(32) if name == "silo-02" else key for name, key in zip(*good[3:], strict=True))
+    other = tuple(os.urandom(32) if name == "silo-02" else key for name, key in zip(good.names, good.keys, strict=True))
     refused(good._replace(keys=other), federation, "another key of this silo")
 
 
@@ -478,3 +478,42 @@ def test_thresholds_leave_no_room_for_two_sums() -> None:
         c = (n - 1) // 3
         assert 2 * threshold(n) > n + c
         assert 3 <= threshold(n) <= n
+
+
+def test_two_sums_share_more_than_a_third_of_the_plan_whoever_is_left_out() -> None:
+    """Of all cohorts that a server may choose of N silos: no silo helps with two sums of one exchange, so a third of
+    them in its pay is not enough."""
+    for n in range(3, 51):
+        fewest = min(
+            told
+            for cohort in range(1, n + 1)
+            for masked in range(1, cohort + 1)
+            for told in range(1, masked + 1)
+            if unsummed(cohort, masked, told, planned=n) is None
+        )
+        assert 2 * fewest - n > n / 3  # what two sets of so many have in common at least
+
+
+def test_a_cohort_that_was_made_small(tmp_path: Path) -> None:
+    """Of nine silos, seven must help. Seven of nine may be the cohort, but five of those seven are no sum."""
+    federation = Federation.of(tmp_path, 9)
+    few = federation.exchange(names=federation.names[:6], planned=9)
+    refused(few, federation, "the cohort has 6 silos of 9, and 7 must help")
+    refused(federation.exchange(planned=8), federation, "the cohort has 9 silos of 8")
+    seven = federation.exchange(names=federation.names[:7], planned=9)
+    masked = federation.mask(seven)
+    for gone in (1, 2):
+        there = dict(list(masked.items())[gone:])
+        for name in there:
+            with pytest.raises(Refused, match=f"over {7 - gone} of 9 silos; at least 7 must be in it"):
+                federation.ask(name, transcript(seven), there, there)
+    told = federation.tell(seven, masked)
+    assert (total(seven, transcript(seven), masked, told).numbers == federation.plain(seven.names)).all()
+    with pytest.raises(NotSummed, match="6 of 7"):
+        total(seven, transcript(seven), masked, dict(list(told.items())[1:]))
+
+
+def test_a_silo_that_plans_for_more_is_in_no_sum_with_the_others(tmp_path: Path) -> None:
+    """The number is bound into the masks."""
+    federation = Federation.of(tmp_path, 4)
+    assert transcript(federation.exchange()) != transcript(federation.exchange(planned=5))

@@ -50,7 +50,7 @@ from equifed.metrics.catalogue import measured, shown
 from equifed.metrics.frame import overall
 from equifed.metrics.scored import Scored
 from equifed.protocol import VALIDATION, Phase, Record, Stage
-from equifed.secure import Exchange, Roster, Silo, sign, threshold
+from equifed.secure import Exchange, Roster, Silo, sign
 from equifed.simulator import Evaluator, Job, Reference, make_tables
 from equifed.simulator.engine import check_reply, sent
 from equifed.store.environment import fingerprint
@@ -120,9 +120,9 @@ def app_of(setting: Setting) -> ClientApp:
         if not setting.secure or int(asked["exchange"]) != JOINING:
             raise BadMessage("cannot be made: nothing of the kind is summed in this run")
         secrets = secrets_of(context, str(asked["run"]))
-        exchange = read_asking(message.content, secrets.run, JOINING)
-        secrets.check(exchange)
+        exchange = read_asking(message.content, secrets.run, JOINING, len(setting.silos))
         _check_cohort(exchange, setting.silos)
+        secrets.check(exchange)
         roster, signatures = _roster(context), read_signatures(message.content)
         if roster is not None:
             for name, key in zip(exchange.names, exchange.keys, strict=True):
@@ -152,11 +152,11 @@ def app_of(setting: Setting) -> ClientApp:
                 _check_step(job, stage, position, int(asked["round"]), number, bool(asked["evaluate"]))
                 secrets = secrets_of(context, str(asked["run"]))
             if hidden:
-                exchange = read_asking(message.content, secrets.run, number)
                 members = job.everyone() if everyone else job.cohorts(int(asked["round"]))
-                secrets.check(exchange)
+                exchange = read_asking(message.content, secrets.run, number, len(members[0]))
                 _check_known(secrets, exchange)
                 _check_cohort(exchange, [job.federation.ids[k] for k in members[0]])
+                secrets.check(exchange)
             if setting.secure:
                 secrets.hear(number, digest(message.content))
                 if phase is not None and asked["evaluate"]:  # so that the round before is not measured by itself, too
@@ -368,11 +368,9 @@ def _check_step(job: Job, stage: Stage, position: int | None, round: int, number
 def _check_cohort(exchange: Exchange, members: Sequence[str]) -> None:
     """Who takes part follows from the configuration, but for those who did not join: a server that could choose would
     put a silo among others that are in its pay. members: those who are to take part."""
-    names = {*exchange.names}
-    if not names <= {*members}:
-        raise BadMessage(f"cannot be made: {quoted(min(names - {*members}))} does not belong to the cohort")
-    if len(names) < threshold(len(members)):
-        raise BadMessage(f"cannot be made: the cohort has {len(names)} of {len(members)} silos, too few for a sum")
+    strangers = {*exchange.names} - {*members}
+    if strangers:
+        raise BadMessage(f"cannot be made: {quoted(min(strangers))} does not belong to the cohort")
 
 
 def _check_known(secrets: Silo, exchange: Exchange) -> None:

@@ -59,6 +59,7 @@ def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
         kind=INTRODUCE,
         alike=RecordDict({SIGNATURES: link.signatures()}),
         cohort=tuple(sorted(link.members)),
+        planned=len(link.silos),
         asked=dict.fromkeys(here, about({"run": link.run, "exchange": str(JOINING)})),
         layout=layout_of(link.scaled),
         values=2 + 2 * link.scaled * LIMBS,

@@ -83,13 +83,14 @@ def asking(exchange: Exchange) -> ConfigRecord:
     )
 
 
-def read_asking(content: RecordDict, run: str, number: int) -> Exchange:
-    """The exchange that a silo is asked to take part in."""
+def read_asking(content: RecordDict, run: str, number: int, planned: int) -> Exchange:
+    """The exchange that a silo is asked to take part in, which is planned for so many."""
     said = _record(content)
     attempt = said.get("attempt")
     if type(attempt) is not int:
         raise BadMessage("does not say which attempt it is")
-    return Exchange(run, number, attempt, tuple(_list(said, "cohort", str)), tuple(_list(said, "keys", bytes)))
+    names, keys = tuple(_list(said, "cohort", str)), tuple(_list(said, "keys", bytes))
+    return Exchange(run, number, attempt, names, keys, planned)
 
 
 def put_masked(content: RecordDict, masked: Masked) -> None:

@@ -201,11 +201,9 @@ class Federated(Training):
     def _secure(self, notes: Sequence[Note]) -> dict[str, Any]:
         """How replies were summed: see `report.silos.Secure`."""
         assert isinstance(self._scores, SecureEvaluator)
-        members, silos = self._link.members, self._setting.silos
-        asked = max(self.job.asked("round") - (len(silos) - len(members)), FEWEST)
         return {
-            "least": max(threshold(asked), FEWEST),
-            "roster": [silo for silo, member in members.items() if member.roster],
+            "least": max(threshold(self.job.asked("round")), FEWEST),
+            "roster": [silo for silo, member in self._link.members.items() if member.roster],
             "before": sum(not lost.answered for _, lost in self.collector.rejections),
             "late": sum(note.kind == "gone-late" and note.fields["phase"] != EVALUATION for note in notes),
             **self._scores.hidden,

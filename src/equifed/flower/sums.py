@@ -40,6 +40,8 @@ class Question(NamedTuple):
     """What all silos are sent."""
     cohort: tuple[str, ...]
     """Everyone who belongs to the exchange, sorted."""
+    planned: int
+    """How many would, if all of them had joined the run; see `Exchange`."""
     asked: Mapping[str, ConfigRecord]
     """What each of them is told besides, as the record `about`; who is not in it is gone already."""
     layout: bytes
@@ -97,14 +99,19 @@ def summed(
     else:
         facts = {"attempt": 1 if entry is None else entry.facts["attempt"] + 1, "sent": sent.hex()}
         exchange = Exchange(
-            link.run, number, facts["attempt"], cohort, tuple(link.members[silo].public for silo in cohort)
+            run=link.run,
+            number=number,
+            attempt=facts["attempt"],
+            names=cohort,
+            keys=tuple(link.members[silo].public for silo in cohort),
+            planned=question.planned,
         )
         masked, refused = {}, dict(question.absent)
         if len(question.asked) >= secure.FEWEST:
             journal.write(number, "asked", facts, {})
             masked, more = _ask(link, exchange, question, deadline)
             refused |= more
-        obstacle = secure.unsummed(len(cohort), len(masked), told=len(masked))
+        obstacle = secure.unsummed(len(cohort), len(masked), len(masked), question.planned)
         if obstacle is None and len(masked) < enough:
             obstacle = Note("too-few-replies")
         if obstacle is None:
@@ -181,6 +188,7 @@ _PREFIX = "masked/"
 def _facts_of(exchange: Exchange, masked: Mapping[str, Masked], refused: Mapping[str, Refusal]) -> dict[str, Any]:
     return {
         "names": exchange.names,
+        "planned": exchange.planned,
         "keys": [key.hex() for key in exchange.keys],
         "commitments": {silo: reply.commitment.hex() for silo, reply in masked.items()},
         "shares": {
@@ -193,7 +201,7 @@ def _facts_of(exchange: Exchange, masked: Mapping[str, Masked], refused: Mapping
 def _read_masked(entry: Entry, run: str, number: int) -> tuple[Exchange, dict[str, Masked], dict[str, Refusal]]:
     facts = entry.facts
     keys = tuple(map(bytes.fromhex, facts["keys"]))
-    exchange = Exchange(run, number, facts["attempt"], tuple(facts["names"]), keys)
+    exchange = Exchange(run, number, facts["attempt"], tuple(facts["names"]), keys, facts["planned"])
     masked = {
         silo: Masked(
             entry.arrays[_PREFIX + silo],

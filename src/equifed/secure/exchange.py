@@ -36,10 +36,13 @@ class Exchange(NamedTuple):
     """The silos, sorted."""
     keys: tuple[bytes, ...]
     """Their X25519 public keys in this run, in that order."""
+    planned: int
+    """How many silos are to take part, with those who cannot. A silo knows it by itself, and never from the server,
+    which could otherwise make sums of few silos by leaving some out of one exchange, and others out of another."""
 
     @property
     def threshold(self) -> int:
-        return threshold(len(self.names))
+        return threshold(self.planned)
 
     def transcript(self, layout: bytes, sent: bytes) -> bytes:
         """What all masks of the exchange are bound to: silos that were told different things cannot be unmasked.
@@ -48,7 +51,7 @@ class Exchange(NamedTuple):
         """
         asked = packed(
             *("equifed secure sum", self.run, self.number, self.attempt),
-            *(self.threshold, self.names, self.keys, layout, sent),
+            *(self.planned, self.names, self.keys, layout, sent),
         )
         return hashlib.sha256(asked).digest()
 

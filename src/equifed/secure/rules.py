@@ -14,19 +14,20 @@ DIGEST, SHARE, SEALED = 32, 17, 45
 
 
 def threshold(silos: int) -> int:
-    """How many of an exchange's silos must help to unmask it: more than two thirds. So with fewer than a third of them
-    in its pay, a lying server cannot have two different sums of one exchange."""
+    """How many of the silos that an exchange is planned for must help to unmask it: more than two thirds. So with fewer
+    than a third of them in its pay, a lying server cannot have two different sums of one exchange."""
     return 2 * silos // 3 + 1
 
 
-def unsummed(cohort: int, masked: int, told: int) -> Note | None:
+def unsummed(cohort: int, masked: int, told: int, planned: int | None = None) -> Note | None:
     """Why there is no sum; None if there is one, which is over all `masked`.
 
     cohort: silos that were asked. masked: those whose masked reply came and is used. told: those of them who then
     answered `unmask`. If all have masked, the threshold of answers is enough. If somebody is gone, each of the others
-    alone knows the mask that it shares with the one who is gone, so all of them must answer.
+    alone knows the mask that it shares with the one who is gone, so all of them must answer. planned: silos that the
+    exchange is planned for, where not all of them could be asked.
     """
-    needed = max(threshold(cohort), FEWEST)
+    needed = max(threshold(planned or cohort), FEWEST)
     if masked < needed:
         return Note("too-few-masked", {"masked": masked, "cohort": cohort, "needed": needed})
     needed = needed if masked == cohort else masked

@@ -29,7 +29,7 @@ def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], t
     there = [name for name in exchange.names if name in masked]
     gone = [name for name in exchange.names if name not in masked]
     told = {name: told[name] for name in there if name in told}
-    if note := unsummed(len(exchange.names), len(there), len(told)):
+    if note := unsummed(len(exchange.names), len(there), len(told), exchange.planned):
         raise NotSummed(note)
     ((length, _),) = Counter(np.size(masked[name].values) for name in there).most_common(1)
     unfit = masked.keys() - set(there)

@@ -111,6 +111,7 @@ class Silo:
                 "transcript": transcript.hex(),
                 "number": exchange.number,
                 "names": exchange.names,
+                "planned": exchange.planned,
                 "share": dealt[self.name].hex(),
                 "survivors": None,  # whom it has helped to unmask
             }
@@ -132,14 +133,14 @@ class Silo:
             masked = state["masked"]
             if masked is None or masked["transcript"] != transcript.hex():
                 _refuse("it has masked nothing for this transcript, or has masked anew since")
-            names, there = masked["names"], sorted(survivors)
+            names, planned, there = masked["names"], masked["planned"], sorted(survivors)
             if len(set(there)) < len(there) or not set(there) <= set(names):
                 _refuse("those who are said to be there are not silos of the exchange, once each")
             if self.name not in there:
                 _refuse("the sum is to be without this silo")
-            needed = max(threshold(len(names)), FEWEST)
+            needed = max(threshold(planned), FEWEST)
             if len(there) < needed:
-                _refuse(f"the sum is to be over {len(there)} of {len(names)} silos; at least {needed} must be in it")
+                _refuse(f"the sum is to be over {len(there)} of {planned} silos; at least {needed} must be in it")
             if masked["survivors"] not in (None, there):
                 _refuse("it has helped to unmask this exchange for other silos")
             if masked["survivors"] is None:
@@ -170,6 +171,8 @@ class Silo:
             _refuse("the exchange or the attempt has no number")
         if len(names) < FEWEST:
             _refuse(f"the exchange has {len(names)} silos, and a sum over fewer than {FEWEST} hides nobody")
+        if not exchange.threshold <= len(names) <= exchange.planned:
+            _refuse(f"the cohort has {len(names)} silos of {exchange.planned}, and {exchange.threshold} must help")
         if list(names) != sorted(set(names)):
             _refuse("the silos of the exchange are not sorted, or one is there twice")
         if len(keys) != len(names) or len(set(keys)) < len(keys) or any(len(key) != KEY for key in keys):
