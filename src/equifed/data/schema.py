@@ -326,6 +326,14 @@ class Schema(_Strict):
             schema=self,
         )
 
+    def inputs(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+        """The model's inputs [n, d] of a table that may lack label and sensitive columns, as new rows do."""
+        return self._inputs(frame)[0]
+
+    def group_codes(self, frame: pd.DataFrame) -> NDArray[np.int64]:
+        """The code of each row's group [n]; -1 where it is unknown."""
+        return _group_codes(frame, self.sensitive, self.groups)[0]
+
     def _attribute(self, frame: pd.DataFrame) -> NDArray[np.float32] | None:
         if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
             return None
