@@ -37,6 +37,12 @@ def quoted(value: object, most: int = SHORT) -> str:
     return clean(repr(value), most)
 
 
+def encodable(text: str, encoding: str | None) -> str:
+    """The text in characters that a stream of this encoding takes; others are shown as escapes."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def traceback_of(error: BaseException) -> str:
     """Where an error came from, as Python prints it, with the words of each error cut and cleaned."""
     lines = []
