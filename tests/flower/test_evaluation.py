@@ -88,7 +88,9 @@ def test_rows_of_unknown_group_are_withheld_like_a_group() -> None:
     assert none["unknown"].numpy().tolist() == [[0, 0], [0, 0]]
     assert none["predicted"].numpy().tolist() == [[45, 55], [120, 140]]
     # the server adds up what is shown
-    clients = [read(RecordDict({EVALUATION: each}), binary(), rows) for each, rows in ((told, 409), (small, 364), (none, 360))]
+    clients = [
+        read(RecordDict({EVALUATION: each}), binary(), rows) for each, rows in ((told, 409), (small, 364), (none, 360))
+    ]
     scores = together(clients, binary())
     assert scores["test"].unknown[0].tolist() == [[10, 12], [13, 14]]
     assert np.isnan(scores["clients"].unknown[1]).all()

@@ -189,9 +189,7 @@ def test_a_reply_that_flower_cannot_put_together(silos: Path, tmp_path: Path) ->
     assert all(map(is_clean, found.rejections["reason"]))
 
 
-def test_words_whose_letters_the_terminal_lacks(
-    silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_whose_letters_the_terminal_lacks(silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are escaped there, and do not end the run."""
     made = setting(silos, run={"clients-per-round": "all", "rounds": 1}, flower=QUICK)
 
