@@ -172,6 +172,14 @@ def test_a_refused_client_is_as_none(uneven: ef.Federation) -> None:
         assert not np.allclose(value, everyone[name], rtol=1e-3)
 
 
+def test_a_gradient_of_statistics_that_there_are_not_is_not_used(uneven: ef.Federation) -> None:
+    """In KFFL-TD's first round all honest gradients are 0, so there is nothing to compare a lie with."""
+    lie = lying(lying(methods.KFFLTD(), "gradient", to(1e9)), "gradient_rows", to(41))
+    lied, honest = (run(method, uneven, rounds=1).parameters[0] for method in (lie, methods.KFFLTD()))
+    for name, value in honest.items():
+        np.testing.assert_array_equal(lied[name], value)
+
+
 def test_settings_of_a_sweep_have_bounds_of_their_own(uneven: ef.Federation) -> None:
     """FairFed's weights are at most 1 + 4 beta: 3 is impossible with beta = 0.1, and not with 1."""
     options = {"rounds": 1, "clients_per_round": "all", "seeds": [0], "model": ef.models.Logistic()}

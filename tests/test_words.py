@@ -38,6 +38,7 @@ def test_what_a_terminal_would_obey_is_shown(text: object, shown: str) -> None:
 def test_a_long_text_says_how_long_it_is() -> None:
     assert clean("x" * 5_000_000) == "x" * (MOST - 26) + "... (5,000,000 characters)"
     assert len(quoted("y" * 50_000_000)) <= 100
+    assert quoted("y" * 50_000_000).endswith("y... (50,000,000 characters)")
     assert quoted("a\nb") == r"'a\nb'"
 
 

@@ -107,7 +107,7 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
 def clear_temporaries(folder: Path) -> None:
     """Remove what `write_atomic` has left where its process was killed. Only for who alone writes in the folder."""
     for path in folder.iterdir():
-        if TEMPORARY.fullmatch(path.name):
+        if TEMPORARY.fullmatch(path.name) and not path.is_dir():  # a folder is not of its making
             os.unlink(path)
 
 

@@ -15,13 +15,14 @@ SHORT = 100
 """The same of a single value."""
 
 
-def clean(text: object, most: int = MOST) -> str:
-    """The text in at most so many characters, in which everything that is not printable is shown as an escape."""
+def clean(text: object, most: int = MOST, length: int | None = None) -> str:
+    """The text in at most so many characters, in which everything that is not printable is shown as an escape. length:
+    how long it is, where it has been cut already."""
     whole = str(text)
     parts = [_shown(character) for character in islice(whole, most + 1)]
     if sum(map(len, parts)) <= most:
         return "".join(parts)
-    ending = f"... ({len(whole):,} characters)"
+    ending = f"... ({length or len(whole):,} characters)"
     room = most - len(ending)
     kept = 0
     while kept < len(parts) and room >= len(parts[kept]):
@@ -32,9 +33,15 @@ def clean(text: object, most: int = MOST) -> str:
 
 def quoted(value: object, most: int = SHORT) -> str:
     """A value as Python writes it, cut."""
-    if isinstance(value, str | bytes):
-        value = value[: most + 1]  # its escapes need not be made for all of it
-    return clean(repr(value), most)
+    if not isinstance(value, str | bytes):
+        return clean(repr(value), most)
+    return clean(repr(value[: most + 1]), most, len(value))  # the escapes need not be made for all of it
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """The text in characters that a stream of this encoding takes; others are shown as escapes."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def traceback_of(error: BaseException) -> str:

@@ -113,6 +113,18 @@ def test_a_run_does_not_need_listeners(place, spawn):
         assert process.wait(timeout=WAIT) == 0
 
 
+def test_letters_that_the_terminal_lacks(place, spawn, monkeypatch):
+    """They are shown as escapes; the run was not in vain."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    with spawn("run", str(write_config(place, run={"rounds": 1, "seeds": [0], "name": "Größe"}))) as process:
+        out, err = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, err
+    with spawn("list") as process:
+        out, err = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, err
+    assert r"Gr\xf6\xdfe" in out
+
+
 def test_help_does_not_wait_for_torch():
     """The package's own imports aside, nothing that the command line imports at first needs torch."""
     code = """

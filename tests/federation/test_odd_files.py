@@ -41,6 +41,12 @@ def test_columns_without_a_name_are_no_duplicates(tmp_path: Path) -> None:
     assert read_table(tmp_path / "x.csv")["ill"].tolist() == [4]
 
 
+def test_a_name_that_no_file_can_have_is_that_of_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no such file") as error:
+        read_table(tmp_path / ("x" * 5000 + ".csv"))
+    assert len(str(error.value)) < 2 * MOST
+
+
 @pytest.mark.parametrize("cell", [[1, 2], {"a": 1}, np.array([1.0])], ids=["list", "table", "array"])
 @pytest.mark.parametrize("column", ["age", "sex", "ill"])
 def test_a_column_of_lists_names_column_and_row(column: str, cell: object, schema: Schema) -> None:

@@ -88,7 +88,9 @@ def test_rows_of_unknown_group_are_withheld_like_a_group() -> None:
     assert none["unknown"].numpy().tolist() == [[0, 0], [0, 0]]
     assert none["predicted"].numpy().tolist() == [[45, 55], [120, 140]]
     # the server adds up what is shown
-    clients = [read(RecordDict({EVALUATION: each}), binary(), 500) for each in (told, small, none)]
+    clients = [
+        read(RecordDict({EVALUATION: each}), binary(), rows) for each, rows in ((told, 409), (small, 364), (none, 360))
+    ]
     scores = together(clients, binary())
     assert scores["test"].unknown[0].tolist() == [[10, 12], [13, 14]]
     assert np.isnan(scores["clients"].unknown[1]).all()
@@ -123,7 +125,7 @@ def test_the_servers_sums_are_of_what_is_shown() -> None:
     task = binary()
     sent = [scored([[[10, 30], [9, 200]], [[12, 11], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]
     contents = [RecordDict({EVALUATION: withheld(each, 10)}) for each in sent]
-    clients = [*(read(content, task, 400) for content in contents), None]
+    clients = [*(read(content, task, rows) for content, rows in zip(contents, (382, 152), strict=True)), None]
     scores = together(clients, task)
     assert scores["test"].counts[0].tolist() == [[[20, 20], [20, 20]], [[12, 11], [50, 60]]]
     assert scores["test"].predicted[0].tolist() == [[19 + 40, 230 + 40], [62 + 31, 71 + 41]]
@@ -145,7 +147,8 @@ def test_nothing_is_said_of_groups_one_of_which_is_withheld(hidden: bool) -> Non
         [[[30, 20], [20, 30]], few[1], [[40, 20], [20, 50]]],
     ]
     sent = [RecordDict({EVALUATION: withheld(scored(each), 10 if hidden else 0)}) for each in tables]
-    scores = together([read(content, binary(3), 400) for content in sent], binary(3))
+    rows = [int(np.sum(each)) for each in tables]
+    scores = together([read(*each) for each in zip(sent, [binary(3)] * 2, rows, strict=True)], binary(3))
     frame = metrics_frame([(1, 0, scores)], Three(), [{"method": "fedavg", "seed": 0}])
     values = frame[frame["scope"] == "global"].set_index("metric")["value"]
     between = ["worst_group_accuracy", "accuracy_difference", "equal_opportunity_difference", "discrimination_index"]
@@ -171,6 +174,7 @@ def test_nothing_is_said_of_groups_one_of_which_is_withheld(hidden: bool) -> Non
         ("counts", lambda counts: np.where(counts == 50, -1, counts), "negative counts"),
         ("counts", lambda counts: counts * 9, "test rows where it has 200"),
         ("predicted", lambda counts: counts * 9, "test rows where it has 200"),
+        ("unknown", lambda counts: counts + 1, "counts 204 test rows where it has 200"),
         ("predicted", lambda counts: counts[:, ::-1].copy(), "contradicts itself"),
         ("predicted", lambda counts: counts * 0 - 1, "contradicts itself"),
         ("loss", lambda loss: -loss, "losses in its evaluation that its rows cannot have"),
@@ -182,6 +186,20 @@ def test_evaluations_that_cannot_be_are_refused(field: str, change, reason: str)
     sent[field] = Array(change(sent[field].numpy()))
     with pytest.raises(BadMessage, match=reason):
         read(RecordDict({EVALUATION: sent}), binary(), 200)
+
+
+def test_nobody_leaves_test_rows_out_without_saying_so() -> None:
+    """Where no prediction is withheld, there are as many as the silo has declared."""
+    tables = [[[50, 50], [25, 25]], [[10, 20], [10, 10]]]
+    for told, shown in ((withheld(scored(tables), 0), 200), (withheld(scored(tables), 15), 200)):
+        assert np.nansum(read(RecordDict({EVALUATION: told}), binary(), 200).predicted) == shown
+        with pytest.raises(BadMessage, match="counts 200 test rows where it has 201"):
+            read(RecordDict({EVALUATION: told}), binary(), 201)
+    nothing = withheld(scored(np.zeros((2, 2, 2)).tolist()), 0)
+    with pytest.raises(BadMessage, match="counts 0 test rows where it has 9"):
+        read(RecordDict({EVALUATION: nothing}), binary(), 9)
+    few = withheld(scored(tables), 60)  # of 50 women not even the predictions
+    assert np.nansum(read(RecordDict({EVALUATION: few}), binary(), 201).predicted) < 200
 
 
 ALL = {"counts": ["f", "m"], "predicted": ["f", "m"]}
@@ -324,7 +342,7 @@ def test_histograms_tell_no_small_count_and_add_up_to_the_table() -> None:
         halves = bins.reshape(2, -1, 3).sum(1)
         assert np.array_equal(halves[:, 1], counts[1])
         assert np.array_equal(halves[:, 0], counts.sum(0))
-        read(RecordDict({EVALUATION: sent}), binary(), n + 200 * BINS)
+        read(RecordDict({EVALUATION: sent}), binary(), n + 200 * BINS, fewer=True)
     assert finer > 50
 
 
@@ -353,7 +371,7 @@ def test_histograms_are_exact_where_nothing_is_withheld() -> None:
     made = with_scores(rng.integers(0, 2, 30), rng.random(30))
     sent = withheld(made, 0)
     assert np.array_equal(sent["calibration"].numpy(), made.calibration[0])
-    [one] = read(RecordDict({EVALUATION: sent}), binary(), 10_000).calibration
+    [one] = read(RecordDict({EVALUATION: sent}), binary(), 10_000, fewer=True).calibration
     assert np.array_equal(one, made.calibration[0])
 
 
@@ -374,7 +392,7 @@ def test_histograms_that_cannot_be_are_refused(change) -> None:
     sent = withheld(with_scores((rng.random(400) < score).astype(int), score), 10)
     sent["calibration"] = Array(change(sent["calibration"].numpy()))
     with pytest.raises(BadMessage, match="histograms"):
-        read(RecordDict({EVALUATION: sent}), binary(), 100_000)
+        read(RecordDict({EVALUATION: sent}), binary(), 100_000, fewer=True)
 
 
 def test_calibration_is_that_of_the_simulator(silos: Path, tmp_path: Path) -> None:

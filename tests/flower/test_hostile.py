@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -185,6 +187,23 @@ def test_a_reply_that_flower_cannot_put_together(silos: Path, tmp_path: Path) ->
     assert set(found.rejections["client"]) == {"a"}
     assert found.rejections["reason"].str.startswith("Flower could not read its reply (ValueError: Invalid").all()
     assert all(map(is_clean, found.rejections["reason"]))
+
+
+def test_words_whose_letters_the_terminal_lacks(silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are escaped there, and do not end the run."""
+    made = setting(silos, run={"clients-per-round": "all", "rounds": 1}, flower=QUICK)
+
+    def fault(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "a" and message.metadata.message_type == "train.train":
+            reply.content["about"] = ConfigRecord({**reply.content["about"], "refused": "kaputt: Größe 女"})
+        return reply
+
+    seen = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(seen, encoding="ascii"))
+    found = federate(made, nodes(made, fault), tmp_path)
+    assert found.log["replied"].tolist() == [5]
+    assert found.rejections["reason"].tolist() == ["kaputt: Größe 女"]
+    assert rb"kaputt: Gr\xf6\xdfe \u5973" in seen.getvalue()
 
 
 # -- names, keys and rows ----------------------------------------------------------------------------------------------

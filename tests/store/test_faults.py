@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equifed.errors import RunError
+from equifed.store import Store
 from store.faults import (
     FEW,
     Case,
@@ -74,3 +76,21 @@ def test_what_is_no_ordinary_file_is_refused_by_name(tmp_path: Path, kind: str) 
                 assert outcome(path, [name], use) in ("refused", "warned"), name
                 (path / name).unlink()
                 put_back(path, before)
+
+
+def test_folders_among_the_files_of_a_run_are_left_alone(tmp_path: Path) -> None:
+    """A run is resumed beside them, and a lock that is none is named."""
+    case = Case.new(tmp_path)
+    with folder_of(case, "interrupted") as (path, _, _):
+        (path / "scores" / "mine").mkdir()
+        (path / ".mine.0123456789ab").mkdir()
+        (path / "lock").unlink()
+        (path / "lock").mkdir()
+        with pytest.raises(RunError, match=r"lock could not be locked: Is a directory\. If it is anything but"):
+            Store(path.parent).resume(str(path))
+        (path / "lock").rmdir()
+        with Store(path.parent).resume(str(path)) as recording:
+            assert [step.round for step in recording.rounds()]
+            recording.finish()
+        assert (path / "scores" / "mine").is_dir()
+        assert (path / ".mine.0123456789ab").is_dir()

@@ -271,6 +271,10 @@ def test_runs_are_found_by_prefix_name_latest_and_path(place, monkeypatch):
     assert store.find(two.id[:-1]).id == two.id
     with pytest.raises(ConfigError, match="2 runs are called '20"):
         store.find("20")
+    with pytest.raises(ConfigError, match="no run 'xxx"):
+        store.find("x" * 5000)
+    with pytest.raises(RunError, match="There is no result in xxx"):
+        load_result("x" * 5000)
     with pytest.raises(ConfigError, match=f"no run 'x'.*{two.id}"):
         store.find("x")
     eight = [store.entries()[0]._replace(id=f"20-{k}") for k in range(8)]

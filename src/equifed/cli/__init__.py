@@ -7,8 +7,11 @@ __all__ = ["main"]
 
 def main() -> None:
     """The entry point `equifed`."""
+    import io
     import sys
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that the terminal lacks are shown as escapes, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from equifed.cli.app import app
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -153,11 +155,9 @@ def _check_header(path: Path) -> None:
     """Refuse names that stand there twice, of which the reader would rename the second."""
     with _opened(path) as file:
         first = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
-    names = [name for name in first.to_numpy().reshape(-1).tolist() if name]
-    for name in names:
-        if names.count(name) > 1:
-            text = f"the column appears {names.count(name)} times in the file. Keep one."
-            raise DataError(text, file=path.name, column=name)
+    for name, times in Counter(first.to_numpy().reshape(-1).tolist()).items():
+        if name and times > 1:
+            raise DataError(f"the column appears {times} times in the file. Keep one.", file=path.name, column=name)
 
 
 def _check_parquet(path: Path) -> None:
@@ -209,7 +209,7 @@ def _too_large(path: Path) -> DataError:
 
 def _existing(path: str | Path) -> Path:
     path = Path(path)
-    if not path.is_file():
-        what = "This is no ordinary file." if path.exists() else "There is no such file."
+    if not os.path.isfile(path):  # which is also said of a name that no file can have
+        what = "This is no ordinary file." if os.path.exists(path) else "There is no such file."
         raise DataError(what, file=path)
     return path

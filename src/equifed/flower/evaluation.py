@@ -100,9 +100,9 @@ def _agree(calibration: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return same & (rows.sum(-1) == counts.sum((-2, -1)))
 
 
-def read(content: RecordDict, task: Task, rows: int) -> Scored:
+def read(content: RecordDict, task: Task, rows: int, fewer: bool = False) -> Scored:
     """A client's scores, [1, ...] each with NaN for what is withheld; refused when they cannot be right. rows: how many
-    test rows the client has declared."""
+    test rows the client has declared. fewer: there may be fewer, though none are withheld."""
     fields = unpack(content, EVALUATION, like(task))
     counts, loss, ks, mean, predicted, calibration, *unknown = (fields[name].numpy() for name in FIELDS)
     # the rows of unknown group last; nothing is said of their predictions alone
@@ -115,7 +115,7 @@ def read(content: RecordDict, task: Task, rows: int) -> Scored:
     predicted = np.concatenate([predicted, counts[-1:].sum(-2).clip(WITHHELD)])
     hidden, hidden_predictions = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
     shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
-    if shown > rows:
+    if shown > rows or (shown < rows and not fewer and not hidden_predictions.any()):
         raise BadMessage(f"counts {shown} test rows where it has {rows}")
     if (~hidden & (hidden_predictions | (counts.sum(-2) != predicted).any(-1))).any():
         raise BadMessage("contradicts itself in its evaluation")
@@ -261,7 +261,7 @@ def of_all(total: np.ndarray, task: Task, rows: int, min_count: int) -> Scored:
     scored = Scored(known[0], known[1], np.full(1, np.nan), mean[None], known[0].sum(2), known[2], *unknown)
     if (counts < 0).any():
         raise BadMessage("has negative counts in its evaluation")
-    return read(RecordDict({EVALUATION: withheld(scored, min_count)}), task, rows)
+    return read(RecordDict({EVALUATION: withheld(scored, min_count)}), task, rows, fewer=True)
 
 
 class Withheld(NamedTuple):

@@ -69,6 +69,8 @@ class KFFLTD(KFFL):
     def delayed_step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         # those who were there in round t-1 stand for all n rows of G
         share = replies["gradient_rows"] / server.n.clamp_min(1)
-        gradient = tree.scale(replies["gradient"], torch.where(share > 0, 1 / share.clamp_min(1e-12), 0.0))
+        # before the first statistics nobody has a gradient: all honest ones are 0, so that none can be told from a lie
+        there = (share > 0) & (server.t > 0)
+        gradient = tree.scale(replies["gradient"], torch.where(there, 1 / share.clamp_min(1e-12), 0.0))
         stepped = self.fairness_step(server, {"gradient": gradient}, validation)
         return self.combine(stepped, replies, validation)

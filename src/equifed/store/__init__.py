@@ -84,7 +84,7 @@ class Store:
         if not reference.strip():
             raise ConfigError('Which run? Give its id or the beginning of it, its name, its folder, or "latest".')
         path = Path(reference)
-        if (path / "status.json").is_file():
+        if os.path.isfile(path / "status.json"):  # no error for a name that no file can have
             return RunFolder(path)
         entries = self.index.entries()
         if not entries:

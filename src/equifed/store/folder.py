@@ -380,7 +380,7 @@ class Recording:
         else:
             (self.folder.path / LINES).unlink(missing_ok=True)
         for path in (self.folder.path / SCORES).iterdir():
-            if f"{SCORES}/{path.name}" not in self._sums:  # of rounds that are to be computed again
+            if f"{SCORES}/{path.name}" not in self._sums and not path.is_dir():  # of rounds that are computed again
                 path.unlink()
 
     def _replay(self, checkpoint: Checkpoint, lines: bytes) -> None:

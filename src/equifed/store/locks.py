@@ -6,6 +6,9 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from equifed.errors import DiskError
+from equifed.files import why_not
+
 
 def lock_at(path: Path) -> BaseFileLock:
     """A lock of this process, whichever thread takes and releases it."""
@@ -20,6 +23,12 @@ def take(lock: BaseFileLock) -> bool:
         lock.acquire(blocking=False)
     except Timeout:
         return False
+    except OSError as error:
+        path = Path(lock.lock_file)
+        raise DiskError(
+            f"{path} could not be locked: {why_not(error, path.parent)} If it is anything but an ordinary file, remove "
+            "it: it holds nothing."
+        ) from error
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -96,7 +97,7 @@ def load_result(folder: str | Path) -> Result:
     adapting as the one that was saved. Every file is looked at: one that the result needs must be as it was written,
     and others are warned of. What predicting needs is read when it is first needed."""
     folder = Path(folder)
-    if not (folder / RESULT).is_file():
+    if not os.path.isfile(folder / RESULT):
         raise RunError(f"There is no result in {folder}: it has no {RESULT}. A run has one when it has finished.")
     sums = Sums.load(folder, remedy(folder))
     wrong = check_result(sums)
