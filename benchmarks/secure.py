@@ -58,7 +58,7 @@ def numbers(silo: int, values: int) -> np.ndarray:
 def measure(silos: int, values: int, gone: int, folder: Path) -> Cost:
     names = tuple(f"silo-{index:03}" for index in range(silos))
     made, nodes = cpu(lambda: {name: Silo(name, "run", folder / name) for name in names})
-    exchange = Exchange("run", 1, 1, names, tuple(node.public for node in nodes.values()))
+    exchange = Exchange("run", 1, 1, names, tuple(node.public for node in nodes.values()), silos)
     agreed, _ = cpu(lambda: [node.check(exchange) for node in nodes.values()])
 
     mask, masked = 0.0, {}

@@ -147,7 +147,7 @@ def test_label_rates_are_read_off_plain_updates_and_not_off_masked_ones(unlike: 
 RECORDS = {
     "about": {"client", "exchange", "public", "signature", "roster", "min-count"},
     "fields": {MASKED},
-    "secure": {"commitment", "for", "shares", "shares-of", "seeds-of", "seeds"},
+    "secure": {"commitment", "for", "shares", "shares-of", "seeds-of", "seeds", "openers-of", "openers"},
 }
 
 

@@ -21,6 +21,7 @@ from store.faults import Fake
 
 from equifed.files import read_sealed
 from equifed.secure import Masked, NotSummed, Refused, Told, masked_bytes, threshold, total, unmask_bytes, unsummed
+from equifed.secure.exchange import lock, locked
 from secure.sums import LAYOUT, RUN, SENT, Federation, transcript
 from secure.test_primitives import hkdf, key_stream
 
@@ -104,9 +105,11 @@ def test_a_masked_reply_that_comes_late_is_of_no_use(tmp_path: Path) -> None:
     late = masked.pop("silo-04")
     told = federation.tell(exchange, masked)
     values = late.values.copy()
-    for answer in told.values():
+    for name, answer in told.items():
         assert "silo-04" not in answer.shares
-        values += np.frombuffer(key_stream(answer.seeds["silo-04"], values.nbytes), "<u8")  # all sort before silo-04
+        key = lock([told[other].openers[name] for other in told if other != name])
+        seed = locked(answer.seeds["silo-04"], key, "silo-04")
+        values += np.frombuffer(key_stream(seed, values.nbytes), "<u8")  # all sort before silo-04
     own = federation.numbers("silo-04").astype(np.uint64)
     assert (values != own).all()
     with pytest.raises(NotSummed):
@@ -179,7 +182,16 @@ def test_one_exchange_recomputed_step_by_step(tmp_path: Path) -> None:
                 sign = 1 if there > here else -1
                 values = [value + sign * mask for value, mask in zip(values, stream(seed), strict=True)]
         assert masked[name].values.tolist() == [value % 2**64 for value in values]
-        assert told[name].seeds == {"silo-03": derive(pair(3, here), b"mask", about)}
+        # the seed, under what all other survivors must give away for the same survivors
+        others = [there for there in range(3) if there != here]
+        openers = {
+            there: derive(pair(here, there), b"opener", names[here], names[there], about, framed(*names[:3]))
+            for there in others
+        }
+        assert {there: told[federation.names[there]].openers[name] for there in others} == openers
+        pad = derive(derive(b"".join(openers.values()), b"lock"), b"locked", names[3])
+        seed = derive(pair(3, here), b"mask", about)
+        assert told[name].seeds == {"silo-03": bytes(one ^ other for one, other in zip(seed, pad, strict=True))}
     np.testing.assert_array_equal(total(exchange, about, masked, told).numbers, federation.plain(federation.names[:3]))
 
 
@@ -249,7 +261,7 @@ def test_who_tells_false_shares_is_named_and_left_out(tmp_path: Path, count: int
         told = federation.tell(exchange, masked)
         names = {federation.names[liar] for liar in liars}
         for name in names:
-            told[name] = Told({other: changed(share) for other, share in told[name].shares.items()}, {})
+            told[name] = Told({other: changed(share) for other, share in told[name].shares.items()}, {}, {})
         result = total(exchange, transcript(exchange), masked, told)
         np.testing.assert_array_equal(result.numbers, federation.plain(federation.names))
         assert set(result.liars) == names
@@ -340,16 +352,16 @@ def test_seeds_and_replies_that_do_not_fit(tmp_path: Path) -> None:
     about = transcript(exchange)
     for seeds in ({}, {"silo-03": bytes(31)}, {"silo-00": bytes(32)}):
         with pytest.raises(NotSummed, match="what came from silo-01 does not fit"):
-            total(exchange, about, masked, told | {"silo-01": Told(told["silo-01"].shares, seeds)})
+            total(exchange, about, masked, told | {"silo-01": told["silo-01"]._replace(seeds=seeds)})
+    for openers in ({}, {"silo-00": bytes(32)}, {"silo-00": bytes(32), "silo-02": bytes(33)}):
+        with pytest.raises(NotSummed, match="what came from silo-01 does not fit"):
+            total(exchange, about, masked, told | {"silo-01": told["silo-01"]._replace(openers=openers)})
     with pytest.raises(NotSummed, match="stranger"):
         total(exchange, about, masked | {"stranger": masked["silo-00"]}, told)
-    with pytest.raises(
-        NotSummed, match="2 of 3 clients helped"
-    ):  # an answer of one who is not in the sum does not count
-        total(
-            exchange, about, masked, {"silo-00": told["silo-00"], "silo-01": told["silo-01"], "silo-03": Told({}, {})}
-        )
-    result = total(exchange, about, masked, told | {"silo-03": Told({}, {})})
+    some = {name: told[name] for name in ("silo-00", "silo-01")}
+    with pytest.raises(NotSummed, match="2 of 3 clients helped"):  # one who is not in the sum does not count
+        total(exchange, about, masked, some | {"silo-03": Told({}, {}, {})})
+    result = total(exchange, about, masked, told | {"silo-03": Told({}, {}, {})})
     np.testing.assert_array_equal(result.numbers, federation.plain(federation.names[:3]))
 
 
@@ -385,7 +397,7 @@ def test_bytes_are_those_that_are_sent(tmp_path: Path, count: int, gone: int) ->
         len(transcript(exchange)) + sum(len(masked[other].shares[name]) for other in masked if other != name)
         for name in masked
     }
-    answer = {sum(map(len, (*each.shares.values(), *each.seeds.values()))) for each in told.values()}
+    answer = {sum(len(value) for part in each for value in part.values()) for each in told.values()}
     assert [question, answer] == [{size} for size in unmask_bytes(count, gone)]
 
 

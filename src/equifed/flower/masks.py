@@ -150,13 +150,16 @@ def telling(told: Told) -> ConfigRecord:
             "shares": list(told.shares.values()),
             "seeds-of": list(told.seeds),
             "seeds": list(told.seeds.values()),
+            "openers-of": list(told.openers),
+            "openers": list(told.openers.values()),
         }
     )
 
 
 def read_telling(content: RecordDict) -> Told:
     said = _record(content)
-    return Told(_named(said, "shares-of", "shares"), _named(said, "seeds-of", "seeds"))
+    parts = ("shares", "seeds", "openers")
+    return Told(*(_named(said, f"{part}-of", part) for part in parts))
 
 
 # -- parts of a record -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,9 @@ class Told(NamedTuple):
     shares: dict[str, bytes]
     """Of the self-mask of each silo that is still there."""
     seeds: dict[str, bytes]
-    """Of the mask that it has with each silo that is gone."""
+    """Of the mask that it has with each silo that is gone, locked; see `lock`."""
+    openers: dict[str, bytes]
+    """Its part in unlocking the seeds of each other silo that is still there; none where nobody is gone."""
 
 
 class Total(NamedTuple):
@@ -86,6 +89,20 @@ class Total(NamedTuple):
 def self_seed(secret: bytes, transcript: bytes) -> bytes:
     """Of a silo's self-mask, by its 16 secret bytes that are shared."""
     return derive(secret, "self", transcript)
+
+
+def lock(openers: Sequence[bytes]) -> bytes:
+    """The key by which a survivor's seeds are locked. openers: those of all other survivors, in the order of names.
+
+    Each of them gives its opener away for one set of survivors only. Otherwise a server could name other survivors to
+    each silo, have some shares of a self-mask from these and seeds from those, and so the sum of a few silos.
+    """
+    return derive(b"".join(openers), "lock")
+
+
+def locked(seed: bytes, key: bytes, gone: str) -> bytes:
+    """The seed of the mask with a silo that is gone, locked or, if it was, unlocked."""
+    return bytes(one ^ other for one, other in zip(seed, derive(key, "locked", gone), strict=True))
 
 
 def commitment(secret: bytes, transcript: bytes) -> bytes:

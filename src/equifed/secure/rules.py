@@ -10,7 +10,7 @@ from equifed.notes import Note
 FEWEST = 3
 """Silos of an exchange, and of a sum: of two, each knows the other's part."""
 DIGEST, SHARE, SEALED = 32, 17, 45
-"""Bytes of a transcript, a commitment or a seed; of a share of a self-mask; of a share sealed for another silo."""
+"""Bytes of a transcript, commitment, seed or opener; of a share of a self-mask; of a share sealed for another silo."""
 
 
 def threshold(silos: int) -> int:
@@ -44,6 +44,7 @@ def masked_bytes(values: int, silos: int) -> int:
 
 def unmask_bytes(silos: int, gone: int) -> tuple[int, int]:
     """Bytes of the question `unmask` to one silo (the transcript and the shares sealed for it by those who are still
-    there), and of its answer (a share of each of their self-masks, and a seed for each who is gone)."""
+    there), and of its answer (a share of each of their self-masks and, if any are gone, a seed for each of these and an
+    opener for each other who is still there)."""
     there = silos - gone
-    return DIGEST + SEALED * (there - 1), SHARE * there + DIGEST * gone
+    return DIGEST + SEALED * (there - 1), SHARE * there + DIGEST * (gone + there - 1 if gone else 0)

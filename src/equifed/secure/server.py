@@ -11,7 +11,7 @@ import numpy as np
 
 from equifed.notes import Note
 from equifed.secure import shamir
-from equifed.secure.exchange import Exchange, Masked, NotSummed, Told, Total, commitment, self_seed
+from equifed.secure.exchange import Exchange, Masked, NotSummed, Told, Total, commitment, lock, locked, self_seed
 from equifed.secure.primitives import KEY, add_mask
 from equifed.secure.rules import SHARE, unsummed
 from equifed.secure.shamir import PRIME, Interpolation
@@ -23,8 +23,8 @@ TRIES = 300
 def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], told: Mapping[str, Told]) -> Total:
     """The sum over all in `masked`. told: the answers to `unmask` that came.
 
-    A false share is noticed. A false seed is not, nor is a false masked reply: what a lying silo can do to a sum is
-    bounded by what the caller accepts as one.
+    A false share is noticed. A false seed or opener is not, nor is a false masked reply: what a lying silo can do to a
+    sum is bounded by what the caller accepts as one.
     """
     there = [name for name in exchange.names if name in masked]
     gone = [name for name in exchange.names if name not in masked]
@@ -34,7 +34,11 @@ def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], t
     ((length, _),) = Counter(np.size(masked[name].values) for name in there).most_common(1)
     unfit = masked.keys() - set(there)
     unfit |= {name for name in there if not _fits(masked[name].values, length)}
-    unfit |= {name for name in told if any(len(told[name].seeds.get(other, b"")) != KEY for other in gone)}
+    if gone:
+        unfit |= {name for name in told if any(len(told[name].seeds.get(other, b"")) != KEY for other in gone)}
+        unfit |= {
+            name for name in told if any(len(told[name].openers.get(other, b"")) != KEY for other in {*there} - {name})
+        }
     if unfit:
         raise NotSummed(Note("sum-unfit", {"clients": sorted(unfit)}))
 
@@ -44,8 +48,10 @@ def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], t
     for name in there:
         numbers += masked[name].values
         add_mask(numbers, self_seed(found[name], transcript), -1)
+        if gone:
+            key = lock([told[other].openers[name] for other in there if other != name])
         for other in gone:
-            add_mask(numbers, told[name].seeds[other], -1 if other > name else 1)
+            add_mask(numbers, locked(told[name].seeds[other], key, other), -1 if other > name else 1)
     return Total(numbers, opened.liars())
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from equifed.files import private_folder, read_sealed, write_sealed
 from equifed.secure import shamir
-from equifed.secure.exchange import Exchange, Masked, Refused, Told, commitment, self_seed
+from equifed.secure.exchange import Exchange, Masked, Refused, Told, commitment, lock, locked, self_seed
 from equifed.secure.primitives import KEY, X25519PrivateKey, add_mask, agree, derive, packed, seal, unseal
 from equifed.secure.rules import FEWEST, threshold
 from equifed.words import quoted
@@ -158,8 +158,17 @@ class Silo:
             share = unseal(self._share_key(name, peers[name], about), sealed[name], about)
             if share is not None:
                 shares[name] = share
-        seeds = {name: self._seed(name, peers[name], transcript) for name in names if name not in there}
-        return Told(shares, seeds)
+        gone, others = sorted(set(names) - set(there)), [name for name in there if name != self.name]
+        if not gone:
+            return Told(shares, {}, {})
+
+        def opener(of: str, by: str) -> bytes:
+            pair = self._pair(other := of if by == self.name else by, peers[other])
+            return derive(pair, "opener", of, by, transcript, there)
+
+        key = lock([opener(self.name, name) for name in others])
+        seeds = {name: locked(self._seed(name, peers[name], transcript), key, name) for name in gone}
+        return Told(shares, seeds, {name: opener(name, self.name) for name in others})
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
