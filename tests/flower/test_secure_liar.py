@@ -301,6 +301,34 @@ def test_a_refusal_tells_no_number_of_a_silo(silos: Path, tmp_path: Path, caplog
     assert len(refused) >= 3
 
 
+def test_silos_are_not_put_back_to_where_their_replies_are_zeros(silos: Path, tmp_path: Path) -> None:
+    """In FAIR-FATE's second phase silos send what they kept in the first: if all but one had kept nothing, their sum
+    would be one silo's update."""
+    method = methods.make("fair-fate", min_clients=3)
+    liar = Liar(made(silos, method, **{"clients-per-round": "all"}), tmp_path / "state", "train.add")
+    victim, *others = liar.requests
+    for silo in others:
+        put_back = {other: number if other == victim else 0 for other, number in liar.requests[silo]["states"].items()}
+        alone = liar.asked(silo, {"from": 0})
+        for states in (liar.requests[silo]["states"], put_back):
+            content = RecordDict({**alone, "states": ConfigRecord({**states})})
+            assert re.search("goes on from an", refusal(liar.ask(silo, content)))
+        del alone["states"]
+        assert "from which exchange" in refusal(liar.ask(silo, alone))
+        liar.restart()
+        assert "fields" in liar.ask(silo, liar.requests[silo])
+
+
+def test_all_silos_hear_of_the_same_states(liar: Liar) -> None:
+    """Who is told of others has masks that do not cancel."""
+    silo, other = list(liar.requests)[:2]
+    states = {**liar.requests[silo]["states"], "z": 1}
+    liar.ask(silo, RecordDict({**liar.requests[silo], "states": ConfigRecord(states)}))
+    liar.ask(other, liar.requests[other])
+    folder = Path(str(next(iter(liar.contexts.values())).node_config["state"])) / "run"
+    assert len({read_sealed(folder / each / "secret")["masked"]["transcript"] for each in (silo, other)}) == 2
+
+
 # -- unmasking ---------------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,16 @@ from equifed.flower.agreement import Scaling, Setting, action, codecs, exchanges
 from equifed.flower.answers import Work, answering, without_paths
 from equifed.flower.apps import unmask
 from equifed.flower.joining import JOINING
-from equifed.flower.masks import digest, joined, put_masked, read_asking, read_signatures, secrets_of, state_folder
+from equifed.flower.masks import (
+    digest,
+    joined,
+    put_masked,
+    read_asking,
+    read_signatures,
+    read_states,
+    secrets_of,
+    state_folder,
+)
 from equifed.flower.memory import Memory, evaluation_number, exchange_number
 from equifed.flower.records import (
     ABOUT,
@@ -157,6 +166,10 @@ def app_of(setting: Setting) -> ClientApp:
                 _check_known(secrets, exchange)
                 _check_cohort(exchange, [job.federation.ids[k] for k in members[0]])
                 secrets.check(exchange)
+                states = read_states(message.content)
+                if states.get(silo.name) != int(asked["from"]):
+                    raise BadMessage("cannot be made: the others are told that this silo goes on from another exchange")
+                secrets.check_states(int(asked["from"]), states.values())
             if setting.secure:
                 secrets.hear(number, digest(message.content))
                 if phase is not None and asked["evaluate"]:  # so that the round before is not measured by itself, too

@@ -23,6 +23,8 @@ from equifed.secure.rules import DIGEST, SEALED
 
 SIGNATURES = "signatures"
 """The record with the signatures of the silos' keys, by silo, which comes with the first summed exchange of a run."""
+STATES = "states"
+"""The record with the exchange from whose state each silo goes on, by silo."""
 SECURE = "secure"
 """The record with what a summed exchange is about."""
 MASKED = "masked"
@@ -47,6 +49,13 @@ def read_signatures(content: RecordDict) -> dict[str, bytes]:
     return {name: bytes(value) for name, value in record.items() if isinstance(value, bytes)}
 
 
+def read_states(content: RecordDict) -> dict[str, int]:
+    record = content.get(STATES)
+    if not isinstance(record, ConfigRecord) or not all(type(value) is int for value in record.values()):
+        raise BadMessage("does not say from which exchange every silo goes on")
+    return {name: value for name, value in record.items() if isinstance(value, int)}
+
+
 def digest(content: RecordDict) -> bytes:
     """SHA-256 of the records that all silos get alike."""
     found = hashlib.sha256()
@@ -67,6 +76,9 @@ def digest(content: RecordDict) -> bytes:
             add(name.encode())
             add(json.dumps([array.stype, array.dtype, list(array.shape)]).encode())
             add(array.data)
+    if STATES in content:
+        add(STATES.encode())
+        add(json.dumps(sorted(read_states(content).items())).encode())
     return found.digest()
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from flwr.app import ConfigRecord, RecordDict
 
 from equifed import tree
 from equifed.flower import evaluation
@@ -20,7 +21,7 @@ from equifed.flower.engine import FlowerEngine, FlowerEvaluator
 from equifed.flower.evaluation import withheld_by
 from equifed.flower.journal import Journal
 from equifed.flower.link import Link
-from equifed.flower.masks import joined
+from equifed.flower.masks import STATES, joined
 from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import EVALUATION, BadMessage, pack
 from equifed.flower.sums import Question, Refusal, Sum, summed
@@ -94,7 +95,7 @@ class SecureEngine(FlowerEngine):
         question = Question(
             asked.number,
             asked.kind,
-            self._sent(pack({**asked.down, **model}, self._codecs)),
+            self._alike(state, {**asked.down, **model}),
             tuple(sorted(set(cohort) - absent.keys())),
             len(cohort),
             {silo: self._about(state, asked.round, asked.number, asked.measures, k) for silo, k in there.items()},
@@ -123,6 +124,11 @@ class SecureEngine(FlowerEngine):
         exchange = replace(exchange, late=np.array([len(done.late)]))
         return self._applied(phase, asked.number, clients, lambda: seen, exchange)
 
+    def _alike(self, state: State, fields: Record) -> RecordDict:
+        """What goes to all silos alike, with what each of them goes on from: they do not take the server's word."""
+        last = zip(self._ids, state.last_reply[0].tolist(), strict=True)
+        return RecordDict({**self._sent(pack(fields, self._codecs)), STATES: ConfigRecord(dict(last))})
+
     def _absent(self, state: State, round: int, cohort: Sequence[str]) -> dict[str, Refusal]:
         """Silos that belong to no sum, and why."""
         why = {silo: self.link.why_not(silo) for silo in cohort if silo not in self.link.members}
@@ -136,7 +142,7 @@ class SecureEngine(FlowerEngine):
         question = Question(
             number,
             "evaluate.counts",
-            self._sent(pack(self._model(state), self._codecs)),
+            self._alike(state, self._model(state)),
             tuple(sorted(there)),
             len(self._ids),
             {silo: self._about(state, round, number, True, k) for silo, k in there.items()},

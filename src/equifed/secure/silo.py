@@ -8,7 +8,7 @@ cannot notice is an older copy of the file in its place.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,6 +46,7 @@ class Silo:
                         "peers": {},  # the public keys of the others, as first seen
                         "vouched": None,  # whether a roster has vouched for them
                         "told": NEVER,  # the last exchange that it has helped to unmask
+                        "unmasked": [],  # all of them
                         "attempts": {},  # of each exchange after that one, the last that it has masked, and with whom
                         "heard": {},  # what it was sent in each of them
                         "masked": None,  # the exchange masked last
@@ -88,6 +89,15 @@ class Silo:
             if state["heard"].setdefault(str(number), sent.hex()) != sent.hex():
                 _refuse("something else was sent in that exchange before")
             self._write(state)
+
+    def check_states(self, own: int, of_all: Iterable[int]) -> None:
+        """Refuse to go on from the state after exchange `own` where another silo goes on from that after a later one,
+        which this silo has helped to unmask, and so was in. A server could otherwise put all silos but one back to
+        where their replies are zeros. of_all: what each silo goes on from, which all are told alike."""
+        with self._lock:
+            unmasked = {*self._read()["unmasked"]}
+        if any(number > own and number in unmasked for number in of_all):
+            _refuse("another silo goes on from an exchange that this one was in, too, and this one from an older one")
 
     def check(self, exchange: Exchange) -> None:
         """Refuse to take part, before any work is done; `mask` checks it again."""
@@ -146,6 +156,7 @@ class Silo:
             if masked["survivors"] is None:
                 masked["survivors"] = there
                 state["told"] = masked["number"]
+                state["unmasked"].append(masked["number"])
                 for kept in ("attempts", "heard"):
                     state[kept] = {
                         number: last for number, last in state[kept].items() if int(number) > masked["number"]
