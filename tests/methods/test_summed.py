@@ -129,6 +129,16 @@ def test_what_no_sums_can_do_is_refused(method: Method, uneven: Federation) -> N
         run(method, uneven, secure=True)
 
 
+def test_a_method_that_is_wrong_about_itself_tells_nothing(uneven: Federation) -> None:
+    class Wrong(methods.FedVal):
+        @property
+        def summed(self) -> Method | None:
+            return self  # whose replies are stacked
+
+    with pytest.raises(ConfigError, match="phase 'train' of fedval gathers them singly"):
+        run(Wrong(), uneven, secure=True)
+
+
 def test_how_few_clients_a_sum_is_over_is_logged_and_said(uneven: Federation) -> None:
     """So that it is seen where one was a single client's reply."""
     known = {"clients_per_round": "all", "dropout": 0.0, "secure": True, "rounds": 2}

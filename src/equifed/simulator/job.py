@@ -279,6 +279,13 @@ def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
                 f"{', '.join(working)}.",
                 key="secure",
             )
+        for phase in (*found.setup, *found.round, *found.final):
+            if phase.up and phase.gather != "sum":
+                raise ConfigError(
+                    f"hides each client's reply, but phase {phase.name!r} of {found.name} gathers them singly. Correct "
+                    "its `summed`.",
+                    key="secure",
+                )
         channel = Channel(secure=True)
         hidden = {stage: any(map(channel.hides, getattr(found, stage))) for stage in STAGES}
         if fed.num_clients < FEWEST and any(hidden.values()):
