@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from equifed import data, methods, metrics, models, partition, report
+    from equifed import data, methods, metrics, models, partition, report, tracking
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, load, load_femnist
     from equifed.methods import postprocess
@@ -45,7 +45,7 @@ _HOMES = {
     "simulate": "equifed.simulation",
     "sweep": "equifed.simulation",
 }
-_MODULES = ("data", "methods", "metrics", "models", "partition", "report")
+_MODULES = ("data", "methods", "metrics", "models", "partition", "report", "tracking")
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 

@@ -28,6 +28,7 @@ from equifed.results.outcome import Answer
 from equifed.settings import RunOptions, RunSettings, SeekSettings
 from equifed.simulation import DEFAULTS, sweep, with_fields
 from equifed.target import Target, parse_targets
+from equifed.tracking import Callback
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -403,6 +404,7 @@ def seek(
     steps: int = SeekSettings.steps,
     at_once: int = SeekSettings.at_once,
     initial_parameters: Any = None,
+    callbacks: Sequence[Callback | str] = (),
     settings: RunSettings = DEFAULTS,
     **options: Unpack[RunOptions],
 ) -> Sought:
@@ -415,10 +417,8 @@ def seek(
     given = [federations] if isinstance(federations, Federation) else list(federations)
     seeking = Seeking(method, given, settings, SeekSettings(steps, at_once))
     while over := seeking.over():
-        start = initial_parameters
-        seeking.add(
-            sweep(seeking.method, federations, model=model, over=over, initial_parameters=start, settings=settings)
-        )
+        common: dict[str, Any] = {"initial_parameters": initial_parameters, "callbacks": callbacks}
+        seeking.add(sweep(seeking.method, federations, model=model, over=over, settings=settings, **common))
     return seeking.sought()
 
 

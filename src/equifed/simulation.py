@@ -14,6 +14,7 @@ from equifed.settings import RunOptions, RunSettings
 from equifed.simulator import Evaluator, Job, LanesEngine, Reference, State, Step, make_job, make_tables, rounds
 from equifed.simulator.engine import Engine
 from equifed.simulator.evaluate import Measure
+from equifed.tracking import Callback, Round, Run, asked
 
 ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
 DEFAULTS = RunSettings()
@@ -56,6 +57,7 @@ def simulate(
     model: Any,
     over: Mapping[str, Sequence[float]] | None = None,
     initial_parameters: Any = None,
+    callbacks: Sequence[Callback | str] = (),
     settings: RunSettings = DEFAULTS,
     **options: Unpack[RunOptions],
 ) -> Result:
@@ -64,14 +66,18 @@ def simulate(
     model: one of `equifed.models`, any `nn.Module` without buffers, or a function that makes one.
     over: {hyper-parameter: values}: every combination, in the same computation.
     initial_parameters: {name: array}, or {seed: {name: array}}.
+    callbacks: who is told how it goes: `equifed.tracking.Callback`s, or names of trackers such as "mlflow".
     settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
     """
-    settings = replace(settings, **options)
+    settings, told = replace(settings, **options), asked(callbacks)
     job = make_job(method, federations, model, settings, over=over, initial_parameters=initial_parameters)
     simulation = Simulation(job)
-    for _ in simulation.rounds():
-        pass
-    return simulation.result()
+    with told.following(Run.of(job)):
+        for step in simulation.rounds():
+            told.round_finished(Round(job, step))
+        result = simulation.result()
+    told.run_finished(result, None)
+    return result
 
 
 def sweep(
@@ -81,12 +87,13 @@ def sweep(
     model: Any,
     over: Mapping[str, Sequence[float]],
     initial_parameters: Any = None,
+    callbacks: Sequence[Callback | str] = (),
     settings: RunSettings = DEFAULTS,
     **options: Unpack[RunOptions],
 ) -> Result:
     """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation."""
-    start, settings = initial_parameters, replace(settings, **options)
-    return simulate(method, federations, model=model, over=over, initial_parameters=start, settings=settings)
+    common: dict[str, Any] = {"initial_parameters": initial_parameters, "callbacks": callbacks}
+    return simulate(method, federations, model=model, over=over, settings=replace(settings, **options), **common)
 
 
 def with_fields(function: Callable[..., Any]) -> None:

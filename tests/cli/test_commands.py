@@ -404,12 +404,12 @@ def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on(place, invoke, monkey
 
 
 def test_resume_checks(place, invoke, monkeypatch):
-    def stop(self, step):
-        if step.round == 2:
+    def stop(self, round):
+        if round.number == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("equifed.cli.progress.Watch.step", stop)
+        patch.setattr("equifed.cli.progress.Watch.round_finished", stop)
         first = invoke("run", str(write_config(place)), "--fail-if", "accuracy <= 1")
     assert first.exit_code == 130
     assert "--fail-if 'accuracy <= 1'" in first.stderr

@@ -48,13 +48,13 @@ def test_an_interrupted_search_goes_on_with_the_same_command(invoke, tiny, monke
     whole = invoke(*command, "--json", "--runs", "elsewhere")
     shown = []
 
-    def interrupted(self: Watch, step: object) -> None:
-        shown.append(step)
+    def interrupted(self: Watch, round: object) -> None:
+        shown.append(round)
         if len(shown) == 3:  # the first round of the second step
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Watch, "step", interrupted)
+        patch.setattr(Watch, "round_finished", interrupted)
         outcome = invoke(*command)
     assert outcome.exit_code == 130
     assert "Interrupted after round 1 of 2. Give the same command again" in outcome.stderr

@@ -9,7 +9,19 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.options import MARGIN, FailIf, Goal, Margin, Output, ReportOptions, Settings, command, naming_options
+from equifed.cli.options import (
+    MARGIN,
+    FailIf,
+    Goal,
+    Margin,
+    Output,
+    ReportOptions,
+    Settings,
+    Tracking,
+    command,
+    keyed,
+    naming_options,
+)
 from equifed.experiments import EXPERIMENTS, Request
 from equifed.settings import SeekSettings
 
@@ -73,6 +85,7 @@ def run(
     watch: Watch = False,
     *,
     goal: Goal,
+    tracking: Tracking,
     output: Output,
 ) -> None:
     """Train what a configuration file describes: a run, a sweep if the file has a [sweep] section, or as many as it
@@ -86,7 +99,7 @@ def run(
     from equifed.cli.seek import seek
     from equifed.config import load_config
 
-    config, checks = load_config(file, [*(set or ()), *goal.overrides]), parse_checks(fail_if)
+    config, checks = load_config(file, [*(set or ()), *goal.overrides, *keyed(tracking)]), parse_checks(fail_if)
     if config.seek is None:
         new_run(config, output, checks, watch)
     else:
@@ -195,7 +208,9 @@ def _swept(over: list[str]) -> dict[str, list[float]]:
 
 
 @command(app)
-def resume(reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, output: Output) -> None:
+def resume(
+    reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, tracking: Tracking, output: Output
+) -> None:
     """Continue a run that was interrupted or killed.
 
     The result has the same bits as that of a run that was never stopped. Checks are not part of a run: give them again.
@@ -203,7 +218,7 @@ def resume(reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, 
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import resume_run
 
-    resume_run(reference, output, parse_checks(fail_if), watch)
+    resume_run(reference, output, parse_checks(fail_if), watch, tracking.track)
 
 
 @command(app, "list")

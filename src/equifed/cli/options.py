@@ -85,6 +85,15 @@ class ReportOptions:
         return [option for option, given in (("--table", self.table), ("--csv", self.csv)) if given]
 
 
+@dataclass(frozen=True)
+class Tracking:
+    """Who else is told how a run goes."""
+
+    track: list[str] | None = field(default=None, metadata={"key": "run.track", "metavar": "TRACKER", "repeated": True})
+    """Also tell a tracker how the run goes: mlflow[:URI], tensorboard:FOLDER, wandb[:PROJECT], module:Name, or none.
+    May be repeated. (default: what the file says, else $EQUIFED_TRACK)"""
+
+
 _OTHER_SECTIONS = {
     "preset": (
         "data.preset",
@@ -144,7 +153,7 @@ def _option(section: str, option: Option) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type: ignore[misc]
+class Settings(Tracking, make_dataclass("Generated", _generated(), frozen=True)):  # type: ignore[misc]
     """The settings of `compare` and `sweep`: a configuration without a file."""
 
     set: list[str] | None = field(default=None, metadata={"metavar": "KEY=VALUE", "repeated": True})
@@ -156,8 +165,7 @@ class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type:
         from equifed.config import SECTIONS
         from equifed.methods import REGISTRY
 
-        typed = {each.metadata["key"]: getattr(self, each.name) for each in fields(self) if "key" in each.metadata}
-        kept = [_override(key, value) for key, value in typed.items() if value is not None]
+        kept = keyed(self)
         for text in self.set or ():
             path, _, value = text.partition("=")
             # a module's name may have dots, a key has none
@@ -173,6 +181,12 @@ class Settings(make_dataclass("Generated", _generated(), frozen=True)):  # type:
             elif head not in others:
                 raise ConfigError(f"--set {text}: {head} is not among the methods of this command.")
         return kept
+
+
+def keyed(options: Any) -> list[str]:
+    """The options that were given and are keys of a configuration, as overrides of it."""
+    typed = {each.metadata["key"]: getattr(options, each.name) for each in fields(options) if "key" in each.metadata}
+    return [_override(key, value) for key, value in typed.items() if value is not None]
 
 
 def _override(key: str, value: str | bool | list[str]) -> str:

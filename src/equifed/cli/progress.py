@@ -14,10 +14,9 @@ from equifed.cli.console import err, say
 from equifed.cli.tables import plain_table
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.metrics.frame import overall
 from equifed.metrics.seeds import Moments, moments
 from equifed.simulation import Training
-from equifed.simulator import Step
+from equifed.tracking import Callback, Round
 
 LINES = 20
 """Plain lines per run."""
@@ -25,7 +24,7 @@ PAUSE = 0.25
 """Seconds between two updates of the figures beside the bar."""
 
 
-class Watch:
+class Watch(Callback):
     """Shows each finished round: loss, accuracy or RMSE, a disparity, time left.
 
     With `closely`, a table of the main metrics that is refreshed at every evaluation, or a plain line for each.
@@ -58,6 +57,9 @@ class Watch:
             )
             self._task = self._bar.add_task(title, total=self.job.rounds, completed=done, figures="")
 
+    def __str__(self) -> str:
+        return "The display of progress"
+
     def __enter__(self) -> Watch:
         if display := self._live or self._bar:
             display.start()
@@ -67,50 +69,49 @@ class Watch:
         if display := self._live or self._bar:
             display.stop()
 
-    def step(self, step: Step) -> None:
-        self._seconds.append(step.seconds)
+    def round_finished(self, round: Round) -> None:
+        self._seconds.append(round.seconds)
         if self._bar is not None:
             now = time.monotonic()
-            if step.scores and now - self._last > PAUSE:
-                self._last, self._figures = now, self._measured(step)
-            self._bar.update(self._task, completed=step.round, figures=self._figures)
+            if round.evaluated and now - self._last > PAUSE:
+                self._last, self._figures = now, self._measured(round)
+            self._bar.update(self._task, completed=round.number, figures=self._figures)
         elif self._live is not None:
-            if step.scores:
-                self._live.update(self._table(step), refresh=True)
-        elif step.scores and (self.closely or step.round >= self._next or step.last):
-            self._next = step.round + self.job.rounds / LINES
-            say(f"{self.title}: round {step.round}/{self.job.rounds}, {self._measured(step)}{self._left(step)}")
+            if round.evaluated:
+                self._live.update(self._table(round), refresh=True)
+        elif round.evaluated and (self.closely or round.number >= self._next or round.last):
+            self._next = round.number + self.job.rounds / LINES
+            say(f"{self.title}: round {round.number}/{self.job.rounds}, {self._measured(round)}{self._left(round)}")
 
-    def _values(self, step: Step, names: Sequence[str]) -> dict[str, Moments]:
+    def _values(self, round: Round, names: Sequence[str]) -> dict[str, Moments]:
         """Global test metrics over the runs."""
-        _, scores = max(step.scores.items())
-        return {name: moments(values) for name, values in overall(scores[: len(self.job.wanted)], names).items()}
+        return {name: moments(values) for name, values in round.overall(names).items()}
 
-    def _measured(self, step: Step) -> str:
-        values = self._values(step, [*filter(None, ("loss", self._quality, self._disparity))])
+    def _measured(self, round: Round) -> str:
+        values = self._values(round, [*filter(None, ("loss", self._quality, self._disparity))])
         return ", ".join(
             f"{describe(name).short if self._bar else name} {value.mean:.3f}" for name, value in values.items()
         )
 
-    def _table(self, step: Step) -> Table:
+    def _table(self, round: Round) -> Table:
         """The main metrics now, how they differ over the runs, and how they changed since the evaluation before."""
-        values = self._values(step, ("loss", *self._shown))
-        title = f"{self.title}: round {step.round} of {self.job.rounds}{self._left(step)}"
+        values = self._values(round, ("loss", *self._shown))
+        title = f"{self.title}: round {round.number} of {self.job.rounds}{self._left(round)}"
         table = plain_table("metric", "now", "± over runs", "change", numbers=[1, 2, 3], title=title)
         spread = "{:.3f}".format if len(self.job.wanted) > 1 else lambda std: ""
         for name, (mean, std, _) in values.items():
             change = f"{mean - self._before[name].mean:+.3f}" if name in self._before else ""
             table.add_row(name.replace("_", " "), f"{mean:.3f}", spread(std), change)
-        for column, observed in pd.DataFrame([log.observed for log in step.logs]).items():
+        for column, observed in pd.DataFrame([log.observed for log in round.logs]).items():
             mean, std, _ = moments(observed)
             table.add_row(f"{column} (of the method)", f"{mean:.3f}", spread(std), "")
-        lost = sum(log.dropped + log.rejected for log in step.logs)
-        sampled = sum(log.sampled for log in step.logs)
+        lost = sum(log.dropped + log.rejected for log in round.logs)
+        sampled = sum(log.sampled for log in round.logs)
         table.add_row("replies", f"{sampled - lost} of {sampled}", "", "")
         self._before = values
         return table
 
-    def _left(self, step: Step) -> str:
-        todo = 0 if step.last else self.job.rounds - step.round
+    def _left(self, round: Round) -> str:
+        todo = 0 if round.last else self.job.rounds - round.number
         left = todo * sum(self._seconds[-10:]) / len(self._seconds[-10:])
         return f", {left:.0f} s left" if todo else ""

@@ -25,6 +25,7 @@ from equifed.report import write_report
 from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store import Store
+from equifed.tracking import Round
 
 
 def reproduce(name: str, request: Request, pages: Path | None, output: Output) -> None:
@@ -92,7 +93,8 @@ def _watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]
             stack.close()
             if not err().is_terminal:
                 return lambda step: None
-            return stack.enter_context(Watch(title, simulation)).step
+            shown = stack.enter_context(Watch(title, simulation))
+            return lambda step: shown.round_finished(Round(simulation.job, step))
 
         yield watch
 

@@ -65,8 +65,11 @@ def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = Fals
     name = recording.config.method.name
     try:
         with recording, Watch(name, recording.simulation, recording.done, closely) as watch:
-            for step in recording.rounds():
-                watch.step(step)
+            for tracker in recording.callbacks:
+                say(f"Tracked by {tracker}")
+            recording.callbacks.add(watch)
+            for _ in recording.rounds():
+                pass
             return recording.finish()
     except KeyboardInterrupt:
         done, run = recording.folder.rounds_done(), name_of(recording.folder.path)
@@ -107,7 +110,13 @@ def new_run(
     print_result(recording.folder, result, output, checks, margin)
 
 
-def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], closely: bool = False) -> None:
+def resume_run(
+    reference: str,
+    output: Output,
+    checks: Sequence[AnyCheck],
+    closely: bool = False,
+    track: Sequence[str] | None = None,
+) -> None:
     store = Store(output.runs)
     folder = store.find(reference)
     if folder.is_finished():
@@ -120,7 +129,7 @@ def resume_run(reference: str, output: Output, checks: Sequence[AnyCheck], close
                 print_json(record(folder, result) | {"status": "finished"} | _answered(answer, failed))
             fail(failed)
         return
-    recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]))
+    recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]), track=track)
     say(f"Run {folder.id} continues after round {recording.done} of {recording.config.run.rounds}.")
     print_result(recording.folder, train(recording, checks, closely), output, checks)
 

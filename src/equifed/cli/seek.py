@@ -126,6 +126,6 @@ def _trained(
         say(f"Run {before.id} has done this.")
         return before, before.result()
     else:
-        recording = store.resume(str(before.path))
+        recording = store.resume(str(before.path), track=config.run.track)
         say(f"Run {before.id} continues after round {recording.done} of {config.run.rounds}.")
     return recording.folder, train(recording, checks, closely, AGAIN)

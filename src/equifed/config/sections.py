@@ -18,6 +18,7 @@ from equifed.options import options_of
 from equifed.protocol import Method
 from equifed.registry import Registry
 from equifed.settings import RunSettings, SeekSettings
+from equifed.tracking.names import check as check_tracked
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "seek", "flower")
 
@@ -40,6 +41,13 @@ class RunSection(RunSettings):
     """A name of your own; `equifed show` finds the run by it."""
     checkpoint_every: int = field(default=1, metadata={"low": 1})
     """Write a checkpoint every so many rounds; a resumed run repeats the rounds after the last one."""
+    track: Sequence[str] = ()
+    """Trackers that are told how the run goes: "mlflow", "mlflow:URI", "tensorboard:FOLDER", "wandb:PROJECT", or
+    "module:Name". Folders are relative to where the command is started. Left out: those that $EQUIFED_TRACK names."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tracked(self.track)
 
 
 class DataSection(_Section):
@@ -139,8 +147,8 @@ class Config:
         return sections
 
     def fingerprint(self, folder: Path | None = None) -> str:
-        """A hash of `resolved`: equal exactly when the runs are the same."""
-        text = json.dumps(self.resolved(folder), sort_keys=True)
+        """A hash of `identity`: equal exactly when the runs are the same."""
+        text = json.dumps(identity(self.resolved(folder)), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def paths(self) -> dict[str, Path]:
@@ -148,6 +156,11 @@ class Config:
         files = self.data.files or {}
         named = files if isinstance(files, dict) else {Path(file).stem: file for file in files}
         return {name: self.folder / file for name, file in named.items()}
+
+
+def identity(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration without what only says who is told of the run."""
+    return {**resolved, "run": {key: value for key, value in resolved["run"].items() if key != "track"}}
 
 
 def _relative(files: Mapping[str, Path], folder: Path) -> dict[str, str]:

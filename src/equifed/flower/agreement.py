@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equifed.config import Config, FlowerSection, job_of, load_config
+from equifed.config import Config, FlowerSection, identity, job_of, load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError, blaming
 from equifed.federation import Federation
@@ -22,6 +22,7 @@ from equifed.federation.tables import no_rows, read_schema
 from equifed.protocol import STAGES, Method, Phase, Stage
 from equifed.secure import FEWEST
 from equifed.simulator import Job
+from equifed.tracking.names import VARIABLE
 
 Scaling = tuple[np.ndarray, np.ndarray]
 """What is subtracted from the inputs [d], and what they are multiplied by [d]."""
@@ -79,7 +80,7 @@ class Setting:
     @cached_property
     def digest(self) -> str:
         """Equal for apps that compute the same: everything but where files lie."""
-        sections = self.config.resolved()
+        sections = identity(self.config.resolved())
         sections["data"] = {
             key: value for key, value in sections["data"].items() if key not in ("files", "schema", "validation-file")
         }
@@ -152,6 +153,9 @@ def _check(config: Config) -> None:
         if getattr(config.run, name):
             text = "The silos of a federation drop out by themselves. Remove it."
             raise ConfigError(text, section="run", key=name)
+    if config.run.track:
+        text = f"This file is shipped to every silo. Name the server's trackers in its environment: ${VARIABLE}."
+        raise ConfigError(text, section="run", key="track")
     if config.run.secure and len(config.paths()) < FEWEST:
         text = f"needs at least {FEWEST} silos, and there are {len(config.paths())}: a sum over fewer hides nobody."
         raise ConfigError(text, section="run", key="secure")

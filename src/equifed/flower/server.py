@@ -37,7 +37,7 @@ from equifed.secure import FEWEST, threshold
 from equifed.simulation import Training
 from equifed.simulator import Job, Message, State, Step, make_tables
 from equifed.simulator.engine import record_message
-from equifed.store import RunFolder, Store
+from equifed.store import RunFolder, Store, trackers
 from equifed.store.folder import FEDERATION, JOURNAL
 from equifed.words import encodable
 
@@ -82,6 +82,7 @@ def serve(
     """Carry out a run, or go on with it. Every round is saved, and printed in a line. keys: see `Link`."""
     store = Store(runs or None)
     store.prepare()
+    told = trackers(setting.config)
     id = run or store.new_id(setting.config)
     try:
         folder = store.root / check_run(id)
@@ -99,6 +100,8 @@ def serve(
         link.members.update(before.members)
         link.summed, link.closed = before.totals, setting.secure
     begun = before is not None and (link.summed is not None or not setting.secure)
+    for tracker in told:
+        _say(f"Tracked by {tracker}")
     _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
     # one silo's means and deviations are not a federation's, and no silo helps to sum fewer than the threshold
     fewest = threshold(len(setting.silos)) if setting.secure and not begun else min(2, len(setting.silos))
@@ -125,10 +128,10 @@ def serve(
     for note in training.engine.notes:
         _say(str(note))
     if (folder / "status.json").is_file():
-        recording = store.resume(str(folder), make=lambda config: training)
+        recording = store.resume(str(folder), make=lambda config: training, callbacks=told)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
     else:
-        recording = store.start(setting.config, training, id)
+        recording = store.start(setting.config, training, id, told)
     with recording:
         _write_roster(folder, setting, link, scaling)
         for step in recording.rounds():

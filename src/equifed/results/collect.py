@@ -92,7 +92,7 @@ class Collector:
             cuts=cuts,
             plain_mean=_plain_mean(job, self.scores),
             messages=_messages(job, messages),
-            log=_log(job, logs),
+            log=log_frame(job, logs),
             rejections=_rejections(job, rejections),
             parameters={key: final.parameters for key, final in states.items()},
             info=info,
@@ -310,7 +310,8 @@ def _messages(job: Job, messages: Iterable[Message]) -> pd.DataFrame:
     )
 
 
-def _log(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
+def log_frame(job: Job, logs: Sequence[RoundLog]) -> pd.DataFrame:
+    """See `Result.log`."""
     import pandas as pd
 
     columns = ("round", "sampled", "replied", "dropped", "rejected", "applied", "stopped")

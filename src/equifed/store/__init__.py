@@ -7,12 +7,12 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from equifed.config import Config, build
-from equifed.errors import ConfigError, DataError, EquifedWarning, RunError
+from equifed.config import Config, build, identity
+from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, blaming
 from equifed.files import writable_folder
 from equifed.simulation import Training
 from equifed.simulator import Job
@@ -21,11 +21,18 @@ from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder, not_be
 from equifed.store.index import Index
 from equifed.store.locks import take
 from equifed.store.results import load_result, save_result
+from equifed.tracking import Callbacks, asked
 
-__all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_result"]
+__all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_result", "trackers"]
 
 ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 """What `Store.new_id` makes."""
+
+
+def trackers(config: Config, track: Sequence[str] | None = None) -> Callbacks:
+    """The trackers of a run; `track`: in place of those that its configuration names."""
+    with blaming(source=config.source, section="run", key="track"):
+        return asked(config.run.track if track is None else track)
 
 
 class Store:
@@ -39,24 +46,34 @@ class Store:
         """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
         writable_folder(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
 
-    def start(self, config: Config, simulation: Training | None = None, id: str | None = None) -> Recording:
-        """A new run in a folder of its own; `simulation` where it is built already, `id` where it has one already."""
+    def start(
+        self,
+        config: Config,
+        simulation: Training | None = None,
+        id: str | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> Recording:
+        """A new run in a folder of its own; `simulation`, `id` and `callbacks` where they are there already."""
         self.prepare()
+        callbacks = trackers(config) if callbacks is None else callbacks
         simulation = simulation or build(config)
         with self.index.held():
             self._clear()
             folder = RunFolder.create(self.root / (id or self.new_id(config)), config, simulation)
         self.index.put(folder.entry())
-        return Recording(folder, config, simulation, self.index.put)
+        return Recording(folder, config, simulation, self.index.put, callbacks)
 
     def resume(
         self,
         reference: str,
         check: Callable[[Training], object] | None = None,
         make: Callable[[Config], Training] = build,
+        callbacks: Callbacks | None = None,
+        track: Sequence[str] | None = None,
     ) -> Recording:
         """The run from its last checkpoint on; what `check` refuses stays as it is. make: its training, from its
-        configuration. A finished run whose result is damaged is resumed, too: finishing writes the result again."""
+        configuration. callbacks: where they are there already; track: in place of the trackers that it names. A
+        finished run whose result is damaged is resumed, too: finishing writes the result again."""
         folder = self.find(reference)
         if folder.is_finished():
             raise RunError(f"Run {folder.id} has already finished.")
@@ -66,11 +83,12 @@ class Store:
             raise RunError(f"Run {folder.id} is being run by another process.")
         try:
             config = folder.config()
+            callbacks = trackers(config, track) if callbacks is None else callbacks
             index = Index(folder.path.parent)  # not ours when the run was named by its path
             simulation = self._same(folder, config, make(config))
             if check is not None:
                 check(simulation)
-            recording = Recording(folder, config, simulation, index.put)
+            recording = Recording(folder, config, simulation, index.put, callbacks)
             recording.restore()
             folder.set_status("running")
             index.put(folder.entry())
@@ -110,7 +128,7 @@ class Store:
                 continue
             try:
                 if (
-                    folder.settings() == config.resolved(folder.path)
+                    identity(folder.settings()) == identity(config.resolved(folder.path))
                     and folder.record("data.json")["fingerprint"] == rows
                     and folder.record("environment.json") == versions
                 ):

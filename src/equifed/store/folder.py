@@ -72,6 +72,7 @@ from equifed.store.results import (
     write_result,
 )
 from equifed.store.sums import SUMS, Sums
+from equifed.tracking import Callbacks, Round, Run
 
 FORMAT = "equifed-checkpoint-4"
 STATUS, LINES, SCORES, LOCK = "status.json", "rounds.jsonl", "scores", "lock"
@@ -344,9 +345,17 @@ class Recording:
     """A run in progress, recorded round by round: iterate over `rounds`, then `finish`. Use it in a `with`."""
 
     def __init__(
-        self, folder: RunFolder, config: Config, simulation: Training, put_in_index: Callable[[Entry], None]
+        self,
+        folder: RunFolder,
+        config: Config,
+        simulation: Training,
+        put_in_index: Callable[[Entry], None],
+        callbacks: Callbacks,
     ) -> None:
         self.folder, self.config, self.simulation, self._put_in_index = folder, config, simulation, put_in_index
+        self.callbacks = callbacks
+        """Told what has been recorded."""
+        self._finished = False
         self._fingerprint = config.fingerprint(folder.path)
         self._resume: tuple[int, State] | None = None
         self._pending: list[Path] = []
@@ -403,12 +412,14 @@ class Recording:
 
     def rounds(self) -> Iterator[Step]:
         """Every round, recorded before it is handed out."""
-        engine = self.simulation.engine
+        engine, job = self.simulation.engine, self.simulation.job
         messages, notes = len(engine.messages), len(engine.notes)
+        self.callbacks.run_started(Run.of(job, self.config.run.name, self.folder.path, self.done))
         for step in self.simulation.rounds(self._resume):
             with self._resumable():
                 self._write(step, list(engine.messages.items())[messages:], engine.notes[notes:])
             messages, notes = len(engine.messages), len(engine.notes)
+            self.callbacks.round_finished(Round(job, step))
             yield step
 
     def _write(self, step: Step, messages: list[tuple[tuple[str, int], Message]], notes: list[Note]) -> None:
@@ -457,6 +468,8 @@ class Recording:
                 self._sums[FEDERATION] = checksum((self.folder.path / FEDERATION).read_bytes())
             write_result(self._sums, result)
             self.folder.set_status("finished")
+        self._finished = True
+        self.callbacks.run_finished(result, self.folder.path)
         return result
 
     def __enter__(self) -> Recording:
@@ -467,13 +480,17 @@ class Recording:
     ) -> None:
         # what went wrong must not be hidden by a disk that does not even take this: without it the run counts as killed
         with contextlib.suppress(*([] if error is None else [EquifedError])):
-            if isinstance(error, Exception):
+            if self._finished:  # whatever happened while it was told
+                pass
+            elif isinstance(error, Exception):
                 self.folder.set_status("failed", f"{type(error).__name__}: {error}")
             elif error is not None:
                 self.folder.set_status("interrupted", "stopped by the user")
         self.folder.lock.release()
         with contextlib.suppress(*([] if error is None else [EquifedError])):
             self._put_in_index(self.folder.entry())
+        if error is not None and not self._finished:
+            self.callbacks.run_stopped(error)
 
 
 def not_begun(path: Path, *more: str) -> bool:
