@@ -23,7 +23,7 @@ def small_groups(
     """
     predicted = counts.sum(-2) if predicted is None else predicted
     small: np.ndarray = np.any(counts < min_count, axis=(-2, -1))
-    hidden: np.ndarray = (predicted < min_count).any(-1)
+    hidden = np.asarray((predicted < min_count).any(-1))
     # one group of few rows would follow from the others and the number of all rows
     rows = predicted.sum(-1)
     few = (rows > 0) & (rows < min_count)
