@@ -194,12 +194,24 @@ def test_withheld_groups_are_unknown_and_pass_no_check() -> None:
     assert len(failures(seen, ["alarm"])) == 2
     assert "not known (withheld)" in failures(seen, [Condition("demographic_parity_difference", ">", 0.9)])[0]
     assert any("north withholds women" in caveat for caveat in caveats(seen))
-    # withheld by one silo only: the others are shown, and the reader is told
+    # withheld by one silo that seldom shows them: the others count, and the reader is told
     tables = [stable(rng, 6) for _ in SILOS]
-    tables[0][5, 0] = np.nan
+    tables[0][[1, 2, 3, 5], 0] = np.nan
     seen = watch(History.of(map(hand_in, SILOS, tables)))
     assert seen.state == "quiet"
     assert any("north withholds women" in caveat for caveat in caveats(seen))
+
+
+def test_a_change_that_hides_itself_passes_no_check() -> None:
+    """Nobody of a group is granted anything at one silo any more: too few to be told, and not quiet."""
+    rng = np.random.default_rng(15)
+    tables = [stable(rng, 6) for _ in SILOS]
+    tables[1][5, 0] = np.nan
+    seen = watch(History.of(map(hand_in, SILOS, tables)))
+    assert not seen.gaps["demographic_parity_difference"][5].unknown
+    assert seen.state == "unknown"
+    assert seen.series[0].lost == (("south", "women"),)
+    assert "women at south. A large change can be the reason" in failures(seen, ["alarm"])[0]
 
 
 def test_few_rows_missing_periods_and_late_labels() -> None:

@@ -14,12 +14,10 @@ from equifed.report.wording import listing, number, p_value, plain, signed
 
 def sentences(watch: Watch) -> list[str]:
     """What holds, the most important first."""
-    history = watch.history
     found = [_alarm(watch, each) for each in watch.alarms]
     for each in watch.series:
         if each.state == "unknown":
-            last = max(t for t, why in enumerate(each.unknown) if why)
-            found.append(f"Unknown: {_title(each)}. {history.periods[last]}: {each.unknown[last]}.")
+            found.append(f"Unknown: {_title(each)}. {_unknown(watch, each)}")
     quiet = [each for each in watch.series if each.state == "quiet"]
     waiting = [each for each in watch.series if each.state == "waiting"]
     if quiet:
@@ -79,6 +77,16 @@ def caveats(watch: Watch) -> list[str]:
         )
     found.append("A slow change is absorbed in part by what it is compared with, and noticed late.")
     return found
+
+
+def _unknown(watch: Watch, series: Series) -> str:
+    if series.lost:
+        places = listing([f"{plain(group)} at {plain(silo)}" for silo, group in series.lost])
+        return (
+            f"Withheld in the last {watch.history.kind} and shown before: {places}. A large change can be the reason."
+        )
+    last = max(t for t, why in enumerate(series.unknown) if why)
+    return f"{watch.history.periods[last]}: {series.unknown[last]}."
 
 
 def _title(series: Series) -> str:
@@ -151,6 +159,7 @@ def _series(series: Series, periods: tuple[str, ...]) -> dict[str, Any]:
         "state": series.state,
         "alarm": told,
         "deviations": dict(zip(periods, series.deviations.tolist(), strict=True)),
+        "lost": [{"silo": silo, "group": group} for silo, group in series.lost],
         "unknown": {period: why for period, why in zip(periods, series.unknown, strict=True) if why},
     }
 

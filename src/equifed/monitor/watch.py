@@ -98,6 +98,9 @@ class Series:
     unknown: tuple[str, ...]
     """and why there is none."""
     path: cusum.Path
+    lost: tuple[tuple[str, str], ...]
+    """(silo, group) that the silo mostly showed before and withholds in the last period: a large change can be the
+    reason, so that nothing is known of it."""
     state: State
     change: Change | None
 
@@ -278,6 +281,7 @@ def _series(
     path = cusum.follow(deviations, limit)
     labelled, sums = "labels" in describe(metric).needs, total(own, 2)
     unknown = ["" if not np.isnan(deviations[t]) else _why_not(history, t, sums[t, 1], side, labelled) for t in watched]
+    lost = _lost(history, own[:, 1], labelled)
     change = None
     if path.alarm is not None:
         sign, noticed = path.alarm
@@ -295,7 +299,8 @@ def _series(
         deviations=deviations,
         unknown=tuple([""] * (len(history.periods) - len(watched)) + unknown),
         path=path,
-        state=_state(path, unknown),
+        lost=lost,
+        state=_state(path, unknown, bool(lost)),
         change=change,
     )
 
@@ -350,14 +355,29 @@ def _why_not(history: History, t: int, rows: np.ndarray, side: np.ndarray, label
     return _why(history, t, sides, labelled) or FIRST
 
 
-def _state(path: cusum.Path, unknown: Sequence[str]) -> State:
+def _lost(history: History, rows: np.ndarray, labelled: bool) -> tuple[tuple[str, str], ...]:
+    """What silos showed in most periods before, and withhold in the last one that counts; rows [period, silo, group]
+    are nan where they are withheld."""
+    handed = np.zeros(rows.shape[:2], dtype=bool)
+    for at in history.counts:
+        handed[at] = True
+    handed &= history.with_labels if labelled else True
+    if not handed.any():
+        return ()
+    last = int(np.flatnonzero(handed.any(1))[-1])
+    before, shown = handed[:last].sum(0)[:, None], (~np.isnan(rows[:last])).sum(0)
+    lost = handed[last][:, None] & np.isnan(rows[last]) & (shown > 0) & (2 * shown >= before)
+    return tuple((history.silos[k], history.groups[g]) for k, g in np.argwhere(lost))
+
+
+def _state(path: cusum.Path, unknown: Sequence[str], lost: bool) -> State:
     """What holds at the end: labels may come later than decisions, so periods without any are not waited for."""
     if path.alarm is not None:
         return "alarm"
     judged = [why for why in unknown if why not in (NO_LABELS, NOBODY)]
     if not judged or judged[-1] == FIRST:
         return "waiting"
-    return "unknown" if judged[-1] else "quiet"
+    return "unknown" if judged[-1] or lost else "quiet"
 
 
 def _moved(
