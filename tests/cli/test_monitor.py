@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 from monitor.made import SCHEMA, decisions
 
+ROOT = Path(__file__).resolve().parents[2]
 COUNT = ("--schema", "schema.json", "--date", "when", "--decision", "decision", "--label", "outcome")
 
 
@@ -25,7 +28,7 @@ def counted(invoke: Callable[..., Any], place: Path, silo: str, frame: pd.DataFr
 
 def moved(frame: pd.DataFrame) -> pd.DataFrame:
     """The same decisions, but from May on women get nothing more often."""
-    later = (frame["when"] >= "2025-05") & (frame["sex"] == "f") & (np.arange(len(frame)) % 5 > 1)
+    later = (frame["when"] >= "2024-05") & (frame["sex"] == "f") & (np.arange(len(frame)) % 5 > 1)
     return frame.assign(decision=frame["decision"].mask(later, "refused"))
 
 
@@ -39,7 +42,7 @@ def test_from_decisions_to_an_alarm(invoke, place) -> None:
     assert done.exit_code == 1, done.output
     assert done.stdout.strip() == "m.html"
     assert "Check failed: Alarm: selection rate, women minus men" in done.stderr
-    assert "since 2025-05" in done.stderr
+    assert "since 2024-05" in done.stderr
     assert "south moved" in done.stderr
     page = (place / "m.html").read_text()
     for part in ("▲ alarm", "Which silo moved", "Drift of inputs", "once in 100 months"):
@@ -51,7 +54,7 @@ def test_from_decisions_to_an_alarm(invoke, place) -> None:
     assert told["watched"][0]["alarm"]["moved"] == "south"
     assert len(told["gaps"]) == 2 * len({gap["period"] for gap in told["gaps"]})
     # begun anew after the change, all is quiet
-    done = invoke("monitor", "show", "counts", "--json", "--reference", "2025-06:2025-07", "--fail-if", "alarm")
+    done = invoke("monitor", "show", "counts", "--json", "--reference", "2024-06:2024-07", "--fail-if", "alarm")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["state"] == "quiet"
 
@@ -61,7 +64,7 @@ def test_a_run_as_reference(invoke, place, tiny) -> None:
     assert done.exit_code == 0, done.output
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
-        {"who": rng.choice(["f", "m"], 2000), "to": rng.choice(["no", "yes"], 2000), "day": "2025-02-02"}
+        {"who": rng.choice(["f", "m"], 2000), "to": rng.choice(["no", "yes"], 2000), "day": "2024-02-02"}
     )
     frame.to_csv("d.csv", index=False)
     given = (
@@ -83,7 +86,7 @@ def test_a_run_as_reference(invoke, place, tiny) -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["reference"].startswith("run ")
-    assert told["watched"][0]["deviations"]["2025-02"] is None or abs(told["watched"][0]["deviations"]["2025-02"]) < 50
+    assert told["watched"][0]["deviations"]["2024-02"] is None or abs(told["watched"][0]["deviations"]["2024-02"]) < 50
     assert [each["metric"] for each in told["watched"]] == ["demographic_parity_difference"]
     done = invoke("monitor", "show", "a.json", "--json", "--reference", "no-such-run")
     assert done.exit_code == 2
@@ -116,3 +119,25 @@ def test_mistakes(invoke, place) -> None:
         done = invoke(*words)
         assert (done.exit_code, "Traceback" in done.output) == (code, False), (words, done.output)
         assert said in done.stderr.replace("\n", " "), (words, done.stderr)
+
+
+def test_the_commands_and_the_python_of_the_page_run(invoke, place) -> None:
+    """docs/monitoring.md, with last year's months in place of the ones it names: those may not have begun."""
+    page = (ROOT / "docs" / "monitoring.md").read_text().replace("2026-", "2024-")
+    frame = decisions(6000).rename(columns={"when": "decided"})
+    frame.to_csv(place / "decisions.csv", index=False)
+    (place / "schema.json").write_text(SCHEMA.to_json())
+    (place / "counts").mkdir()
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert len(commands) == 3
+    for line in commands:
+        done = invoke(*shlex.split(line)[1:])
+        assert done.exit_code == 0, done.output
+        for made in place.glob("north-*.json"):
+            made.rename(place / "counts" / made.name)
+    assert (place / "monitor.html").stat().st_size > 10_000
+    (python,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(python, {"frame": frame, "schema": SCHEMA})
+    known = invoke("monitor", "count", "--help").output + invoke("monitor", "show", "--help").output
+    for option in re.findall(r"`(--[a-z-]+)", page):
+        assert option in known, option

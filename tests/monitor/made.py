@@ -34,7 +34,7 @@ def decisions(rows: int = 3000, seed: int = 0, months: int = 6) -> pd.DataFrame:
     day = rng.integers(0, 29 * months, rows)
     table = {
         "name": [f"Person Number{i:05}" for i in range(rows)],
-        "when": (pd.Timestamp("2025-01-03") + pd.to_timedelta(day, "D")).strftime("%Y-%m-%d"),
+        "when": (pd.Timestamp("2024-01-03") + pd.to_timedelta(day, "D")).strftime("%Y-%m-%d"),
         "sex": np.where(women, "f", "m"),
         "age": rng.normal(45, 10, rows).round(6),
         "job": rng.choice(["clerk", "farmer", "nurse"], rows, p=[0.5, 0.2, 0.3]),

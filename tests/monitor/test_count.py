@@ -43,8 +43,8 @@ def test_inputs_are_counted_in_the_schemas_bins() -> None:
     frame = decisions()
     frame.loc[:99, "age"], frame.loc[100:119, "age"], frame.loc[:59, "job"] = 15.0, np.nan, "astronaut"
     frame["age"] = frame["age"].clip(upper=70)  # the upper end belongs to the last bin
-    counted = count(frame.assign(when="2025-01-15"), schema=SCHEMA, **{**COLUMNS, "label": None}, min_count=0)
-    counts = counted.hand_in.periods["2025-01"]
+    counted = count(frame.assign(when="2024-01-15"), schema=SCHEMA, **{**COLUMNS, "label": None}, min_count=0)
+    counts = counted.hand_in.periods["2024-01"]
     expected = np.histogram(frame["age"].dropna(), np.linspace(20, 70, 11))[0]
     below = int((frame["age"] < 20).sum())
     assert counts.inputs["age"] == [below, *expected, 0, 20]
@@ -63,15 +63,15 @@ def test_small_counts_are_withheld_with_what_would_tell_them() -> None:
     rows = {("women", 0, 0): 50, ("women", 0, 1): 60, ("women", 1, 0): 9, ("women", 1, 1): 40, ("men", 0, 0): 30}
     rows |= {("men", 0, 1): 30, ("men", 1, 0): 30, ("men", 1, 1): 30, ("others", 0, 0): 3}
     lines = [(g, CLASSES[y], CLASSES[d]) for (g, y, d), n in rows.items() for _ in range(n)]
-    frame = pd.DataFrame(lines, columns=["group", "outcome", "decision"]).assign(when="2025-05-05")
+    frame = pd.DataFrame(lines, columns=["group", "outcome", "decision"]).assign(when="2024-05-05")
     schema = SCHEMA.model_copy(update={"groups": ("women", "men", "others"), "columns": ()})
-    counts = count(frame, schema=schema, group="group", **COLUMNS).hand_in.periods["2025-05"]
+    counts = count(frame, schema=schema, group="group", **COLUMNS).hand_in.periods["2024-05"]
     # 9 women: no labels of theirs. 3 others: they would follow from all rows, so the next smallest group goes with them
     assert counts.labels == {"women": None, "men": None, "others": None}
     hidden = {group for group, decided in counts.decisions.items() if decided is None}
     assert hidden == {"others", "men"}
     assert counts.decisions["women"] == [59, 100]
-    few = count(frame.head(9), schema=schema, group="group", **COLUMNS).hand_in.periods["2025-05"]
+    few = count(frame.head(9), schema=schema, group="group", **COLUMNS).hand_in.periods["2024-05"]
     assert few.rows is None
     assert not any(few.decisions.values())
     assert not few.inputs
@@ -87,11 +87,11 @@ def test_what_is_withheld_of_bins_is_no_small_count() -> None:
 
 
 def test_rows_without_a_label_do_not_follow_from_the_others() -> None:
-    frame = decisions(months=1).assign(when="2025-01-10")
-    whole = count(frame, schema=SCHEMA, **COLUMNS).hand_in.periods["2025-01"]
+    frame = decisions(months=1).assign(when="2024-01-10")
+    whole = count(frame, schema=SCHEMA, **COLUMNS).hand_in.periods["2024-01"]
     few = frame.copy()
     few.loc[few.index[few["sex"] == "f"][:5], "outcome"] = None
-    left = count(few, schema=SCHEMA, **COLUMNS).hand_in.periods["2025-01"]
+    left = count(few, schema=SCHEMA, **COLUMNS).hand_in.periods["2024-01"]
     assert left.rows == whole.rows - 5
     assert np.sum(left.labels["women"]) == np.sum(left.decisions["women"]) == np.sum(whole.decisions["women"]) - 5
     # many of one decision and few of the other: labels are withheld, decisions are not
@@ -99,10 +99,10 @@ def test_rows_without_a_label_do_not_follow_from_the_others() -> None:
     women = mixed["sex"] == "f"
     mixed.loc[mixed.index[women & (mixed["decision"] == "refused")][:50], "outcome"] = None
     mixed.loc[mixed.index[women & (mixed["decision"] == "granted")][:3], "outcome"] = None
-    partly = count(mixed, schema=SCHEMA, **COLUMNS).hand_in.periods["2025-01"]
+    partly = count(mixed, schema=SCHEMA, **COLUMNS).hand_in.periods["2024-01"]
     assert partly.labels["women"] is None
     assert partly.decisions == whole.decisions
-    assert count(frame, schema=SCHEMA, **{**COLUMNS, "label": None}).hand_in.periods["2025-01"].labels is None
+    assert count(frame, schema=SCHEMA, **{**COLUMNS, "label": None}).hand_in.periods["2024-01"].labels is None
 
 
 def test_nothing_of_the_table_is_in_the_file(tmp_path: Path) -> None:

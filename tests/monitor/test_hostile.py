@@ -39,7 +39,7 @@ def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-JANUARY = ("periods", "2025-01")
+JANUARY = ("periods", "2024-01")
 CHANGES = {
     "a negative count": put(*JANUARY, "decisions", "men", 0, value=-1),
     "half a row": put(*JANUARY, "decisions", "men", 0, value=1.5),
@@ -55,8 +55,8 @@ CHANGES = {
     "a column that is not listed": put(*JANUARY, "inputs", "height", value=[10]),
     "one bin too few": put(*JANUARY, "inputs", "job", value=[10]),
     "bins of more than all rows": put(*JANUARY, "inputs", "job", 0, value=10**9),
-    "a period that is none": put("periods", "2025-13", value={}),
-    "counts of nothing": put("periods", "2025-03", value={}),
+    "a period that is none": put("periods", "2024-13", value={}),
+    "counts of nothing": put("periods", "2024-03", value={}),
     "rows and too few rows": put(*JANUARY, "rows", value=None),
     "an unknown field": put("name", value="somebody"),
     "another format": put("format", value="equifed-monitor-99"),
