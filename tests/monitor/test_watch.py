@@ -210,7 +210,7 @@ def test_a_change_that_hides_itself_passes_no_check() -> None:
     seen = watch(History.of(map(hand_in, SILOS, tables)))
     assert not seen.gaps["demographic_parity_difference"][5].unknown
     assert seen.state == "unknown"
-    assert seen.series[0].lost == (("south", "women"),)
+    assert seen.series[0].lost == (("south", "women", "2000-06"),)
     assert "women at south. A large change can be the reason" in failures(seen, ["alarm"])[0]
 
 

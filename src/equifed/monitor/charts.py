@@ -51,7 +51,8 @@ class _Canvas:
 
     def point(self, t: int, value: float, sign: int, title: str) -> None:
         shape, colour = SHAPES[sign % len(SHAPES)], looks.colour(sign)
-        tag = Markup(f'<path d="{shape}" transform="translate({self.x(t):.1f} {self.y(value):.1f})" fill="{colour}">')
+        place = f"translate({self.x(t):.1f} {self.y(value):.1f})"
+        tag = Markup(f'<path d="{shape}" transform="{place}" fill="{colour}" class="point">')
         self.parts.append(tag + Markup("<title>{}</title></path>").format(title))
 
     def curve(self, values: Sequence[float], sign: int) -> None:

@@ -81,10 +81,8 @@ def caveats(watch: Watch) -> list[str]:
 
 def _unknown(watch: Watch, series: Series) -> str:
     if series.lost:
-        places = listing([f"{plain(group)} at {plain(silo)}" for silo, group in series.lost])
-        return (
-            f"Withheld in the last {watch.history.kind} and shown before: {places}. A large change can be the reason."
-        )
+        places = listing([f"{plain(each.group)} at {plain(each.silo)}" for each in series.lost])
+        return f"Withheld in {series.lost[0].period} and shown before: {places}. A large change can be the reason."
     last = max(t for t, why in enumerate(series.unknown) if why)
     return f"{watch.history.periods[last]}: {series.unknown[last]}."
 
@@ -159,7 +157,7 @@ def _series(series: Series, periods: tuple[str, ...]) -> dict[str, Any]:
         "state": series.state,
         "alarm": told,
         "deviations": dict(zip(periods, series.deviations.tolist(), strict=True)),
-        "lost": [{"silo": silo, "group": group} for silo, group in series.lost],
+        "lost": [each._asdict() for each in series.lost],
         "unknown": {period: why for period, why in zip(periods, series.unknown, strict=True) if why},
     }
 

@@ -82,6 +82,12 @@ class Change(NamedTuple):
         return first if first.holm < LEVEL and same else None
 
 
+class Lost(NamedTuple):
+    silo: str
+    group: str
+    period: str
+
+
 @dataclass(frozen=True, eq=False)
 class Series:
     """A signed gap that is watched."""
@@ -98,9 +104,9 @@ class Series:
     unknown: tuple[str, ...]
     """and why there is none."""
     path: cusum.Path
-    lost: tuple[tuple[str, str], ...]
-    """(silo, group) that the silo mostly showed before and withholds in the last period: a large change can be the
-    reason, so that nothing is known of it."""
+    lost: tuple[Lost, ...]
+    """What silos withhold in the last period and mostly showed before: a large change can be the reason, so that
+    nothing is known of it."""
     state: State
     change: Change | None
 
@@ -355,7 +361,7 @@ def _why_not(history: History, t: int, rows: np.ndarray, side: np.ndarray, label
     return _why(history, t, sides, labelled) or FIRST
 
 
-def _lost(history: History, rows: np.ndarray, labelled: bool) -> tuple[tuple[str, str], ...]:
+def _lost(history: History, rows: np.ndarray, labelled: bool) -> tuple[Lost, ...]:
     """What silos showed in most periods before, and withhold in the last one that counts; rows [period, silo, group]
     are nan where they are withheld."""
     handed = np.zeros(rows.shape[:2], dtype=bool)
@@ -367,7 +373,7 @@ def _lost(history: History, rows: np.ndarray, labelled: bool) -> tuple[tuple[str
     last = int(np.flatnonzero(handed.any(1))[-1])
     before, shown = handed[:last].sum(0)[:, None], (~np.isnan(rows[:last])).sum(0)
     lost = handed[last][:, None] & np.isnan(rows[last]) & (shown > 0) & (2 * shown >= before)
-    return tuple((history.silos[k], history.groups[g]) for k, g in np.argwhere(lost))
+    return tuple(Lost(history.silos[k], history.groups[g], history.periods[last]) for k, g in np.argwhere(lost))
 
 
 def _state(path: cusum.Path, unknown: Sequence[str], lost: bool) -> State:
