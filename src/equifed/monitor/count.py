@@ -73,7 +73,9 @@ def count(
         raise ConfigError("Decisions are classes, but the schema is one of a regression.", key="schema")
     listed = tuple(schema.classes if schema else classes)
     if len(listed) < 2:
-        raise ConfigError("Which decisions are there? Give a schema, or name them: classes, the positive one last.")
+        raise ConfigError(
+            "Which decisions are there? Give a schema, or the classes, the positive one last: --classes A,B."
+        )
     decided = _classes(frame, decision, listed)
     if (decided == UNKNOWN).any():
         row = int(np.argmax(decided == UNKNOWN))
@@ -126,7 +128,9 @@ def _groups(
     """(per row its group, -1 where it is unknown; the groups' names; rows of groups that are too small to be named)."""
     if column is None:
         if schema is None:
-            raise ConfigError("Which groups are there? Give a schema, or name the column that says: group.")
+            raise ConfigError(
+                "Which groups are there? Give a schema, or the column that names the group: --group COLUMN."
+            )
         return schema.group_codes(frame), schema.groups, 0
     if schema is not None:
         return _classes(frame, column, schema.groups), schema.groups, 0

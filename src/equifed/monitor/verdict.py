@@ -15,13 +15,19 @@ from equifed.report.wording import listing, number, p_value, plain, signed
 def sentences(watch: Watch) -> list[str]:
     """What holds, the most important first."""
     found = [_alarm(watch, each) for each in watch.alarms]
+    unknown: dict[str, list[str]] = {}
     for each in watch.series:
         if each.state == "unknown":
-            found.append(f"Unknown: {_title(each)}. {_unknown(watch, each)}")
+            unknown.setdefault(_unknown(watch, each), []).append(_title(each))
+    found += [f"Unknown: {listing(titles, most=3)}. {why}" for why, titles in unknown.items()]
     quiet = [each for each in watch.series if each.state == "quiet"]
     waiting = [each for each in watch.series if each.state == "waiting"]
     if quiet:
-        all_of = "No alarm" if len(quiet) == len(watch.series) else f"No alarm in {listing([_title(e) for e in quiet])}"
+        all_of = (
+            "No alarm"
+            if len(quiet) == len(watch.series)
+            else f"No alarm in {listing([_title(each) for each in quiet], most=3)}"
+        )
         found.append(
             f"{all_of}: nothing has changed by more than chance explains since the reference ({watch.reference})."
         )

@@ -154,7 +154,9 @@ class Watch:
 
     @cached_property
     def alarms(self) -> list[Series]:
-        return [each for each in self.series if each.state == "alarm"]
+        """The largest change first."""
+        found = [(each.change, each) for each in self.series if each.change is not None]
+        return [each for _, each in sorted(found, key=lambda pair: -abs(pair[0].after - pair[0].before))]
 
     @cached_property
     def state(self) -> State:
