@@ -9,6 +9,7 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
+from equifed.cli.monitor import monitor_app
 from equifed.cli.options import (
     MARGIN,
     FailIf,
@@ -42,6 +43,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: list them, look at one, fetch its files.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
+app.add_typer(monitor_app, name="monitor")
 
 RunName = Annotated[
     str,

@@ -1,11 +1,6 @@
 """Evaluation where the test rows are: clients count on their own rows and withhold small counts; the server adds up.
 
-A group with a (label, prediction) cell below the limit has its whole table withheld: the small cell alone would follow
-from the others, because sums over predictions are the same in every round. How many of the group's rows got which
-prediction is disclosed all the same where those two numbers are not small: with the sums of both sides known, a table
-remains open. Where a single group has fewer rows than the limit, the next smallest is withheld with it, because the
-number of all test rows is known. The rows of unknown group count as a group in all this, save that a client without any
-says so.
+What is small is said in `metrics.withholding`.
 
 The histogram of a group's scores is disclosed where its table is, in ranges of bins that both labels have enough rows
 in. Ranges come from halving: one half first, because the table tells how many rows lie on either side of it, then
@@ -32,6 +27,7 @@ from equifed.flower.masks import layout
 from equifed.flower.records import EVALUATION, BadMessage, unpack
 from equifed.metrics.calibration import BINS, EDGES
 from equifed.metrics.scored import Scored
+from equifed.metrics.withholding import small_groups
 from equifed.protocol import Record, Task
 from equifed.task import LEAST_PROBABILITY
 
@@ -51,15 +47,7 @@ def withheld(scored: Scored, min_count: int) -> ArrayRecord:
     in its place in the sums that belong to it."""
     counts = np.concatenate([scored.counts[0], scored.unknown]).astype(np.int64)
     predicted = counts.sum(-2)
-    small = np.any(counts < min_count, axis=(-2, -1))  # [G + 1]
-    hidden = (predicted < min_count).any(-1)
-    # one group of few rows would follow from the others and the number of all test rows
-    rows = predicted.sum(-1)
-    few = (rows > 0) & (rows < min_count)
-    if few.sum() == 1 and (rows >= max(min_count, 1)).any():
-        next_smallest = np.where(rows >= min_count, rows, rows.max() + 1).argmin()
-        small[next_smallest] = hidden[next_smallest] = True
-    small[-1] &= rows[-1] > 0
+    small, hidden = small_groups(counts, min_count)  # [G + 1]
     counts[small], predicted[hidden] = WITHHELD, WITHHELD
     loss = np.where(small[:, None], 0.0, np.concatenate([scored.loss[0], scored.unknown_loss]))
     # of a regression

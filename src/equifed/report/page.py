@@ -80,7 +80,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     data = page_data(comparison)
     verdict = verdict_of(comparison)
     return (
-        _templates()
+        templates()
         .get_template("page.html.j2")
         .render(
             title=title or _title(results),
@@ -110,8 +110,8 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             multiclass=any(len(result.info.get("classes", ())) > 2 for result in results),
             named=WORST_CLIENTS,
             json=embedded(data),
-            style=_asset("page.css"),
-            script=_asset("page.js"),
+            style=asset("page.css"),
+            script=asset("page.js"),
             plotly=_plotly(),
         )
     )
@@ -120,7 +120,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
 def summary_html(result: Result) -> str:
     """A result where a notebook shows it: the verdict and the table, without script or style sheet."""
     comparison = Comparison.of([result])
-    template = _templates().get_template("summary.html.j2")
+    template = templates().get_template("summary.html.j2")
     return template.render(
         title=_title([result]),
         verdict=verdict_of(comparison),
@@ -130,16 +130,17 @@ def summary_html(result: Result) -> str:
 
 
 @cache
-def _templates() -> Environment:
-    templates = Environment(
-        loader=PackageLoader("equifed.report"),
+def templates(package: str = "equifed.report") -> Environment:
+    """Those of a package's pages."""
+    environment = Environment(
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.globals |= {name: getattr(wording, name) for name in ("number", "size", "signed", "p_value")}
-    return templates
+    environment.globals |= {name: getattr(wording, name) for name in ("number", "size", "signed", "p_value")}
+    return environment
 
 
 def embedded(data: Any) -> Markup:
@@ -151,7 +152,8 @@ def embedded(data: Any) -> Markup:
 
 
 @cache
-def _asset(name: str) -> Markup:
+def asset(name: str) -> Markup:
+    """A file of this package, as it stands in a page."""
     return Markup(resources.files("equifed.report").joinpath(name).read_text(encoding="utf-8"))
 
 

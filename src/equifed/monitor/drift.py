@@ -1,0 +1,116 @@
+"""Drift of inputs: whether the rows of a silo's last period fall into the schema's bins as they did before.
+
+Two measures, because each alone misleads: the population stability index says how large a drift is and is large by
+chance where rows are few; the chi-square test of homogeneity says whether it can be chance and finds the smallest drift
+where rows are many. A drift is one that is both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from equifed.metrics.seeds import LEVEL, holm
+from equifed.monitor.history import History
+
+NOTICEABLE, LARGE = 0.1, 0.25
+"""Of the population stability index, as banks read it."""
+LEAST_EXPECTED = 5
+"""Rows that a cell must be expected to have for the chi-square test; smaller ones are taken together."""
+
+
+class Drift(NamedTuple):
+    """Of one input at one silo."""
+
+    silo: str
+    column: str
+    period: str
+    stability: float
+    """The population stability index; nan where nothing can be said."""
+    p: float
+    """Of the chi-square test, as it is,"""
+    holm: float
+    """and corrected for all columns and silos."""
+    bin: str
+    """The bin whose share changed most."""
+    before: float
+    after: float
+    """Its share."""
+
+    @property
+    def size(self) -> str:
+        """What can be said, in a word or two."""
+        if np.isnan(self.stability):
+            return "unknown"
+        if not (self.holm < LEVEL and self.stability >= NOTICEABLE):
+            return "none shown"
+        return "large" if self.stability >= LARGE else "noticeable"
+
+    @property
+    def shown(self) -> bool:
+        return self.size in ("large", "noticeable")
+
+
+def drifts(history: History, reference: list[int]) -> list[Drift]:
+    """Of every input at every silo: its last period against its reference periods, or against its first one where it
+    has none of them."""
+    found = []
+    for k, silo in enumerate(history.silos):
+        handed = sorted(t for t, j in history.counts if j == k and history.counts[t, k].rows is not None)
+        before = [t for t in handed if t in reference] or handed[:1]
+        if not handed or handed[-1] in before:
+            continue
+        last = handed[-1]
+        for column in history.counts[last, k].inputs:
+            past = [history.counts[t, k] for t in before if column in history.counts[t, k].inputs]
+            now = history.counts[last, k]
+            if past:
+                bins = [np.array(each.inputs[column], dtype=float) for each in (*past, now)]
+                rows = [float(each.rows or 0) for each in (*past, now)]
+                found.append(Drift(silo, column, history.periods[last], *_compared(bins, rows, history.bins[column])))
+    corrected = iter(holm([each.p for each in found if not np.isnan(each.p)]))
+    return [each if np.isnan(each.p) else each._replace(holm=next(corrected)) for each in found]
+
+
+def _compared(
+    bins: list[np.ndarray], rows: list[float], names: tuple[str, ...]
+) -> tuple[float, float, float, str, float, float]:
+    """(index, p, p, bin, before, after) of the last bins against all before; bins that somebody withheld are one."""
+    shown = ~np.isnan(np.stack(bins)).any(0)
+    table = np.stack([sum(bins[:-1])[shown], bins[-1][shown]])  # type: ignore[index]
+    rest = np.array([sum(rows[:-1]), rows[-1]]) - table.sum(1)
+    index, p = stability_index(*table, *rest), homogeneity(np.column_stack([table, rest]))
+    if np.isnan(p):
+        return np.nan, np.nan, np.nan, "", np.nan, np.nan
+    shares = np.column_stack([table, rest]) / (table.sum(1) + rest)[:, None]
+    most = int(np.abs(shares[1] - shares[0]).argmax())
+    listed = [*(name for name, known in zip(names, shown, strict=True) if known), "all withheld bins together"]
+    return index, p, p, listed[most], float(shares[0, most]), float(shares[1, most])
+
+
+def stability_index(before: np.ndarray, after: np.ndarray, rest_before: float = 0.0, rest_after: float = 0.0) -> float:
+    """The sum over bins of (q - p) log(q / p) of the shares before (p) and after (q), half a row added to each."""
+    counts = np.stack([np.append(before, rest_before), np.append(after, rest_after)])
+    counts = counts[:, counts.sum(0) > 0] + 0.5
+    p, q = counts / counts.sum(1, keepdims=True)
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def homogeneity(table: np.ndarray) -> float:
+    """The p-value of the chi-square test that both lines [2, n] are samples of the same; nan where nothing is left to
+    compare."""
+    from scipy.special import chdtrc
+
+    table = table[:, table.sum(0) > 0]
+    whole = table.sum()
+    if not whole or not table.sum(1).all():
+        return float("nan")
+    expected = np.outer(table.sum(1), table.sum(0)) / whole
+    few = (expected < LEAST_EXPECTED).any(0)
+    if few.any():
+        table = np.column_stack([table[:, ~few], table[:, few].sum(1)])
+        expected = np.outer(table.sum(1), table.sum(0)) / whole
+    if table.shape[1] < 2:
+        return float("nan")
+    return float(chdtrc(table.shape[1] - 1, ((table - expected) ** 2 / expected).sum()))
