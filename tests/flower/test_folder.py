@@ -74,7 +74,7 @@ def test_the_app_is_what_flower_takes_and_holds_no_secret_and_no_row(trial):
     assert b"CERTIFICATE" not in shipped
     assert str(trial.path.parent).encode() not in shipped  # nor where anything lies on the server's machine
     beside = {path.name for path in trial.path.iterdir()}
-    assert beside == {"README.md", "app", "certificates", "data", "flwr", "keys"}
+    assert beside == {"README.md", "app", "certificates", "data", "deploy", "flwr", "keys"}
 
 
 def test_flower_finds_nothing_to_complain_about_in_the_app(federation):
@@ -241,6 +241,32 @@ def test_a_table_gives_the_schema_and_none_of_its_rows(tmp_path):
     assert not [name for name in (tmp_path).iterdir() if name.name.startswith(".")]
 
 
+def test_init_tells_programs_what_was_made(tmp_path, schema):
+    (tmp_path / "agreed.json").write_text(schema.to_json())
+    folder = tmp_path / "with space"
+    done = invoke("init", folder, "--silos", "north,south", "--schema", tmp_path / "agreed.json", "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["folder"] == str(folder)
+    assert set(said["files"]) == {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert {"keys/north", "app/schema.json", "deploy/silos/south/node.sh", "README.md"} <= set(said["files"])
+    assert list(said["silos"]) == ["north", "south"]
+    for silo, own in said["silos"].items():
+        assert Path(own["public_key"]).is_file()
+        assert Path(own["service"]).name == f"equifed-{silo}.service"
+        assert Path(own["service"]).is_file()
+        assert Path(own["rows"]) == folder / "data" / f"{silo}.parquet"
+        assert shlex.split(own["bundle"]) == ["equifed", "flower", "bundle", str(folder), silo]
+    commands = said["commands"]
+    assert shlex.split(commands["superlink"]) == ["sh", str(folder / "deploy" / "server" / "superlink.sh")]
+    assert shlex.split(commands["run_local"]) == ["equifed", "flower", "run", str(folder), "--local"]
+    guide = (folder / "README.md").read_text()
+    for command in commands["register"]:
+        home, _, register = command.partition(" flwr ")
+        assert f"export {home}\n" in guide  # the README says the same, in two lines
+        assert f"\nflwr {register}\n" in guide
+
+
 def test_the_schema_crosses_several_columns_and_holds_no_counts(tmp_path):
     frame = table()
     frame.to_csv(tmp_path / "own.csv", index=False)
@@ -403,7 +429,22 @@ def test_a_run_needs_a_superlink(federation):
     done = invoke("run", federation.path)
     assert done.exit_code == 4
     assert f"No SuperLink answers at 127.0.0.1:{port}. Start it here, as" in done.stderr
-    assert "demo" not in done.stderr  # the silos' files are not here
+    assert "--local" not in done.stderr  # the silos' files are not here
+    for silo in federation.silos():
+        federation.data(silo).touch()
+    done = invoke("run", federation.path)
+    assert f"or have everything started on this machine: equifed flower run {federation.path} --local" in done.stderr
+
+
+def test_all_programs_here_need_all_rows_and_keys_here(federation):
+    for silo in federation.silos():
+        federation.data(silo).touch()
+    federation.key("south").unlink()  # as the README asks for
+    for command in (["run", federation.path, "--local"], ["demo", "--folder", federation.path]):
+        done = invoke(*command)
+        assert done.exit_code == 2
+        assert f"lacks: {federation.key('south')} (key of south). Put them there, or start each silo" in done.stderr
+    assert not federation.runs.exists()
 
 
 def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
@@ -414,7 +455,9 @@ def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
     assert "is not empty; nothing is overwritten" in done.stderr
     done = invoke("demo", "--folder", federation.path)
     assert done.exit_code == 2
-    assert "has no data for north, south" in done.stderr
+    assert (
+        f"lacks: {federation.data('north')} (rows of north); {federation.data('south')} (rows of south)" in done.stderr
+    )
     done = invoke("demo", "--folder", federation.path, "--method", "kffl")
     assert done.exit_code == 2
     assert "already a federation, with fedavg-gr" in done.stderr

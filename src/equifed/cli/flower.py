@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli.console import near, say, show
+from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import command
 
 flower_app = typer.Typer(
@@ -28,6 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 Secure = Annotated[
     bool, typer.Option("--secure", help="Sum replies so that nobody sees a single one; needs three silos or more.")
 ]
+Local = Annotated[bool, typer.Option("--local", help="Start server and silos on this machine for it, as `demo` does.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds of training. (default: 5)")]
 
 
@@ -75,20 +76,53 @@ def init(
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
     secure: Secure = False,
+    json: Json = False,
 ) -> None:
     """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
 
     With --table or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to the silos.
     """
-    from equifed.cli.flower_runs import make, needed, schema_of_options
+    from equifed.cli.flower_runs import described, make, needed, schema_of_options
 
     given = schema_of_options(table, label, sensitive, min_group, positive, meaning, schema)
     options = {"method": method, "rounds": rounds, "address": address, "port": port, "schema": given, "secure": secure}
     made = make(folder, silos=silos, **options)
-    show(near(made.path / "README.md"))
-    say("The file above has every command, for the server and for each silo.")
+    if json:
+        print_json(described(made))
+    else:
+        show(near(made.readme))
+        say("The file above has every command, for the server and for each silo.")
     if secure:
         say(needed(len(made.silos())))
+
+
+@command(flower_app)
+def bundle(
+    folder: Existing,
+    silo: Annotated[str, typer.Argument(metavar="NAME", help="Which silo.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The archive to write. (default: NAME.tar.gz)")
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Leave the silo's private key out: it has made its own.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Pack what one silo needs into one archive: certificate, key, commands, service, container files, configuration.
+
+    Nothing of another silo is in it, nothing of the server's own, and no path of this machine.
+    """
+    from equifed.cli.flower_runs import pack
+
+    packed = pack(folder, silo, out, not no_key)
+    if json:
+        print_json({"bundle": packed.path, "silo": silo, "files": packed.files, "key": packed.key})
+        return
+    show(near(packed.path))
+    if packed.key:
+        say(f"It holds the private key of {silo}: send it by a way that nobody else can read, then remove both here.")
+    else:
+        say(f"Without a private key: {silo} makes its own and sends {silo}.pub. The bundle's README.md says how.")
 
 
 @command(flower_app)
@@ -147,14 +181,15 @@ def demo(
 
 
 @command(flower_app)
-def run(folder: Existing, json: Json = False) -> None:
+def run(folder: Existing, local: Local = False, json: Json = False) -> None:
     """Start a run on the federation's SuperLink and follow it to the report.
 
-    On the server's machine, with the SuperLink running as the folder's README says.
+    On the server's machine, with the SuperLink running as the folder's README says. With --local everything is started
+    here, for which every silo's rows and key have to be here, and stopped at the end, or by Ctrl-C.
     """
     from equifed.cli.flower_runs import run as start
 
-    start(folder, json)
+    start(folder, local, json)
 
 
 @command(flower_app)
@@ -164,9 +199,7 @@ def resume(
         str | None,
         typer.Argument(metavar="[RUN]", help="Which run. (default: the latest that has not finished)"),
     ] = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="Start server and silos on this machine for it, as `demo` does.")
-    ] = False,
+    local: Local = False,
     json: Json = False,
 ) -> None:
     """Let a run that was interrupted, or that failed, go on after its last completed round."""

@@ -21,7 +21,8 @@ from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
 from equifed.federation.tables import read_schema, read_table
 from equifed.flower.agreement import Setting, reason_file
-from equifed.flower.deployment.folder import Folder, create
+from equifed.flower.deployment.bundle import Bundle, write_bundle
+from equifed.flower.deployment.folder import NAME, Folder, create, service_of
 from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.processes import ending_on_signals
 from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
@@ -79,6 +80,41 @@ def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
     return create(path, **{name: value for name, value in options.items() if value is not None})
 
 
+def described(folder: Folder) -> dict[str, Any]:
+    """The folder for a program that goes on from here: what was made, and the commands to give."""
+    path, silos = shlex.quote(str(folder.path)), folder.silos()
+    return {
+        "folder": folder.path,
+        "readme": folder.readme,
+        "files": sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file()),
+        "silos": {
+            silo: {
+                "bundle": f"equifed flower bundle {path} {silo}",
+                "public_key": folder.public_key(silo),
+                "rows": folder.data(silo),
+                "service": folder.for_silo(silo) / service_of(silo),
+            }
+            for silo in silos
+        },
+        "commands": {
+            "superlink": f"sh {shlex.quote(str(folder.superlink_script))}",
+            "register": [
+                f"FLWR_HOME={shlex.quote(str(folder.home))} flwr supernode register "
+                f"{shlex.quote(str(folder.public_key(silo)))} {NAME}"
+                for silo in silos
+            ],
+            "run": f"equifed flower run {path}",
+            "run_local": f"equifed flower run {path} --local",
+            "resume": f"equifed flower resume {path}",
+        },
+    }
+
+
+def pack(path: Path, silo: str, out: Path | None, key: bool) -> Bundle:
+    """The silo's bundle; by default named after it, in the current folder."""
+    return write_bundle(Folder.of(path), silo, out or Path(f"{silo}.tar.gz"), key=key)
+
+
 def needed(silos: int) -> str:
     """How many silos of a federation with secure sums must answer."""
     from equifed.secure import threshold
@@ -103,19 +139,34 @@ def write_roster(output: Path, keys: Sequence[Path]) -> list[tuple[str, str]]:
 def demonstrate(path: Path, method: str | None, rounds: int | None, secure: bool = False, json: bool = False) -> None:
     require_flower()
     folder = _demo_folder(path, method, rounds, secure)
-    _carry_out(LocalFederation(folder), _new_run(folder), json)
+    _carry_out(_programs(folder, local=True), _new_run(folder), json)
 
 
-def run(path: Path, json: bool = False) -> None:
+def run(path: Path, local: bool = False, json: bool = False) -> None:
     folder = Folder.of(path)
-    _carry_out(SubmittedRun(folder), _new_run(folder), json)
+    _carry_out(_programs(folder, local), _new_run(folder), json)
 
 
 def resume(path: Path, reference: str | None, local: bool, json: bool = False) -> None:
     folder = Folder.of(path)
     unfinished = _unfinished(folder, reference)
     if unfinished is not None:
-        _carry_out(LocalFederation(folder) if local else SubmittedRun(folder), unfinished.id, json)
+        _carry_out(_programs(folder, local), unfinished.id, json)
+
+
+def _programs(folder: Folder, local: bool) -> SubmittedRun:
+    """What carries out a run: everything on this machine, where everything that the silos have is here too, or the
+    SuperLink that the folder names."""
+    if not local:
+        return SubmittedRun(folder)
+    lacking = folder.lacking()
+    if lacking:
+        files = "; ".join(f"{near(file)} ({what})" for file, what in lacking.items())
+        raise ConfigError(
+            f"All programs on this machine need every silo's rows and key here; {near(folder.path)} lacks: {files}. "
+            "Put them there, or start each silo on its own machine, as its README.md says."
+        )
+    return LocalFederation(folder)
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------
@@ -141,12 +192,6 @@ def _demo_folder(path: Path, method: str | None, rounds: int | None, secure: boo
             raise ConfigError(
                 f"{what}: {near(folder.path)} is already a federation{with_what}. Name another folder with --folder."
             )
-    missing = [silo for silo in folder.silos() if not folder.data(silo).is_file()]
-    if missing:
-        raise ConfigError(
-            f"{near(folder.path)} has no data for {', '.join(missing)}, so it is not a demo's folder. "
-            "Name another with --folder."
-        )
     return folder
 
 
@@ -219,8 +264,8 @@ def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
 def _require_superlink(folder: Folder, run: str) -> None:
     host, port = folder.superlink()
     if not listens(host, port):
-        text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says"
-        if all(folder.data(silo).is_file() for silo in folder.silos()):
+        text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.readme)} says"
+        if not folder.lacking():
             text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
         raise RunError(text)
 
@@ -228,7 +273,7 @@ def _require_superlink(folder: Folder, run: str) -> None:
 def _local(folder: Folder, run: str) -> str:
     """The command that goes on with the run on this machine, or where it has not begun starts another."""
     begun = (folder.runs / run / "status.json").exists()  # secure sums have a folder before that
-    return f"resume {_typed(folder.path)} --local" if begun else f"demo --folder {_typed(folder.path)}"
+    return f"resume {_typed(folder.path)} --local" if begun else f"run {_typed(folder.path)} --local"
 
 
 # -- following ---------------------------------------------------------------------------------------------------------
