@@ -67,7 +67,7 @@ def test_commands_of_a_federation(folder: Path) -> None:
         else:
             described = output(["flower", name, "--help"])
             assert all(word in described for word in rest if word.startswith("--")), command
-    assert seen == ["demo", "init", "run", "resume"]
+    assert seen == ["demo", "init", "bundle", "run", "resume"]
 
 
 def test_make_targets_exist() -> None:
