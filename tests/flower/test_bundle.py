@@ -22,6 +22,7 @@ from equifed.flower.agreement import Setting
 from equifed.flower.deployment.bundle import write_bundle
 from equifed.flower.deployment.credentials import write_key_pair
 from equifed.flower.deployment.folder import Folder, create, node_config
+from flower.archives import everything, unpack
 from flower.test_folder import table
 
 SILOS = ["north", "south", "west"]
@@ -40,20 +41,6 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path, schema: Schema) -
 
 def invoke(*args: object):
     return CliRunner().invoke(app, ["flower", *map(str, args)], env={"COLUMNS": "160", "NO_COLOR": "1"})
-
-
-def unpack(archive: Path, where: Path) -> Path:
-    """As `tar -xzf` does; the silo's folder."""
-    where.mkdir()
-    with tarfile.open(archive) as packed:
-        packed.extractall(where, filter="tar")
-    (folder,) = where.iterdir()
-    return folder
-
-
-def everything(archive: Path) -> dict[str, bytes]:
-    with tarfile.open(archive) as packed:
-        return {entry.name: packed.extractfile(entry).read() if entry.isfile() else b"" for entry in packed}
 
 
 def secrets_of(folder: Folder) -> dict[str, bytes]:

@@ -28,7 +28,7 @@ from equifed.flower.deployment.folder import NAME, QUIET, Folder, create
 from equifed.flower.deployment.processes import Processes
 from equifed.flower.deployment.programs import LocalFederation, free_ports
 from equifed.store import RunFolder
-from flower.test_bundle import unpack
+from flower.archives import unpack
 from flower.test_inprocess import assert_measured_the_same
 
 pytestmark = [

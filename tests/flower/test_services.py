@@ -18,7 +18,7 @@ import yaml
 from equifed.data import Schema
 from equifed.flower.deployment.bundle import write_bundle
 from equifed.flower.deployment.folder import Folder, create
-from flower.test_bundle import unpack
+from flower.archives import unpack
 from flower.test_folder import table
 
 ANALYZE, DOCKER = shutil.which("systemd-analyze"), shutil.which("docker")

@@ -47,10 +47,19 @@ def init(
     ] = None,
     port: Annotated[int | None, typer.Option(metavar="N", help="The server's port. (default: 8000)")] = None,
     table: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="A CSV or Parquet file with the same columns as the silos' files; only its schema is kept.",
+            help="A CSV or Parquet file with the columns of the silos' files; only its schema is kept. May be "
+            "repeated: then the schema is the one that silos with these files agree on.",
+        ),
+    ] = None,
+    summary: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of a table: a silo's summary of its own file, by `equifed data summarise`. Repeat it for "
+            "each.",
         ),
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: the column to predict.")] = None,
@@ -61,16 +70,49 @@ def init(
             help="With --table: the columns whose groups are to be treated fairly; of several, their intersections.",
         ),
     ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="With --table: the input columns. (default: all that look like inputs)"),
+    ] = None,
+    drop: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="With --table: columns that are no inputs.")
+    ] = None,
+    date: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=PARTS",
+            help="With --table: a column of dates that is an input, and as which parts: admitted=year,month. May be "
+            "repeated.",
+        ),
+    ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="With --table or --summary: what is done about missing values: impute, median, mean, category, drop "
+            "or refuse. (default: impute)",
+        ),
+    ] = None,
+    min_count: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="With --table: what fewer rows than this have in common is not written into the schema. (default: 10)",
+        ),
+    ] = None,
     min_group: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="With --table: merge groups with fewer rows than this in it."),
-    ] = 0,
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="With --table or --summary: merge groups with fewer rows than this. (default: 0)"
+        ),
+    ] = None,
     positive: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="With --table: the label that is the good outcome.")
+        str | None, typer.Option(metavar="VALUE", help="With --table or --summary: the label that is the good outcome.")
     ] = None,
     meaning: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="With --table: what that label says of a row, for the report."),
+        typer.Option(metavar="TEXT", help="With --table or --summary: what that label says of a row, for the report."),
     ] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
@@ -80,11 +122,24 @@ def init(
 ) -> None:
     """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
 
-    With --table or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to the silos.
+    With --table, --summary or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to
+    the silos.
     """
-    from equifed.cli.flower_runs import described, make, needed, schema_of_options
+    from equifed.cli.flower_runs import described, left_out, make, needed, schema_of_options
 
-    given = schema_of_options(table, label, sensitive, min_group, positive, meaning, schema)
+    columns = {
+        "label": label,
+        "sensitive": sensitive,
+        "features": features,
+        "drop": drop,
+        "date": date,
+        "missing": missing,
+        "min_count": min_count,
+        "min_group": min_group,
+        "positive": positive,
+        "meaning": meaning,
+    }
+    given = schema_of_options(table, summary, schema, **columns)
     options = {"method": method, "rounds": rounds, "address": address, "port": port, "schema": given, "secure": secure}
     made = make(folder, silos=silos, **options)
     if json:
@@ -92,6 +147,10 @@ def init(
     else:
         show(near(made.readme))
         say("The file above has every command, for the server and for each silo.")
+    if (table or summary) and given is not None:
+        say(f"Inputs: {', '.join(dict.fromkeys(column.name for column in given.columns))}.")
+        for line in left_out(given):
+            say(f"Left out: {line}")
     if secure:
         say(needed(len(made.silos())))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from equifed.cli.options import Output, split_names
 from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
-from equifed.data import Schema
-from equifed.errors import ConfigError, RunError
-from equifed.federation.tables import read_schema, read_table
+from equifed.data import Schema, Summary, agree
+from equifed.errors import ConfigError, DataError, RunError, blaming
+from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_table
+from equifed.files import read_regular
 from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment.bundle import Bundle, write_bundle
 from equifed.flower.deployment.folder import NAME, Folder, create, service_of
@@ -29,48 +30,85 @@ from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, li
 from equifed.notes import Note
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
+from equifed.words import quoted
 
 PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
 CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
+LISTS = frozenset(("sensitive", "features", "drop"))
+"""Options of `init` that list columns."""
+MOST_SUMMARY = 2**24
+"""Bytes of a silo's summary."""
 
 
 def schema_of_options(
-    table: Path | None,
-    label: str | None,
-    sensitive: str | None,
-    min_group: int,
-    positive: str | None,
-    meaning: str | None,
-    schema: Path | None,
+    tables: Sequence[Path] | None, summaries: Sequence[Path] | None, schema: Path | None, **columns: Any
 ) -> Schema | None:
-    """The schema that the options of `init` give, if they give one."""
-    columns = {
-        "--label": label,
-        "--sensitive": sensitive,
-        "--min-group": min_group or None,
-        "--positive": positive,
-        "--meaning": meaning,
-    }
-    given = [option for option, value in columns.items() if value is not None]
-    if table is None:
-        if given:
-            raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
-        return None if schema is None else read_schema(schema)
-    if schema is not None:
-        raise ConfigError("--table and --schema both say what the columns are. Give one of them.")
-    if label is None or sensitive is None:
+    """The schema that the options of `init` give, if they give one. columns: the options that say how columns are read,
+    by the names of their arguments; None where they were not given."""
+    sources = [
+        option for option, given in (("--table", tables), ("--summary", summaries), ("--schema", schema)) if given
+    ]
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(sources)} both say what the columns are. Give one of them.")
+    columns = {name: value for name, value in columns.items() if value is not None}
+    if tables:
+        return _schema_of_tables(tables, columns)
+    if summaries:
+        if asked := _options(columns.keys() - AGREED):
+            raise ConfigError(
+                f"{asked}: the summaries say that already. `equifed data summarise` takes it, at each silo."
+            )
+        return agree([_read_summary(path) for path in summaries], **columns)
+    if columns:
+        raise ConfigError(f"{_options(columns)}: of which table? Name it with --table FILE.")
+    return None if schema is None else read_schema(schema)
+
+
+def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema:
+    """As the silos of these files would agree on it: of one, what its rows have in common."""
+    if not {"label", "sensitive"} <= columns.keys():
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
-    frame = read_table(table)
-    groups = split_names(sensitive, "--sensitive")
-    for option, column in (("--label", label), *(("--sensitive", column) for column in groups)):
-        if column not in frame.columns:
-            known = ", ".join(map(str, frame.columns))
-            raise ConfigError(f"{option} {column!r}: {table} has no such column. It has: {known}.")
-    return Schema.infer(
-        frame, label=label, sensitive=groups, min_group=min_group, positive=positive, meaning=meaning or ""
-    )
+    for name in LISTS & columns.keys():
+        columns[name] = split_names(columns[name], f"--{name}")
+    if "date" in columns:
+        columns["dates"] = _dates(columns.pop("date"))
+    # by their names alone: the schema may say which of them lacks a column, and no path of this machine
+    frames = {path.name: read_table(path) for path in named_paths(tables).values()}
+    schema = infer_schema(frames, **columns)
+    check_inputs(schema)
+    return schema
+
+
+def _dates(given: Sequence[str]) -> dict[str, list[str]]:
+    """What --date says: columns, and the parts of their dates."""
+    dates = {}
+    for text in given:
+        column, _, parts = text.rpartition("=")
+        if not column or not parts:
+            raise ConfigError(
+                f"--date {quoted(text)} is not of the form COLUMN=PARTS, e.g. --date admitted=year,month."
+            )
+        dates[column] = split_names(parts, "--date")
+    return dates
+
+
+def _read_summary(path: Path) -> Summary:
+    with blaming(file=near(path)):
+        try:
+            return Summary.from_json(read_regular(path, MOST_SUMMARY))
+        except OSError as error:
+            raise DataError(f"The summary cannot be read: {error.strerror}.") from None
+
+
+def _options(names: Iterable[str]) -> str:
+    return ", ".join(sorted(f"--{name.replace('_', '-')}" for name in names))
+
+
+def left_out(schema: Schema) -> list[str]:
+    """A line for each column that is no input, with the reason."""
+    return [f"{each.column}: {each.reason}" for each in schema.left_out]
 
 
 def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
@@ -83,6 +121,7 @@ def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
 def described(folder: Folder) -> dict[str, Any]:
     """The folder for a program that goes on from here: what was made, and the commands to give."""
     path, silos = shlex.quote(str(folder.path)), folder.silos()
+    schema = Setting.load(folder.federation).schema
     return {
         "folder": folder.path,
         "readme": folder.readme,
@@ -96,6 +135,8 @@ def described(folder: Folder) -> dict[str, Any]:
             }
             for silo in silos
         },
+        "inputs": list(schema.input_names),
+        "left_out": {each.column: each.reason for each in schema.left_out},
         "commands": {
             "superlink": f"sh {shlex.quote(str(folder.superlink_script))}",
             "register": [

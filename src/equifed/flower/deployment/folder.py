@@ -189,6 +189,7 @@ def create(
         words = {
             "folder": Folder(target),
             "silos": silos,
+            "schema": schema,
             "method": method,
             "rounds": rounds,
             "local": Local().for_task(schema.task),
