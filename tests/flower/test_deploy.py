@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,10 +23,12 @@ import pytest
 from equifed.config import build, load_config
 from equifed.data import Schema
 from equifed.errors import RunError
-from equifed.flower.deployment.folder import Folder, create
+from equifed.flower.deployment.bundle import write_bundle
+from equifed.flower.deployment.folder import NAME, QUIET, Folder, create
 from equifed.flower.deployment.processes import Processes
 from equifed.flower.deployment.programs import LocalFederation, free_ports
 from equifed.store import RunFolder
+from flower.archives import unpack
 from flower.test_inprocess import assert_measured_the_same
 
 pytestmark = [
@@ -64,7 +67,7 @@ def make(path: Path, address: str = "127.0.0.1", rounds: int = 3) -> Folder:
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"age": rng.integers(20, 90, 200), "sex": rng.choice(["f", "m"], 200)})
     rows["cured"] = np.where(rows["age"] + 20 * (rows["sex"] == "m") + rng.normal(0, 20, 200) > 60, "no", "yes")
-    schema = Schema.infer(rows, label="cured", sensitive="sex", positive="yes")
+    schema = Schema.infer(rows, label="cured", sensitive="sex", positive="yes", meaning="the patient is cured")
     (port,) = free_ports(1)
     made = create(path, silos=SILOS, method="lco", rounds=rounds, schema=schema, address=address, port=port)
     made.federation.write_text(made.federation.read_text().replace("min-count = 10", "min-count = 0"))
@@ -193,6 +196,49 @@ def test_ctrl_c_stops_everything_and_resume_finishes_the_run(long, command):
     page = folder.runs / run / "report.html"
     assert f"Report: {page}" in said
     assert "<html" in page.read_text()
+
+
+def test_one_command_carries_out_a_run_of_ones_own_federation(folder, command):
+    process = command("run", str(folder.path), "--local", "--json")
+    out, said = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, said
+    assert left_behind(folder.path) == []
+    run = json.loads(out)["run"]
+    assert status(folder, run) == "finished"
+    assert "Round 3 of 3" in said
+    assert f"Report: {folder.runs / run / 'report.html'}" in said
+    assert_as_simulated(folder, run)
+
+
+def test_bundles_and_the_servers_script_make_a_federation(folder, command, tmp_path):
+    """As on machines of their own: each node has its bundle, its file, and nothing of the folder."""
+    own = {}
+    for silo in SILOS:
+        write_bundle(folder, silo, tmp_path / f"{silo}.tar.gz")
+        own[silo] = unpack(tmp_path / f"{silo}.tar.gz", tmp_path / f"at-{silo}")
+        folder.data(silo).rename(own[silo] / "data" / f"{silo}.parquet")
+        folder.key(silo).unlink()
+    env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with Processes(folder.logs) as programs:
+        programs.start("superlink", ["sh", folder.superlink_script], env, tmp_path)
+        wait_for(lambda: "running on" in log(folder, "superlink"), lambda: programs.tail("superlink"))
+        for silo in SILOS:
+            register = [Path(sys.executable).parent / "flwr", "supernode", "register", folder.public_key(silo), NAME]
+            programs.start("register", register, env | QUIET | {"FLWR_HOME": str(folder.home)}, tmp_path)
+            assert programs.wait("register", WAIT) == 0, programs.tail("register")
+            script = own[silo] / "node.sh"
+            script.write_text(re.sub(r"--port \d+ ", f"--port {free_ports(1)[0]} ", script.read_text()))
+            programs.start(silo, ["sh", script], env, tmp_path)
+        process = command("run", str(folder.path), "--json")
+        out, said = process.communicate(timeout=WAIT)
+        assert process.returncode == 0, said
+    assert left_behind(tmp_path) == []
+    run = json.loads(out)["run"]
+    assert rounds(folder, run) == [f"Round {number} of 3: 2 of 2 replied" for number in (1, 2, 3)]
+    for silo in SILOS:
+        assert list((own[silo] / "state" / "memory").iterdir())  # the method remembers something
+        (own[silo] / "data" / f"{silo}.parquet").rename(folder.data(silo))
+    assert_as_simulated(folder, run)
 
 
 def test_what_a_killed_command_leaves_is_cleared_away_by_the_next(folder, command):

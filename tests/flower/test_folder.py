@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 
 from equifed.cli.app import app
 from equifed.config import load_config, load_federations
-from equifed.data import Schema
+from equifed.data import Schema, summarise
 from equifed.errors import ConfigError
 from equifed.flower.deployment import credentials, installed
+from equifed.flower.deployment.bundle import write_bundle
 from equifed.flower.deployment.folder import Folder, create, node_config
 from equifed.flower.deployment.programs import free_ports
+from flower.archives import everything
 
 
 @pytest.fixture
@@ -52,6 +54,9 @@ def table(n: int = 60) -> pd.DataFrame:
     )
 
 
+OWN = ["--table", "own.csv", "--label", "cured", "--sensitive", "sex"]
+
+
 def invoke(*args: object):
     return CliRunner().invoke(app, ["flower", *map(str, args)], env={"COLUMNS": "160", "NO_COLOR": "1"})
 
@@ -74,7 +79,7 @@ def test_the_app_is_what_flower_takes_and_holds_no_secret_and_no_row(trial):
     assert b"CERTIFICATE" not in shipped
     assert str(trial.path.parent).encode() not in shipped  # nor where anything lies on the server's machine
     beside = {path.name for path in trial.path.iterdir()}
-    assert beside == {"README.md", "app", "certificates", "data", "flwr", "keys"}
+    assert beside == {"README.md", "app", "certificates", "data", "deploy", "flwr", "keys"}
 
 
 def test_flower_finds_nothing_to_complain_about_in_the_app(federation):
@@ -241,6 +246,32 @@ def test_a_table_gives_the_schema_and_none_of_its_rows(tmp_path):
     assert not [name for name in (tmp_path).iterdir() if name.name.startswith(".")]
 
 
+def test_init_tells_programs_what_was_made(tmp_path, schema):
+    (tmp_path / "agreed.json").write_text(schema.to_json())
+    folder = tmp_path / "with space"
+    done = invoke("init", folder, "--silos", "north,south", "--schema", tmp_path / "agreed.json", "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["folder"] == str(folder)
+    assert set(said["files"]) == {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert {"keys/north", "app/schema.json", "deploy/silos/south/node.sh", "README.md"} <= set(said["files"])
+    assert list(said["silos"]) == ["north", "south"]
+    for silo, own in said["silos"].items():
+        assert Path(own["public_key"]).is_file()
+        assert Path(own["service"]).name == f"equifed-{silo}.service"
+        assert Path(own["service"]).is_file()
+        assert Path(own["rows"]) == folder / "data" / f"{silo}.parquet"
+        assert shlex.split(own["bundle"]) == ["equifed", "flower", "bundle", str(folder), silo]
+    commands = said["commands"]
+    assert shlex.split(commands["superlink"]) == ["sh", str(folder / "deploy" / "server" / "superlink.sh")]
+    assert shlex.split(commands["run_local"]) == ["equifed", "flower", "run", str(folder), "--local"]
+    guide = (folder / "README.md").read_text()
+    for command in commands["register"]:
+        home, _, register = command.partition(" flwr ")
+        assert f"export {home}\n" in guide  # the README says the same, in two lines
+        assert f"\nflwr {register}\n" in guide
+
+
 def test_the_schema_crosses_several_columns_and_holds_no_counts(tmp_path):
     frame = table()
     frame.to_csv(tmp_path / "own.csv", index=False)
@@ -268,6 +299,104 @@ def test_regression_learns_slowly(tmp_path):
     schema = Schema.infer(table(), label="age", sensitive="sex", task="regression")
     made = create(tmp_path / "fed", method="fedavg", schema=schema)
     assert made.config().run.local.learning_rate == 0.005
+
+
+HOSTILE = {
+    "name": [f"Adelheid Quixworth-{chr(65 + i // 26)}{chr(97 + i % 26)}" for i in range(60)],
+    "record": [f"MRN-{7_340_000 + 13 * i}" for i in range(60)],
+    "admitted": [f"19{47 + i % 50}-0{1 + i % 9}-1{i % 10}" for i in range(60)],
+    "note": [f"came by bus {i}, said that the pear tree of row {i} is ill; see the letter" for i in range(60)],
+    "illness": ["kuru", "kuru", *["cold", "flu"] * 29],
+    "sex": ["intersex-xyzzy", *["f", "m"] * 29, "f"],
+    "weight": [987.65625, 3.015625, *(60.0 + i % 30 for i in range(58))],
+    "cured": ["no", "yes"] * 30,
+}
+"""A table of people, some of whom are easily known again."""
+OF_FEW = {
+    *(str(value) for column in ("name", "record", "admitted", "note") for value in HOSTILE[column]),
+    *("Quixworth", "Adelheid", "Quentin", "MRN", "pear tree", "kuru", "xyzzy", "987.65", "3.0156"),
+}
+"""What only one or two rows have, and parts of it."""
+
+
+def hostile(tmp_path: Path) -> list[Path]:
+    """Two silos' files, of which one has a column more and some values less."""
+    one = pd.DataFrame(HOSTILE)
+    two = one.assign(name=one["name"].str.replace("Adelheid", "Quentin"), ward=["a", "b", "c"] * 20)
+    two.loc[::7, "weight"] = None
+    files = [tmp_path / "north.csv", tmp_path / "south.csv"]
+    for frame, file in zip((one, two), files, strict=True):
+        frame.to_csv(file, index=False)
+    return files
+
+
+def assert_nothing_of_few(content: bytes) -> None:
+    assert [text for text in OF_FEW if text.encode() in content] == []
+
+
+@pytest.mark.parametrize("source", ["table", "tables", "summaries"])
+def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, source):
+    files = hostile(tmp_path)
+    options = ["--label", "cured", "--sensitive", "sex"]
+    if source == "summaries":
+        for file in files:
+            told = summarise(pd.read_csv(file), label="cured", sensitive="sex", name=file.stem)
+            file.with_suffix(".json").write_text(told.to_json())
+            assert_nothing_of_few(file.with_suffix(".json").read_bytes())
+        options = [word for file in files for word in ("--summary", file.with_suffix(".json"))]
+    else:
+        options += [word for file in files[: 1 if source == "table" else 2] for word in ("--table", file)]
+    done = invoke("init", tmp_path / "fed", "--silos", "north,south", *options, "--positive", "yes", "--json")
+    assert done.exit_code == 0, done.output
+    made, said = Folder.of(tmp_path / "fed"), json.loads(done.stdout)
+    shipped = b"".join(path.read_bytes() for path in made.app.iterdir())
+    assert_nothing_of_few(shipped)
+    assert str(tmp_path).encode() not in shipped
+    for silo in made.silos():
+        packed = write_bundle(made, silo, tmp_path / f"{silo}.tar.gz").path
+        assert_nothing_of_few(b"".join(content for name, content in everything(packed).items() if "/app/" in name))
+    # the names of columns are no secret, and why each was left out is said
+    assert {"name", "record", "admitted", "note"} <= said["left_out"].keys()
+    assert not {"name", "record", "admitted", "note"} & set(said["inputs"])
+    assert "Left out: record: " in done.stderr
+    assert "Inputs: illness, weight" in done.stderr
+    schema = Schema.from_json((made.app / "schema.json").read_text())
+    assert {each.column: each.reason for each in schema.left_out} == said["left_out"]
+    assert {"f", "m"} <= set(schema.groups)
+    for file in files[: 1 if source == "table" else 2]:
+        assert len(schema.encode(pd.read_csv(file)).x) == 60  # all rows can take part
+
+
+@pytest.mark.parametrize("least", [0, 10])
+def test_the_readme_says_from_how_many_rows_on_the_schema_tells(tmp_path, least):
+    schema = Schema.infer(table(), label="cured", sensitive="sex", min_count=least)
+    text = " ".join((create(tmp_path / "fed", schema=schema).path / "README.md").read_text().split())
+    assert ("What fewer than 10 rows of a table have in common was not read off it" in text) == bool(least)
+    assert ("look at it before you send it to anybody" in text) == (not least)
+
+
+def test_what_init_reads_off_a_table_can_be_said(tmp_path):
+    south = hostile(tmp_path)[1]
+    options = ["--table", south, "--label", "cured", "--sensitive", "sex"]
+    chosen = ["--drop", "illness", "--date", "admitted=year", "--missing", "mean", "--min-count", 20]
+    done = invoke("init", tmp_path / "fed", *options, *chosen)
+    assert done.exit_code == 0, done.output
+    schema = Schema.from_json((tmp_path / "fed" / "app" / "schema.json").read_text())
+    frame = pd.read_csv(south)
+    expected = Schema.infer(
+        frame,
+        label="cured",
+        sensitive="sex",
+        drop=["illness"],
+        dates={"admitted": ["year"]},
+        missing="mean",
+        min_count=20,
+    )
+    assert schema == expected
+    assert {column.name for column in schema.columns} == {"admitted", "weight", "ward"}
+    invoke("init", tmp_path / "two", *options, "--features", "weight,ward")
+    schema = Schema.from_json((tmp_path / "two" / "app" / "schema.json").read_text())
+    assert [column.name for column in schema.columns] == ["weight", "ward"]
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -344,10 +473,19 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
         (["--table", "own.csv"], 2, "--table needs --label COLUMN and --sensitive COLUMN"),
         (
             ["--table", "own.csv", "--label", "curd", "--sensitive", "sex"],
-            2,
-            "--label 'curd': own.csv has no such column",
+            3,
+            "own.csv: Column 'curd': the column is missing. 'cured' is there: is it 'curd'?",
         ),
-        (["--table", "own.csv", "--label", "cured", "--sensitive", "gender"], 2, "It has: age, ward, sex, cured"),
+        (["--table", "own.csv", "--label", "cured", "--sensitive", "gender"], 3, "has: age, ward, sex, cured"),
+        ([*OWN, "--features", "age,wrad"], 3, "Column 'wrad': the column is missing"),
+        ([*OWN, "--date", "admitted"], 2, "--date 'admitted' is not of the form COLUMN=PARTS"),
+        ([*OWN, "--missing", "guess"], 2, "Unknown rule for missing values 'guess'"),
+        ([*OWN, "--drop", "age,ward"], 3, "The table has no input column"),
+        ([*OWN, "--table", "other/own.csv"], 2, "Two silo files are called 'own'"),
+        (["--min-count", "5", "--drop", "age"], 2, "--drop, --min-count: of which table?"),
+        (["--summary", "none.json"], 3, "none.json: The summary cannot be read: No such file"),
+        (["--summary", "own.csv"], 2, "own.csv: Not a valid summary"),
+        (["--summary", "own.csv", "--label", "cured"], 2, "--label: the summaries say that already"),
         (
             ["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--positive", "maybe"],
             3,
@@ -403,7 +541,22 @@ def test_a_run_needs_a_superlink(federation):
     done = invoke("run", federation.path)
     assert done.exit_code == 4
     assert f"No SuperLink answers at 127.0.0.1:{port}. Start it here, as" in done.stderr
-    assert "demo" not in done.stderr  # the silos' files are not here
+    assert "--local" not in done.stderr  # the silos' files are not here
+    for silo in federation.silos():
+        federation.data(silo).touch()
+    done = invoke("run", federation.path)
+    assert f"or have everything started on this machine: equifed flower run {federation.path} --local" in done.stderr
+
+
+def test_all_programs_here_need_all_rows_and_keys_here(federation):
+    for silo in federation.silos():
+        federation.data(silo).touch()
+    federation.key("south").unlink()  # as the README asks for
+    for command in (["run", federation.path, "--local"], ["demo", "--folder", federation.path]):
+        done = invoke(*command)
+        assert done.exit_code == 2
+        assert f"lacks: {federation.key('south')} (key of south). Put them there, or start each silo" in done.stderr
+    assert not federation.runs.exists()
 
 
 def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
@@ -414,7 +567,9 @@ def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
     assert "is not empty; nothing is overwritten" in done.stderr
     done = invoke("demo", "--folder", federation.path)
     assert done.exit_code == 2
-    assert "has no data for north, south" in done.stderr
+    assert (
+        f"lacks: {federation.data('north')} (rows of north); {federation.data('south')} (rows of south)" in done.stderr
+    )
     done = invoke("demo", "--folder", federation.path, "--method", "kffl")
     assert done.exit_code == 2
     assert "already a federation, with fedavg-gr" in done.stderr

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli.console import near, say, show
+from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import command
 
 flower_app = typer.Typer(
@@ -28,6 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 Secure = Annotated[
     bool, typer.Option("--secure", help="Sum replies so that nobody sees a single one; needs three silos or more.")
 ]
+Local = Annotated[bool, typer.Option("--local", help="Start server and silos on this machine for it, as `demo` does.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds of training. (default: 5)")]
 
 
@@ -46,10 +47,19 @@ def init(
     ] = None,
     port: Annotated[int | None, typer.Option(metavar="N", help="The server's port. (default: 8000)")] = None,
     table: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="A CSV or Parquet file with the same columns as the silos' files; only its schema is kept.",
+            help="A CSV or Parquet file with the columns of the silos' files; only its schema is kept. May be "
+            "repeated: then the schema is the one that silos with these files agree on.",
+        ),
+    ] = None,
+    summary: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of a table: a silo's summary of its own file, by `equifed data summarise`. Repeat it for "
+            "each.",
         ),
     ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: the column to predict.")] = None,
@@ -60,35 +70,118 @@ def init(
             help="With --table: the columns whose groups are to be treated fairly; of several, their intersections.",
         ),
     ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="With --table: the input columns. (default: all that look like inputs)"),
+    ] = None,
+    drop: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="With --table: columns that are no inputs.")
+    ] = None,
+    date: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=PARTS",
+            help="With --table: a column of dates that is an input, and as which parts: admitted=year,month. May be "
+            "repeated.",
+        ),
+    ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="With --table or --summary: what is done about missing values: impute, median, mean, category, drop "
+            "or refuse. (default: impute)",
+        ),
+    ] = None,
+    min_count: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="With --table: what fewer rows than this have in common is not written into the schema. (default: 10)",
+        ),
+    ] = None,
     min_group: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="With --table: merge groups with fewer rows than this in it."),
-    ] = 0,
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="With --table or --summary: merge groups with fewer rows than this. (default: 0)"
+        ),
+    ] = None,
     positive: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="With --table: the label that is the good outcome.")
+        str | None, typer.Option(metavar="VALUE", help="With --table or --summary: the label that is the good outcome.")
     ] = None,
     meaning: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="With --table: what that label says of a row, for the report."),
+        typer.Option(metavar="TEXT", help="With --table or --summary: what that label says of a row, for the report."),
     ] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
     secure: Secure = False,
+    json: Json = False,
 ) -> None:
     """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
 
-    With --table or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to the silos.
+    With --table, --summary or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to
+    the silos.
     """
-    from equifed.cli.flower_runs import make, needed, schema_of_options
+    from equifed.cli.flower_runs import described, left_out, make, needed, schema_of_options
 
-    given = schema_of_options(table, label, sensitive, min_group, positive, meaning, schema)
+    columns = {
+        "label": label,
+        "sensitive": sensitive,
+        "features": features,
+        "drop": drop,
+        "date": date,
+        "missing": missing,
+        "min_count": min_count,
+        "min_group": min_group,
+        "positive": positive,
+        "meaning": meaning,
+    }
+    given = schema_of_options(table, summary, schema, **columns)
     options = {"method": method, "rounds": rounds, "address": address, "port": port, "schema": given, "secure": secure}
     made = make(folder, silos=silos, **options)
-    show(near(made.path / "README.md"))
-    say("The file above has every command, for the server and for each silo.")
+    if json:
+        print_json(described(made))
+    else:
+        show(near(made.readme))
+        say("The file above has every command, for the server and for each silo.")
+    if (table or summary) and given is not None:
+        say(f"Inputs: {', '.join(dict.fromkeys(column.name for column in given.columns))}.")
+        for line in left_out(given):
+            say(f"Left out: {line}")
     if secure:
         say(needed(len(made.silos())))
+
+
+@command(flower_app)
+def bundle(
+    folder: Existing,
+    silo: Annotated[str, typer.Argument(metavar="NAME", help="Which silo.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The archive to write. (default: NAME.tar.gz)")
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Leave the silo's private key out: it has made its own.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Pack what one silo needs into one archive: certificate, key, commands, service, container files, configuration.
+
+    Nothing of another silo is in it, nothing of the server's own, and no path of this machine.
+    """
+    from equifed.cli.flower_runs import pack
+
+    packed = pack(folder, silo, out, not no_key)
+    if json:
+        print_json({"bundle": packed.path, "silo": silo, "files": packed.files, "key": packed.key})
+        return
+    show(near(packed.path))
+    if packed.key:
+        say(f"It holds the private key of {silo}: send it by a way that nobody else can read, then remove both here.")
+    else:
+        say(f"Without a private key: {silo} makes its own and sends {silo}.pub. The bundle's README.md says how.")
 
 
 @command(flower_app)
@@ -147,14 +240,15 @@ def demo(
 
 
 @command(flower_app)
-def run(folder: Existing, json: Json = False) -> None:
+def run(folder: Existing, local: Local = False, json: Json = False) -> None:
     """Start a run on the federation's SuperLink and follow it to the report.
 
-    On the server's machine, with the SuperLink running as the folder's README says.
+    On the server's machine, with the SuperLink running as the folder's README says. With --local everything is started
+    here, for which every silo's rows and key have to be here, and stopped at the end, or by Ctrl-C.
     """
     from equifed.cli.flower_runs import run as start
 
-    start(folder, json)
+    start(folder, local, json)
 
 
 @command(flower_app)
@@ -164,9 +258,7 @@ def resume(
         str | None,
         typer.Argument(metavar="[RUN]", help="Which run. (default: the latest that has not finished)"),
     ] = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="Start server and silos on this machine for it, as `demo` does.")
-    ] = False,
+    local: Local = False,
     json: Json = False,
 ) -> None:
     """Let a run that was interrupted, or that failed, go on after its last completed round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -17,59 +17,98 @@ from equifed.cli.options import Output, split_names
 from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
-from equifed.data import Schema
-from equifed.errors import ConfigError, RunError
-from equifed.federation.tables import read_schema, read_table
+from equifed.data import Schema, Summary, agree
+from equifed.errors import ConfigError, DataError, RunError, blaming
+from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_table
+from equifed.files import read_regular
 from equifed.flower.agreement import Setting, reason_file
-from equifed.flower.deployment.folder import Folder, create
+from equifed.flower.deployment.bundle import Bundle, write_bundle
+from equifed.flower.deployment.folder import NAME, Folder, create, service_of
 from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.processes import ending_on_signals
 from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
 from equifed.notes import Note
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
+from equifed.words import quoted
 
 PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
 CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
+LISTS = frozenset(("sensitive", "features", "drop"))
+"""Options of `init` that list columns."""
+MOST_SUMMARY = 2**24
+"""Bytes of a silo's summary."""
 
 
 def schema_of_options(
-    table: Path | None,
-    label: str | None,
-    sensitive: str | None,
-    min_group: int,
-    positive: str | None,
-    meaning: str | None,
-    schema: Path | None,
+    tables: Sequence[Path] | None, summaries: Sequence[Path] | None, schema: Path | None, **columns: Any
 ) -> Schema | None:
-    """The schema that the options of `init` give, if they give one."""
-    columns = {
-        "--label": label,
-        "--sensitive": sensitive,
-        "--min-group": min_group or None,
-        "--positive": positive,
-        "--meaning": meaning,
-    }
-    given = [option for option, value in columns.items() if value is not None]
-    if table is None:
-        if given:
-            raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
-        return None if schema is None else read_schema(schema)
-    if schema is not None:
-        raise ConfigError("--table and --schema both say what the columns are. Give one of them.")
-    if label is None or sensitive is None:
+    """The schema that the options of `init` give, if they give one. columns: the options that say how columns are read,
+    by the names of their arguments; None where they were not given."""
+    sources = [
+        option for option, given in (("--table", tables), ("--summary", summaries), ("--schema", schema)) if given
+    ]
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(sources)} both say what the columns are. Give one of them.")
+    columns = {name: value for name, value in columns.items() if value is not None}
+    if tables:
+        return _schema_of_tables(tables, columns)
+    if summaries:
+        if asked := _options(columns.keys() - AGREED):
+            raise ConfigError(
+                f"{asked}: the summaries say that already. `equifed data summarise` takes it, at each silo."
+            )
+        return agree([_read_summary(path) for path in summaries], **columns)
+    if columns:
+        raise ConfigError(f"{_options(columns)}: of which table? Name it with --table FILE.")
+    return None if schema is None else read_schema(schema)
+
+
+def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema:
+    """As the silos of these files would agree on it: of one, what its rows have in common."""
+    if not {"label", "sensitive"} <= columns.keys():
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
-    frame = read_table(table)
-    groups = split_names(sensitive, "--sensitive")
-    for option, column in (("--label", label), *(("--sensitive", column) for column in groups)):
-        if column not in frame.columns:
-            known = ", ".join(map(str, frame.columns))
-            raise ConfigError(f"{option} {column!r}: {table} has no such column. It has: {known}.")
-    return Schema.infer(
-        frame, label=label, sensitive=groups, min_group=min_group, positive=positive, meaning=meaning or ""
-    )
+    for name in LISTS & columns.keys():
+        columns[name] = split_names(columns[name], f"--{name}")
+    if "date" in columns:
+        columns["dates"] = _dates(columns.pop("date"))
+    # by their names alone: the schema may say which of them lacks a column, and no path of this machine
+    frames = {path.name: read_table(path) for path in named_paths(tables).values()}
+    schema = infer_schema(frames, **columns)
+    check_inputs(schema)
+    return schema
+
+
+def _dates(given: Sequence[str]) -> dict[str, list[str]]:
+    """What --date says: columns, and the parts of their dates."""
+    dates = {}
+    for text in given:
+        column, _, parts = text.rpartition("=")
+        if not column or not parts:
+            raise ConfigError(
+                f"--date {quoted(text)} is not of the form COLUMN=PARTS, e.g. --date admitted=year,month."
+            )
+        dates[column] = split_names(parts, "--date")
+    return dates
+
+
+def _read_summary(path: Path) -> Summary:
+    with blaming(file=near(path)):
+        try:
+            return Summary.from_json(read_regular(path, MOST_SUMMARY))
+        except OSError as error:
+            raise DataError(f"The summary cannot be read: {error.strerror}.") from None
+
+
+def _options(names: Iterable[str]) -> str:
+    return ", ".join(sorted(f"--{name.replace('_', '-')}" for name in names))
+
+
+def left_out(schema: Schema) -> list[str]:
+    """A line for each column that is no input, with the reason."""
+    return [f"{each.column}: {each.reason}" for each in schema.left_out]
 
 
 def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
@@ -77,6 +116,44 @@ def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
     if silos is not None:
         options["silos"] = [name.strip() for name in silos.split(",")]
     return create(path, **{name: value for name, value in options.items() if value is not None})
+
+
+def described(folder: Folder) -> dict[str, Any]:
+    """The folder for a program that goes on from here: what was made, and the commands to give."""
+    path, silos = shlex.quote(str(folder.path)), folder.silos()
+    schema = Setting.load(folder.federation).schema
+    return {
+        "folder": folder.path,
+        "readme": folder.readme,
+        "files": sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file()),
+        "silos": {
+            silo: {
+                "bundle": f"equifed flower bundle {path} {silo}",
+                "public_key": folder.public_key(silo),
+                "rows": folder.data(silo),
+                "service": folder.for_silo(silo) / service_of(silo),
+            }
+            for silo in silos
+        },
+        "inputs": list(schema.input_names),
+        "left_out": {each.column: each.reason for each in schema.left_out},
+        "commands": {
+            "superlink": f"sh {shlex.quote(str(folder.superlink_script))}",
+            "register": [
+                f"FLWR_HOME={shlex.quote(str(folder.home))} flwr supernode register "
+                f"{shlex.quote(str(folder.public_key(silo)))} {NAME}"
+                for silo in silos
+            ],
+            "run": f"equifed flower run {path}",
+            "run_local": f"equifed flower run {path} --local",
+            "resume": f"equifed flower resume {path}",
+        },
+    }
+
+
+def pack(path: Path, silo: str, out: Path | None, key: bool) -> Bundle:
+    """The silo's bundle; by default named after it, in the current folder."""
+    return write_bundle(Folder.of(path), silo, out or Path(f"{silo}.tar.gz"), key=key)
 
 
 def needed(silos: int) -> str:
@@ -103,19 +180,34 @@ def write_roster(output: Path, keys: Sequence[Path]) -> list[tuple[str, str]]:
 def demonstrate(path: Path, method: str | None, rounds: int | None, secure: bool = False, json: bool = False) -> None:
     require_flower()
     folder = _demo_folder(path, method, rounds, secure)
-    _carry_out(LocalFederation(folder), _new_run(folder), json)
+    _carry_out(_programs(folder, local=True), _new_run(folder), json)
 
 
-def run(path: Path, json: bool = False) -> None:
+def run(path: Path, local: bool = False, json: bool = False) -> None:
     folder = Folder.of(path)
-    _carry_out(SubmittedRun(folder), _new_run(folder), json)
+    _carry_out(_programs(folder, local), _new_run(folder), json)
 
 
 def resume(path: Path, reference: str | None, local: bool, json: bool = False) -> None:
     folder = Folder.of(path)
     unfinished = _unfinished(folder, reference)
     if unfinished is not None:
-        _carry_out(LocalFederation(folder) if local else SubmittedRun(folder), unfinished.id, json)
+        _carry_out(_programs(folder, local), unfinished.id, json)
+
+
+def _programs(folder: Folder, local: bool) -> SubmittedRun:
+    """What carries out a run: everything on this machine, where everything that the silos have is here too, or the
+    SuperLink that the folder names."""
+    if not local:
+        return SubmittedRun(folder)
+    lacking = folder.lacking()
+    if lacking:
+        files = "; ".join(f"{near(file)} ({what})" for file, what in lacking.items())
+        raise ConfigError(
+            f"All programs on this machine need every silo's rows and key here; {near(folder.path)} lacks: {files}. "
+            "Put them there, or start each silo on its own machine, as its README.md says."
+        )
+    return LocalFederation(folder)
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------
@@ -141,12 +233,6 @@ def _demo_folder(path: Path, method: str | None, rounds: int | None, secure: boo
             raise ConfigError(
                 f"{what}: {near(folder.path)} is already a federation{with_what}. Name another folder with --folder."
             )
-    missing = [silo for silo in folder.silos() if not folder.data(silo).is_file()]
-    if missing:
-        raise ConfigError(
-            f"{near(folder.path)} has no data for {', '.join(missing)}, so it is not a demo's folder. "
-            "Name another with --folder."
-        )
     return folder
 
 
@@ -219,8 +305,8 @@ def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
 def _require_superlink(folder: Folder, run: str) -> None:
     host, port = folder.superlink()
     if not listens(host, port):
-        text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.path / 'README.md')} says"
-        if all(folder.data(silo).is_file() for silo in folder.silos()):
+        text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.readme)} says"
+        if not folder.lacking():
             text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
         raise RunError(text)
 
@@ -228,7 +314,7 @@ def _require_superlink(folder: Folder, run: str) -> None:
 def _local(folder: Folder, run: str) -> str:
     """The command that goes on with the run on this machine, or where it has not begun starts another."""
     begun = (folder.runs / run / "status.json").exists()  # secure sums have a folder before that
-    return f"resume {_typed(folder.path)} --local" if begun else f"demo --folder {_typed(folder.path)}"
+    return f"resume {_typed(folder.path)} --local" if begun else f"run {_typed(folder.path)} --local"
 
 
 # -- following ---------------------------------------------------------------------------------------------------------

@@ -11,11 +11,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from equifed.errors import ConfigError
 from equifed.flower.deployment.folder import LOOPBACK
 
 VALIDITY = timedelta(days=5 * 365)
@@ -71,8 +79,16 @@ def write_key_pair(folder: Path, name: str) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     folder.mkdir(mode=0o700, exist_ok=True)
     _write_private(folder / name, key, PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    (folder / f"{name}.pub").write_bytes(public + f" {name}\n".encode())
+    (folder / f"{name}.pub").write_bytes(public_of(folder / name) + f" {name}\n".encode())
+
+
+def public_of(private: Path) -> bytes:
+    """The public key that belongs to a silo's private one: its kind and its numbers, as in NAME.pub."""
+    try:
+        key = load_ssh_private_key(private.read_bytes(), None)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{private} is no private key in OpenSSH's form without a password ({error}).") from error
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:

@@ -6,6 +6,7 @@ certificates/                 of the server, and of the authority that signed it
 keys/NAME, NAME.pub           a silo's key pair
 roster.json                   of a trial with secure sums: the silos' public keys, which they else collect themselves
 flwr/config.toml              where the SuperLink is; FLWR_HOME of the server's machine
+deploy/                       scripts, services and container files: server/ for the server, silos/NAME/ for a silo
 data/                         of a trial: one file per silo, and the server's validation rows
 runs/ logs/ local/            made later: results, the programs' logs, memory of what runs on this machine
 """
@@ -17,11 +18,13 @@ import json
 import os
 import re
 import shlex
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +61,15 @@ VALIDATION_SHARE = 0.2
 HOME = "EQUIFED_FEDERATION"
 """The environment variable by which the server's app, which is shipped and knows no path, finds this folder."""
 README = "README.md.j2"
+SILO = "silo/"
+"""Templates of what each silo gets, in `deploy/silos/NAME`."""
+SERVICE = "service.j2"
+SILO_PORT = 9094
+"""Of the first silo's node, on its own machine; the others' follow, so that all can be on one."""
+PLACE = "/srv/equifed"
+"""Where a silo's service expects its folder, unless that is changed."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""By which Flower's programs ask nothing of the network."""
 HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SEED = 0
 """By which the trial's rows are dealt to the silos."""
@@ -71,6 +83,11 @@ class Folder:
         self.app, self.runs, self.logs = path / "app", path / "runs", path / "logs"
         self.federation = self.app / "federation.toml"
         self.certificates = path / "certificates"
+        self.readme = path / "README.md"
+        self.deploy = path / "deploy"
+        self.superlink_script = self.deploy / "server" / "superlink.sh"
+        self.wheels = self.deploy / "wheels"
+        """Packages for the containers, where no index has them."""
         self.home = path / "flwr"
         """FLWR_HOME of the server's machine."""
 
@@ -88,6 +105,10 @@ class Folder:
     def public_key(self, silo: str) -> Path:
         return self.path / "keys" / f"{silo}.pub"
 
+    def for_silo(self, silo: str) -> Path:
+        """What the silo needs besides certificate and key."""
+        return self.deploy / "silos" / silo
+
     @property
     def roster(self) -> Path | None:
         """The list of the silos' public keys, where the folder has one."""
@@ -101,6 +122,15 @@ class Folder:
         """The server's own rows, where the method needs them."""
         file = self.config().data.validation_file
         return None if file is None else (self.app / file).resolve()
+
+    def lacking(self) -> dict[Path, str]:
+        """What the folder does not hold and all programs on one machine would need, and what each file would be."""
+        needed = {self.data(silo): f"rows of {silo}" for silo in self.silos()}
+        needed |= {self.key(silo): f"key of {silo}" for silo in self.silos()}
+        needed |= {self.public_key(silo): f"public key of {silo}" for silo in self.silos()}
+        if validation := self.validation():
+            needed[validation] = "the server's own rows"
+        return {file: what for file, what in needed.items() if not file.is_file()}
 
     def silos(self) -> list[str]:
         return list(self.config().paths())
@@ -159,6 +189,7 @@ def create(
         words = {
             "folder": Folder(target),
             "silos": silos,
+            "schema": schema,
             "method": method,
             "rounds": rounds,
             "local": Local().for_task(schema.task),
@@ -171,23 +202,66 @@ def create(
             "threshold": threshold(len(silos)),
             "digest": partial(_digest, Folder(draft)),
             "end": end.date().isoformat(),
+            "version": version("equifed"),
+            "programs": Path(sys.executable).parent,
+            "user": _owner(draft),
+            "place": PLACE,
+            "ports": {silo: SILO_PORT + index for index, silo in enumerate(silos)},
         }
         (draft / "app").mkdir()
         (draft / "app" / "schema.json").write_text(schema.to_json(), encoding="utf-8")
-        for name in sorted(_templates().list_templates(), key=README.__eq__):  # which may have the app's digest
-            file = draft / name.removesuffix(".j2")
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(render(name, words), encoding="utf-8")
+        Folder(draft).wheels.mkdir(parents=True)
+        for name in sorted(
+            _templates().list_templates(filter_func=_is_file), key=README.__eq__
+        ):  # which may have the app's digest
+            if name.startswith(SILO):
+                for silo in silos:
+                    _write(Folder(draft).for_silo(silo) / _name_for(silo, name), render(name, words | {"silo": silo}))
+            else:
+                _write(draft / name.removesuffix(".j2"), render(name, words))
     return Folder(target)
+
+
+def _is_file(template: str) -> bool:
+    """Or else a part of several."""
+    return not template.startswith("_")
+
+
+def _name_for(silo: str, template: str) -> str:
+    name = template.removeprefix(SILO)
+    return service_of(silo) if name == SERVICE else name.removesuffix(".j2")
+
+
+def service_of(silo: str) -> str:
+    """The unit of a silo's node, by which its system knows it."""
+    return f"equifed-{silo}.service"
+
+
+def _owner(path: Path) -> str:
+    """Whose it is: a name, or where the system has none for it a number."""
+    try:
+        return path.owner()
+    except (KeyError, NotImplementedError):
+        return str(path.stat().st_uid)
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
 
 
 def render(template: str, words: Mapping[str, Any]) -> str:
     """A file of the folder from its template, which has the same name and `.j2`."""
-    return _templates().get_template(template).render(words, node_config=node_config)
+    return _templates().get_template(template).render(words)
+
+
+def installing() -> str:
+    """The command by which a machine gets what this one has."""
+    return f"pip install 'equifed[flower]=={version('equifed')}'"
 
 
 def node_config(
-    silo: str, data: Path, state: Path, key: Path | None = None, roster: Path | None = None, app: str = ""
+    silo: str, data: Path | str, state: Path | str, key: Path | str = "", roster: Path | str | None = "", app: str = ""
 ) -> str:
     """A SuperNode's --node-config; with the node's `key` it takes part in secure sums only."""
     said = {"client-id": silo, "data": data, "state": state, "key": key, "roster": roster, "app": app}
@@ -232,7 +306,11 @@ def _templates() -> Environment:
         autoescape=False,  # none of them is HTML
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["expanding"] = lambda value: '"' + str(value).replace('"', '\\"') + '"'  # $NAME is replaced
     environment.filters["toml"] = lambda value: json.dumps(str(value), ensure_ascii=False)
+    environment.filters["yaml"] = lambda value: json.dumps(str(value), ensure_ascii=False).replace("$", "$$")
+    environment.filters["unit"] = lambda value: str(value).replace("%", "%%")
+    environment.globals.update(node_config=node_config, service_of=service_of, install=installing(), quiet=QUIET)
     return environment
 
 

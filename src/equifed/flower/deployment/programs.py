@@ -11,7 +11,7 @@ from typing import Self
 
 from equifed.errors import RunError
 from equifed.files import private_folder
-from equifed.flower.deployment.folder import HOME, LOOPBACK, NAME, Folder, node_config, render
+from equifed.flower.deployment.folder import HOME, LOOPBACK, NAME, QUIET, Folder, node_config, render
 from equifed.flower.deployment.installed import programs
 from equifed.flower.deployment.processes import GRACE, Processes
 from equifed.store.locks import lock_at, take
@@ -30,8 +30,7 @@ def environment(home: Path) -> dict[str, str]:
     return {
         "PATH": os.pathsep.join([str(programs()), os.environ.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        **QUIET,
         "PYTHONUNBUFFERED": "1",
         "NO_PROXY": direct,
         "no_proxy": direct,
