@@ -125,7 +125,7 @@ def init(
     With --table, --summary or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to
     the silos.
     """
-    from equifed.cli.flower_runs import described, left_out, make, needed, schema_of_options
+    from equifed.cli.flower_runs import described, left_out, make, needed, schema_of_options, suffix_of
 
     columns = {
         "label": label,
@@ -140,8 +140,17 @@ def init(
         "meaning": meaning,
     }
     given = schema_of_options(table, summary, schema, **columns)
-    options = {"method": method, "rounds": rounds, "address": address, "port": port, "schema": given, "secure": secure}
-    made = make(folder, silos=silos, **options)
+    made = make(
+        folder,
+        silos=silos,
+        method=method,
+        rounds=rounds,
+        address=address,
+        port=port,
+        schema=given,
+        suffix=suffix_of(table[0]) if table else None,
+        secure=secure,
+    )
     if json:
         print_json(described(made))
     else:

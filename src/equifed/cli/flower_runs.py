@@ -19,6 +19,7 @@ from equifed.cli.runs import print_result
 from equifed.config import Config
 from equifed.data import Schema, Summary, agree
 from equifed.errors import ConfigError, DataError, RunError, blaming
+from equifed.federation.reading import SUFFIXES
 from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_table
 from equifed.files import read_regular
 from equifed.flower.agreement import Setting, reason_file
@@ -64,6 +65,11 @@ def schema_of_options(
     if columns:
         raise ConfigError(f"{_options(columns)}: of which table? Name it with --table FILE.")
     return None if schema is None else read_schema(schema)
+
+
+def suffix_of(table: Path) -> str:
+    """Of the silos' files, where a sample of them has this name."""
+    return next(suffix for suffix in SUFFIXES if table.name.endswith(suffix))
 
 
 def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema:

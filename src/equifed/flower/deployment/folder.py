@@ -157,10 +157,11 @@ def create(
     address: str = ADDRESS,
     port: int = PORT,
     schema: Schema | None = None,
+    suffix: str = ".parquet",
     secure: bool = False,
 ) -> Folder:
-    """A new folder. Without a schema it is a trial: COMPAS, dealt to the silos at random. secure: replies are summed so
-    that nobody sees a single one."""
+    """A new folder. Without a schema it is a trial: COMPAS, dealt to the silos at random. suffix: of the silos' files.
+    secure: replies are summed so that nobody sees a single one."""
     require_flower()
     target = path.resolve()
     _check_place(target)
@@ -190,6 +191,7 @@ def create(
             "folder": Folder(target),
             "silos": silos,
             "schema": schema,
+            "suffix": suffix,
             "method": method,
             "rounds": rounds,
             "local": Local().for_task(schema.task),
