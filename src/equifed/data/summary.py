@@ -165,11 +165,19 @@ def summarise(
     """
     check_number("min_count", min_count, whole=True, low=0)
     asked = _asked(label, sensitive, features, drop, dates, categorical, task, with_classes, sensitive_as_input)
-    rules = {rule.column for rule in asked.sensitive}
     named = dict.fromkeys([*(asked.features or ()), *asked.dates])
-    require_columns(frame, [asked.label, *rules, *named, *asked.categorical])
+    needed = {
+        "label": [asked.label],
+        "sensitive": [rule.column for rule in asked.sensitive],
+        "features": asked.features or (),
+        "dates": asked.dates,
+        "categorical": asked.categorical,
+    }
+    absent = [key for key, wanted in needed.items() if not set(wanted) <= set(frame.columns)]
+    with blaming(key=absent[0] if absent else ""):
+        require_columns(frame, [name for wanted in needed.values() for name in wanted])
     if asked.features is None:
-        hidden = {asked.label, *exclude} | (set() if sensitive_as_input else rules)
+        hidden = {asked.label, *exclude} | (set() if sensitive_as_input else set(needed["sensitive"]))
         chosen = [column for column in map(str, frame.columns) if column not in hidden]
     else:
         chosen = list(named)
