@@ -155,15 +155,9 @@ class Sensitive(Strict):
         if self.threshold is not None or self.groups:
             return self
         series = column_of(frame, self.column)
-        values = sorted_texts(series)
+        values = group_values(series)
         if not values:
             raise DataError("the column has no value at all, so that no group is known.", column=self.column)
-        if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
-            raise DataError(
-                f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
-                "equifed.data.Sensitive), or a column that names the groups.",
-                column=self.column,
-            )
         return self.model_copy(update={"groups": {value: value for value in values}})
 
     @property
@@ -512,6 +506,18 @@ class Schema(Strict):
             values = (values - low) / (high - low)
             check_size(values, series)
         return values.astype(np.float32)
+
+
+def group_values(series: pd.Series[Any]) -> list[str]:
+    """The values of a sensitive column, each of which is a group; so many numbers that none can be are refused."""
+    values = sorted_texts(series)
+    if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
+        raise DataError(
+            f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
+            "equifed.data.Sensitive), or a column that names the groups.",
+            column=str(series.name),
+        )
+    return values
 
 
 def intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:
