@@ -129,7 +129,7 @@ def test_models_of_ones_own(uneven: Federation, tmp_path: Path) -> None:
 
 
 def test_a_run_folder_is_enough_for_a_new_process(tmp_path: Path, start: Any) -> None:
-    """Files, a schema and standardised inputs; the states come from the last checkpoint."""
+    """Files, a schema and standardised inputs."""
     write_silos(tmp_path)
     config = load_config(write_config(tmp_path, method={"name": "fedavg-gr+eo"}))
     with Store(tmp_path / "runs").start(config) as recording:
@@ -137,7 +137,6 @@ def test_a_run_folder_is_enough_for_a_new_process(tmp_path: Path, start: Any) ->
             pass
         live = recording.finish()
     folder = recording.folder.path
-    assert not (folder / "states.safetensors").exists()  # not twice
     fed = recording.simulation.job.runs[0].federation
     assert fed.scaling is not None
     with pytest.raises(ef.ConfigError, match="the folder of a run, which has a result of its own"):
@@ -183,9 +182,9 @@ def test_what_is_missing_is_named(uneven: Federation, tmp_path: Path) -> None:
     with pytest.raises(ef.RunError, match=r"There is no result in .*no result.json"):
         ef.load_result(tmp_path)
     ef.save_result(tmp_path, train(M.FedAvg(), uneven))
-    (tmp_path / "states.safetensors").unlink()
-    with pytest.warns(ef.EquifedWarning, match=r"states.safetensors is missing. Put back a copy"):
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.warns(ef.EquifedWarning, match=r"model/model.safetensors is missing. Put back a copy"):
         loaded = ef.load_result(tmp_path)
     assert len(loaded.metrics)  # all but predicting
-    with pytest.raises(ef.RunError, match=r"states.safetensors is missing. Put back a copy"):
+    with pytest.raises(ef.RunError, match=r"model.safetensors is missing. Put back a copy"):
         loaded.predict(uneven.rows.x[:3])

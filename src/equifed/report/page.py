@@ -27,13 +27,13 @@ from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant
 from equifed.report.groups import SMALL_GROUP, parts
+from equifed.report.messages import messages_of
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.robust import robustness
 from equifed.report.silos import DISCLOSED, NOT_AVAILABLE, Secure, Silos
 from equifed.report.verdict import Verdict, verdict_of
-from equifed.results.candidates import differing_names, is_pooled
+from equifed.results.candidates import differing_names
 from equifed.settings import MARGIN
-from equifed.simulator.engine import SECURE_SUM, UNMASK
 
 if TYPE_CHECKING:
     from equifed.results.outcome import Confidence
@@ -98,7 +98,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             unseen=[str(result.info["method"]) for result in results if Secure.of(result.info)],
             not_available=NOT_AVAILABLE,
             worst_clients=_worst_clients(comparison),
-            messages=[_messages(result) for result in results],
+            messages=[messages_of(result) for result in results],
             settings=_settings(results),
             configs=[result.info for result in results if result.info.get("config")],
             citations=_citations(results),
@@ -253,44 +253,6 @@ def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
         for result in results
         if (silos := Silos.of(result)) is not None
     ]
-
-
-_STAGES = {
-    "join": "when a silo joins",
-    "setup": "once, before round 1",
-    "round": "every round",
-    "final": "once, after the last round",
-    "evaluate": "for every evaluated round",
-}
-_GATHER = {
-    "sum": "needs only sums",
-    "stack": "sees each client's reply",
-    SECURE_SUM: "gets only the sum",
-    UNMASK: "takes the masks off the sum",
-}
-
-
-def _messages(result: Result) -> dict[str, Any]:
-    seen = "federation" in result.info and Secure.of(result.info) is None
-    phases = [
-        {
-            **row,
-            "stage": _STAGES.get(row["stage"], row["stage"]).replace("once", _times(row["times"])),
-            "down": list(row["sizes_down"].items()),
-            "up": list(row["sizes_up"].items()),
-            "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
-            "private": row["gather"] != "stack" or not row["up"],
-            "seen": seen and bool(row["up"]),
-        }
-        for row in result.messages.to_dict("records")
-    ]
-    method = str(result.info["method"])
-    simulated = result.settings.secure and "federation" not in result.info
-    return {"method": method, "pooled": is_pooled(method), "phases": phases, "simulated": simulated}
-
-
-def _times(number: int) -> str:
-    return f"{number} times" if number > 1 else "once"
 
 
 # -- provenance --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
     checkpoint.safetensors  all state after the last committed round, the checksum of the lines up to it, and its own
     sums/                   of a federation with secure sums: every exchange since the checkpoint (flower/journal.py)
     result.json             once it has finished, with metrics.parquet and the other files of `results.write_result`
+    model/                  the model package (package.py), which can be used without the rest
 
 A round counts once the checkpoint has replaced the one before; its scores and its line are written first. So whatever
 moment the process dies at, the folder holds a consistent prefix of the run, and perhaps a tail that resuming discards:
@@ -180,6 +181,26 @@ class RunFolder:
             state = "is still running" if status == "running" else f"stopped {where}"
             raise RunError(f"Run {self.id} has no result: it {state}. {todo}.")
         return load_result(self.path)
+
+    def facts(self) -> dict[str, Any]:
+        """What the folder knows of the run beside its result: configuration, versions, data, time. By the names of
+        `Result.info`."""
+        data, status = self.record("data.json"), self.status()
+        times = {"started": status["created"]}
+        if status["status"] == "finished":
+            times["finished"] = status["changed"]
+        federated = (self.path / FEDERATION).is_file()
+        whose = "server's rows" if federated else "rows"
+        origins = {f"fingerprint of the {whose}": data["fingerprint"], "files of the silos": data["files"]}
+        return {
+            "run": {
+                "id": self.id,
+                **{what: f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M:%S UTC}" for what, time in times.items()},
+            },
+            "provenance": {what: known for what, known in origins.items() if known},
+            "versions": self.record("environment.json"),
+            "config": self.text(CONFIG),
+        }
 
     def is_finished(self) -> bool:
         """Whether nothing is left to be done: it has finished, and its result is as it was written."""
@@ -455,7 +476,7 @@ class Recording:
         with self._resumable():
             if (self.folder.path / FEDERATION).is_file():
                 self._sums[FEDERATION] = checksum((self.folder.path / FEDERATION).read_bytes())
-            write_result(self._sums, result)
+            write_result(self._sums, result, self.folder.facts())
             self.folder.set_status("finished")
         return result
 
