@@ -133,12 +133,14 @@ class Model:
         number; so the same call gives the same decisions.
         """
         found = self.scores(rows, groups=groups, draw=draw)
-        if self.is_classifier:
-            return self.classes_[self.codes(found)]
-        if self.schema is not None and self.schema.label_range is not None:
-            low, high = self.schema.label_range
-            return low + found.astype(np.float64) * (high - low)
-        return found
+        return self.classes_[self.codes(found)] if self.is_classifier else self.in_label_unit(found)
+
+    def in_label_unit(self, values: np.ndarray) -> np.ndarray:
+        """What a regression says, in the unit of the table's label where it was scaled for training."""
+        if self.schema is None or self.schema.label_range is None:
+            return values
+        low, high = self.schema.label_range
+        return low + values.astype(np.float64) * (high - low)
 
     def predict_proba(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[np.float32]:
         """The probability of every class [n, C], in the order of `classes_`, after post-processing."""
