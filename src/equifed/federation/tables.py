@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 
-from equifed.data import Encoded, Schema
+from equifed.data import Encoded, Schema, Summary, agree, summarise
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
 from equifed.partition.base import client_columns_of, columns_of
-from equifed.words import clean
+from equifed.words import clean, quoted
 
+AGREED = frozenset(inspect.signature(agree).parameters) - {"summaries"}
+"""The options that silos need not know to summarise their tables."""
 MOST_SCHEMA = 2**24
 """Bytes of a schema file."""
 MOST_BYTES = 2**33
@@ -46,9 +49,16 @@ def encode_frame(
         text = f"must be a list of column names with at least one, got {features!r}."
         raise ConfigError(text, key="features", value=features)
     schema = Schema.infer(frame, features=features, exclude=client_columns_of(partition), **options)
-    if not schema.columns:
-        raise DataError("The table has no input column besides the label, the sensitive ones and the partition's.")
+    check_inputs(schema)
     return schema.encode(frame, columns=columns)
+
+
+def check_inputs(schema: Schema) -> None:
+    if not schema.columns:
+        why = "".join(f" {quoted(each.column)}: {each.reason}." for each in schema.left_out)
+        raise DataError(
+            f"The table has no input column besides the label, the sensitive ones and the partition's.{why}"
+        )
 
 
 def _with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -76,13 +86,14 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
 
 
 def infer_schema(frames: Mapping[str, pd.DataFrame], **options: Any) -> Schema:
-    """The schema of all files together; each row is labelled with its place and its file, for messages. `options`: of
-    `Schema.infer`."""
-    filled = {file: frame for file, frame in frames.items() if len(frame)}
-    if not filled:
-        raise DataError(f"None of the files has a row: {', '.join(frames)}.", key="files")
-    labelled = [frame.set_axis([f"{row} of {file}" for row in frame.index]) for file, frame in filled.items()]
-    return Schema.infer(pd.concat(labelled), **options)
+    """The schema that the silos of these files would agree on: none sees another's rows. `options`: of `Schema.infer`,
+    those of `summarise` and `agree`."""
+    agreed = {name: options.pop(name) for name in AGREED & options.keys()}
+    summaries: list[Summary] = []
+    for file, frame in frames.items():
+        with blaming(file=file):
+            summaries.append(summarise(frame, name=file, **options))
+    return agree(summaries, **agreed)
 
 
 def read_schema(path: str | Path) -> Schema:
