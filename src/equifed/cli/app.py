@@ -369,7 +369,9 @@ def predict(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write: .csv or .parquet. (default: CSV on stdout)", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Where to write: .csv or .parquet. (default: CSV on stdout)", show_default=False
+        ),
     ] = None,
     id: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column that names a row, in place of its number.")
@@ -384,8 +386,8 @@ def predict(
 ) -> None:
     """Score rows with a finished run's model: the probability of each class, and the decision.
 
-    The table needs the columns that the model was trained with, in any order; others are ignored. It needs the sensitive
-    ones only where the method decides by a row's group.
+    The table needs the columns that the model was trained with, in any order; others are ignored. It needs the
+    sensitive ones only where the method decides by a row's group.
     """
     from equifed.cli.model import predict
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from equifed.cli.console import near, print_json, say
 from equifed.cli.options import Output
 from equifed.errors import ConfigError, blaming, unknown_name
-from equifed.files import write_atomic, writable_folder
+from equifed.files import writable_folder, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +31,8 @@ class Which:
     seed: int | None = field(default=None, metadata={"metavar": "N"})
     """Of which seed. (default: the first)"""
     setting: list[str] | None = field(default=None, metadata={"metavar": "NAME=VALUE", "repeated": True})
-    """Of a sweep, with which value; repeat it for several hyper-parameters. (default: the one that meets the run's target
-    on validation rows)"""
+    """Of a sweep, with which value; repeat it for several hyper-parameters. (default: the one that meets the run's
+    target on validation rows)"""
     client: str | None = field(default=None, metadata={"metavar": "NAME"})
     """Whose, where clients have models of their own."""
 

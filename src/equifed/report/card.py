@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.data.schema import MISSING
 from equifed.metrics.catalogue import describe
 from equifed.report import wording
 from equifed.report.comparison import Comparison, Variant
@@ -22,19 +23,26 @@ from equifed.report.verdict import verdict_of
 from equifed.results.stored import StoredStates
 
 if TYPE_CHECKING:
-    from equifed.data import Schema
+    from equifed.data.schema import Column
     from equifed.results.result import Result
 
 MOST_CLIENTS = 30
 """Clients whose rows are listed one by one."""
 MOST_SETTINGS = 30
 """Settings of a sweep whose figures are listed."""
-GROUP_METRICS = ("count", "positives", "selection_rate", "accuracy", "true_positive_rate", "false_positive_rate", "rmse")
-MISSING = {
-    "drop": "rows without a value are left out",
+GROUP_METRICS = (
+    "count",
+    "positives",
+    "selection_rate",
+    "accuracy",
+    "true_positive_rate",
+    "false_positive_rate",
+    "rmse",
+)
+WITHOUT_VALUE = {
+    "drop": "rows without a value were left out of training, and are refused",
     "refuse": "a row without a value is refused",
-    "category": "a missing value is a category of its own",
-    "impute": "a missing value is filled in",
+    "category": "a missing value counts as one that is not listed",
 }
 
 
@@ -109,15 +117,19 @@ def _purpose(result: Result) -> list[Any]:
     else:
         decides = "a probability above one half" if len(classes) == 2 else "the largest probability"
         said = [f"It predicts {label}: {wording.listing(classes, most=12)}. It decides by {decides}."]
-    said.append(wording.outcome(info) or "What the outcome means was not recorded.")
+    said += filter(None, [wording.outcome(info)])
+    if not info.get("meaning"):
+        said.append("What the outcome means was not recorded.")
     said.append("For what, and for whom, it may be used was not recorded: that is for those who use it to settle.")
     models = len(about["runs"])
-    kinds = [f"one for each seed ({_listing(result.settings.seeds, 10)})"] if models > 1 else []
+    kinds = [f"one for each seed ({_text(result.settings.seeds)})"] if models > 1 else []
     kinds += [f"one for each value of {wording.listing(result.swept)}"] if result.swept else []
     if kinds:
         said.append(f"It is {models} models: {' and '.join(kinds)}.")
-    if _method(result) is not None and _method(result).personal:  # type: ignore[union-attr]
-        where = "are in the package" if about.get("client_states") else "stay with the clients, and are not in the package"
+    if _method(result) is not None and _method(result).personal:
+        where = (
+            "are in the package" if about.get("client_states") else "stay with the clients, and are not in the package"
+        )
         said.append(f"Clients have models, or parts of one, of their own, which {where}.")
     return said
 
@@ -133,24 +145,25 @@ def _data(result: Result) -> list[Any]:
     parts += _rows_by_client(result)
     if schema is None:
         return [*parts, "The inputs are arrays: no schema says what they mean."]
-    parts.append(f"It uses {len(schema.columns)} columns:")
+    parts.append(f"Its inputs come from {len({column.name for column in schema.columns})} columns:")
     parts.append(Table(("column", "kind", "values"), tuple(_column(column) for column in schema.columns)))
-    left_out = tuple(getattr(schema, "left_out", ()))
-    if left_out:
+    if schema.left_out:
         parts.append("Columns that were there, and left out:")
-        parts.append(Table(("column", "why"), tuple((str(name), str(why)) for name, why in left_out)))
+        parts.append(Table(("column", "why"), tuple((each.column, each.reason) for each in schema.left_out)))
     scaling = {"standard": "standardised by mean and deviation of the training rows", "none": "taken as they are"}
     parts.append(f"Numbers are {scaling.get(schema.scaling, 'scaled to 0..1 by the range in the schema')}.")
     return parts
 
 
-def _column(column: Any) -> tuple[str, ...]:
+def _column(column: Column) -> tuple[str, ...]:
     values = f"{len(column.categories)} categories" if column.kind == "categorical" else ""
-    missing = str(getattr(column, "missing", "") or "")
-    said = [values, *(getattr(column, "parts", None) or ()), MISSING.get(missing, "")]
-    if getattr(column, "fill", None) is not None and column.kind != "categorical":
-        said.append(f"a missing value becomes {wording.number(float(column.fill))}")
-    return column.name, column.kind, ", ".join(filter(None, said))
+    missing = WITHOUT_VALUE.get(column.missing, "")
+    if column.fill is not None:
+        missing = f"a missing value becomes {column.fill:g}, the {column.missing}"
+        missing += ", and an input says where" if column.indicator else ""
+    elif MISSING in column.categories:
+        missing = "a missing value is a category of its own"
+    return column.title, column.kind, ", ".join(filter(None, (values, missing)))
 
 
 def _rows_by_client(result: Result) -> list[Any]:
@@ -158,7 +171,9 @@ def _rows_by_client(result: Result) -> list[Any]:
     if silos is not None:
         if silos.secure is not None:
             return ["How many rows each silo has is known to nobody but itself."]
-        return [Table(("silo", "training rows", "test rows"), tuple((silo.name, *silo.counted) for silo in silos.members))]
+        return [
+            Table(("silo", "training rows", "test rows"), tuple((silo.name, *silo.counted) for silo in silos.members))
+        ]
     if info.get("cells") is None:
         return []
     cells = np.asarray(info["cells"]).sum(-1)  # [clients, groups]
@@ -166,7 +181,9 @@ def _rows_by_client(result: Result) -> list[Any]:
     columns = ["client", *map(str, info["groups"]), *(["group unknown"] if unknown is not None else [])]
     if len(cells) > MOST_CLIENTS:
         sizes, totals = cells.sum(1), cells.sum(0)
-        by_group = ", ".join(f"{wording.group(str(name))} {int(n):,}" for name, n in zip(info["groups"], totals, strict=True))
+        by_group = ", ".join(
+            f"{wording.group(str(name))} {int(n):,}" for name, n in zip(info["groups"], totals, strict=True)
+        )
         return [
             f"Training rows of a client: {sizes.min():,} to {sizes.max():,}, median {int(np.median(sizes)):,}.",
             f"Training rows of all by group: {by_group}.",
@@ -175,7 +192,10 @@ def _rows_by_client(result: Result) -> list[Any]:
         (str(name), *(f"{int(n):,}" for n in of), *([f"{int(unknown[k].sum()):,}"] if unknown is not None else []))
         for k, (name, of) in enumerate(zip(info["clients"], cells, strict=True))
     ]
-    return ["Training rows by client and group (of the first seed, where seeds split the data anew):", Table(tuple(columns), tuple(rows))]
+    return [
+        "Training rows by client and group (of the first seed, where seeds split the data anew):",
+        Table(tuple(columns), tuple(rows)),
+    ]
 
 
 def _groups(result: Result) -> list[Any]:
@@ -185,8 +205,12 @@ def _groups(result: Result) -> list[Any]:
     if schema is not None and schema.sensitive:
         columns = [rule.column for rule in schema.sensitive]
         inputs = [name for name in columns if name in {column.name for column in schema.columns}]
-        told = f"{wording.listing(inputs)} {'is' if len(inputs) == 1 else 'are'}" if inputs else "None of them is"
-        parts.append(f"They come from the column{'s' * (len(columns) > 1)} {wording.listing(columns)}. {told} an input of the model.")
+        told = (
+            f"Of these, the model has as inputs: {wording.listing(inputs)}."
+            if inputs
+            else "No such column is an input."
+        )
+        parts.append(f"They come from the column{'s' * (len(columns) > 1)} {wording.listing(columns)}. {told}")
     if method is not None:
         needs = "needs" if method.adjusts else "does not need"
         parts.append(f"To predict, the model {needs} a row's group.")
@@ -199,14 +223,16 @@ def _figures(result: Result, comparison: Comparison | None) -> list[Any]:
     variants = comparison.variants
     seeds, split = variants[0].seeds, variants[0].split
     parts: list[Any] = [
-        f"On {split} rows, the mean over {seeds} seed{'s' * (seeds > 1)}. Intervals are of 95 %: by rows and seeds where a "
-        "figure follows from counts, else by seeds; a noise floor is what a perfectly fair model might show on so many rows."
+        f"On {split} rows, the mean over {seeds} seed{'s' * (seeds > 1)}. Intervals are of 95 %: by rows and seeds "
+        "where a figure follows from counts, else by seeds; a noise floor is what a perfectly fair model might show on "
+        "so many rows."
     ]
     if len(variants) > 1:
         metrics = comparison.judged
         columns = ("setting", *(describe(name).title for name in metrics))
         rows = [
-            (variant.label, *(_with_interval(variant, name) for name in metrics)) for variant in variants[:MOST_SETTINGS]
+            (variant.label, *(_with_interval(variant, name) for name in metrics))
+            for variant in variants[:MOST_SETTINGS]
         ]
         parts.append(Table(columns, tuple(rows)))
         if len(variants) > MOST_SETTINGS:
@@ -220,7 +246,9 @@ def _figures(result: Result, comparison: Comparison | None) -> list[Any]:
         (
             describe(name).heading,
             _with_interval(told, name),
-            wording.number(told.noise_floor(name)) if describe(name).disparity and math.isfinite(told.noise_floor(name)) else "",
+            wording.number(told.noise_floor(name))
+            if describe(name).disparity and math.isfinite(told.noise_floor(name))
+            else "",
         )
         for name in comparison.metrics
     ]
@@ -244,7 +272,9 @@ def _with_interval(variant: Variant, metric: str) -> str:
     if math.isnan(mean):
         return variant.absent(metric)
     interval = variant.interval(metric)
-    return wording.number(mean) + (f" [{wording.number(interval[0])}, {wording.number(interval[1])}]" if interval else "")
+    return wording.number(mean) + (
+        f" [{wording.number(interval[0])}, {wording.number(interval[1])}]" if interval else ""
+    )
 
 
 def _by_group(variant: Variant) -> list[Any]:
@@ -264,26 +294,28 @@ def _by_group(variant: Variant) -> list[Any]:
             elif describe(name).in_groups == "count":
                 cells.append(f"{value / variant.models:,.0f}")
             else:
-                low, high = rate_interval(name, values, variant.models)
-                cells.append(wording.number(value) + (f" [{wording.number(low)}, {wording.number(high)}]" if math.isfinite(low) else ""))
+                low, high = rate_interval(name, dict(values), variant.models)
+                cells.append(
+                    wording.number(value)
+                    + (f" [{wording.number(low)}, {wording.number(high)}]" if math.isfinite(low) else "")
+                )
         rows.append((str(group), *cells))
     return ["By group:", Table(("group", *(describe(name).title for name in metrics)), tuple(rows))]
 
 
 def _limits(result: Result, comparison: Comparison | None) -> list[str]:
-    info = result.info
     said = [] if comparison is None else list(verdict_of(comparison).caveats)
     said += [str(note) for note in result.notes if comparison is None]
     said.append(
-        f"The figures are of {'rows of the same clients' if info['clients'] else 'rows'} that were held back from training; "
-        "they say nothing of other populations, other places or later years."
+        "The figures are of rows of the same clients that were held back from training; they say nothing of other "
+        "populations, other places or later years."
     )
     said.append("Fairness is measured between the groups above, and between no others.")
     method = _method(result)
     if method is not None and method.adjusts:
         said.append(
-            "Decisions are changed by the row's group after the model has scored it. Where they are drawn by chance, the "
-            "i-th row of a call gets the i-th random number of the model's seed, so that the same call gives the same."
+            "Decisions are changed by the row's group after the model has scored it. Where they are drawn by chance, "
+            "the i-th row of a call gets the i-th random number of the model's seed: the same call gives the same."
         )
     if result.schema is not None:
         said.append("A row that does not fit the schema is refused, with its column and row.")
@@ -327,10 +359,13 @@ def _making(result: Result) -> list[Any]:
         "method": info["method"],
         **{f"hyper-parameter {name}": value for name, value in hyper.items()},
         "model": " ".join(str(info.get("model", "")).split()),
-        **{name: settings[name] for name in ("rounds", "seeds", "clients_per_round", "secure", "robust", "clip", "target")},
+        **{
+            name: settings[name]
+            for name in ("rounds", "seeds", "clients_per_round", "secure", "robust", "clip", "target")
+        },
         **{f"local {name}": value for name, value in local.items()},
         **{f"run {name}": value for name, value in info.get("run", {}).items()},
-        **{f"version of {name}": value for name, value in info.get("versions", {}).items() if name != "commit"},
+        **{f"environment: {name}": value for name, value in info.get("versions", {}).items() if name != "commit"},
         "commit of equifed": info.get("versions", {}).get("commit"),
         **{f"data: {name}": value for name, value in info.get("provenance", {}).items()},
         "checksum of the weights (BLAKE2)": info.get("weights"),

@@ -25,6 +25,7 @@ from equifed.metrics.calibration import BINS
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
+from equifed.report.card import Card, card_of
 from equifed.report.comparison import Comparison, Variant
 from equifed.report.groups import SMALL_GROUP, parts
 from equifed.report.messages import messages_of
@@ -99,6 +100,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             not_available=NOT_AVAILABLE,
             worst_clients=_worst_clients(comparison),
             messages=[messages_of(result) for result in results],
+            card=_card(comparison, verdict),
             settings=_settings(results),
             configs=[result.info for result in results if result.info.get("config")],
             citations=_citations(results),
@@ -171,6 +173,13 @@ def _title(results: Sequence[Result]) -> str:
 
 
 # -- tables that are written as text -----------------------------------------------------------------------------------
+
+
+def _card(comparison: Comparison, verdict: Verdict) -> Card | None:
+    """That of the method to take, or of the only one; None where none is taken."""
+    taken = [variant.result for variant in comparison.variants if variant.label == verdict.chosen]
+    chosen = taken or ([0] if len(comparison.results) == 1 else [])
+    return card_of(comparison.results[chosen[0]]) if chosen else None
 
 
 def _cards(data: dict[str, Any], verdict: Verdict, variants: list[Variant]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A trained model as a program of its own: for torch (torch.export), or as an ONNX graph that takes a table's columns."""
+"""A trained model as a program of its own, for torch: what `torch.export` makes of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Program(nn.Module):
         module = copy.deepcopy(state.task.module)
         for part in module.modules():
             if isinstance(part, SharedLinear):  # torch.export knows torch's own layer, which computes the same
-                part.__class__ = nn.Linear
+                part.__class__ = nn.Linear  # type: ignore[assignment]
         self.method, self.server, self.client = state.method, state.server, state.client_state(model.client)
         self.task = replace(state.task, module=module)
         self.label_range = None if model.schema is None else model.schema.label_range
@@ -65,8 +65,8 @@ def exported(model: Model) -> ExportedProgram:
     """The model as a program of torch's own operators, for any number of rows."""
     if model.draws:
         raise ConfigError(
-            f"{model.method} draws its decisions by chance, so that no fixed program makes them. Score rows with `equifed "
-            "predict` or Model.predict, which draw them by the seed; or export the method without its post-processing."
+            f"{model.method} draws its decisions by chance, so that no fixed program makes them. Score rows with "
+            "`equifed predict` or Model.predict, which draw them by the seed; or train without the post-processing."
         )
     program, rows = Program(model), torch.export.Dim("rows")
     x = torch.zeros(3, *model.state.shape)
@@ -116,8 +116,8 @@ def check_same(what: str, found: np.ndarray, expected: np.ndarray) -> None:
     if wrong:
         far = "another shape" if found.shape != expected.shape else f"{np.abs(found - expected).max():.2g}"
         raise RunError(
-            f"The {what} does not say what the model says (by {far} on sample rows), so it is not written. Please report "
-            "this with the model."
+            f"The {what} does not say what the model says (by {far} on sample rows), so it is not written. Please "
+            "report this with the model."
         )
 
 

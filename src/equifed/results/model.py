@@ -127,8 +127,8 @@ class Model:
     def predict(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[Any]:
         """The decision about each row, a value of `classes_`; of a regression the number, in the label's own unit.
 
-        rows: a data frame with `columns` (no label), or an array [n, ...] where the model takes arrays. groups: names or
-        codes of the rows' groups, for a model of arrays that decides by them, or in place of a frame's own columns.
+        rows: a data frame with `columns` (no label), or an array [n, ...] where the model takes arrays. groups: names
+        or codes of the rows' groups, for a model of arrays that decides by them, or in place of a frame's own columns.
         draw: where decisions are drawn, the i-th row of a call gets the i-th random number of the model's seed and this
         number; so the same call gives the same decisions.
         """
@@ -188,7 +188,7 @@ def probabilities(scores: np.ndarray) -> NDArray[np.float32]:
 def choose_run(
     runs: Sequence[Any], swept: Sequence[str], seed: int | None, setting: Setting | None, chosen: Setting | None
 ) -> Any:
-    """The key of one run: of this seed, or the first; of this setting, or the one that was chosen on validation rows."""
+    """The key of one run: of this seed, or the first; of this setting, or of the one chosen on validation rows."""
     settings: dict[tuple[Any, ...], list[Any]] = {}
     for run in runs:
         settings.setdefault(tuple(run[:-1]) if swept else (), []).append(run)
@@ -200,9 +200,10 @@ def choose_run(
         if len(fits) != 1:
             listed = "; ".join(settings_text(each)[2:-1] for each in known)
             if given is None:
-                text = f"Which setting? The run has {len(known)}, and no target by which one of them was chosen: {listed}."
+                text = f"Which setting? The run has {len(known)}, and no target by which one was chosen: {listed}."
             else:
-                text = f"{'Several settings have' if fits else 'No setting has'}{settings_text(given)}. There are: {listed}."
+                found = "Several settings have" if fits else "No setting has"
+                text = f"{found}{settings_text(given)}. There are: {listed}."
             raise ConfigError(text, key="setting", value=given)
         wanted = tuple(fits[0].values())
     elif setting:

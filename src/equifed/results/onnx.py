@@ -17,7 +17,7 @@ from equifed.data.encode import MAX_STANDARDISED
 from equifed.data.schema import MERGED, MISSING, OTHER, Column, Schema, Sensitive, crossed
 from equifed.errors import MAX_FLOAT32, ConfigError
 from equifed.partition.base import UNKNOWN
-from equifed.results.export import SAMPLE, quiet, check_same, expected_of, exported, sample_inputs
+from equifed.results.export import SAMPLE, check_same, expected_of, exported, quiet, sample_inputs
 
 if TYPE_CHECKING:
     from equifed.results.model import Model
@@ -68,7 +68,9 @@ def feed_of(model: Model, frame: Any) -> dict[str, np.ndarray]:
 def _texts(series: Any) -> np.ndarray:
     from equifed.partition.base import as_text
 
-    return np.array(["" if missing else as_text(value) for value, missing in zip(series, series.isna(), strict=True)], object)
+    return np.array(
+        ["" if missing else as_text(value) for value, missing in zip(series, series.isna(), strict=True)], object
+    )
 
 
 class _Graph:
@@ -89,7 +91,9 @@ class _Graph:
     def op(self, kind: str, *inputs: str, domain: str = "", output: str = "", **attributes: Any) -> str:
         self._count += 1
         name = output or f"equifed/{self._count}"
-        node = self.onnx.helper.make_node(kind, list(inputs), [name], domain=domain, name=f"equifed/{kind}/{self._count}", **attributes)
+        node = self.onnx.helper.make_node(
+            kind, list(inputs), [name], domain=domain, name=f"equifed/{kind}/{self._count}", **attributes
+        )
         self.nodes.append(node)
         return name
 
@@ -163,7 +167,9 @@ class _Graph:
             value = self.op("Where", missing, self.number(column.fill), value)
         self.valid.append(self.op("LessOrEqual", self.op("Abs", value), self.number(MAX_FLOAT32)))
         scaled = self.scaled(schema, column, value, column.low, column.high)
-        return self.op("Concat", scaled, self.column(self.cast(missing, "FLOAT")), axis=1) if column.indicator else scaled
+        return (
+            self.op("Concat", scaled, self.column(self.cast(missing, "FLOAT")), axis=1) if column.indicator else scaled
+        )
 
     def scaled(self, schema: Schema, column: Column, value: str, low: float | None, high: float | None) -> str:
         if schema.scaling == "minmax" and low is not None and high is not None:
@@ -187,7 +193,9 @@ class _Graph:
         if unlisted is None:
             self.valid.append(found)
         elif missing is None:  # what is not listed has a category, what is missing has none
-            self.valid.append(self.op("Not", self.op("Equal", self.take(column.name, "text"), self.constant(np.array("")))))
+            self.valid.append(
+                self.op("Not", self.op("Equal", self.take(column.name, "text"), self.constant(np.array(""))))
+            )
         if schema.encoding == "onehot":
             size = self.constant(np.array([len(position)], np.int64))
             return self.op("OneHot", known, size, self.constant(np.array([0, 1], np.float32)), axis=1)
@@ -236,11 +244,18 @@ class _Graph:
             valid = each if valid is None else self.op("And", valid, each)
         if not self.made.is_classifier:
             value = self.cast(scores, "DOUBLE")
-            self.op(*(["Identity", value] if valid is None else ["Where", valid, value, self.number(np.nan)]), output="value")
+            self.op(
+                *(["Identity", value] if valid is None else ["Where", valid, value, self.number(np.nan)]),
+                output="value",
+            )
             return
         classes = self.made.classes_
         texts = classes.dtype.kind not in "iu"
-        label = self.op("Gather", self.constant(classes.astype(str) if texts else classes.astype(np.int64)), self.op("ArgMax", scores, axis=1, keepdims=0))
+        label = self.op(
+            "Gather",
+            self.constant(classes.astype(str) if texts else classes.astype(np.int64)),
+            self.op("ArgMax", scores, axis=1, keepdims=0),
+        )
         if valid is None:
             self.op("Identity", scores, output="probabilities")
             self.op("Identity", label, output="label")
@@ -253,12 +268,15 @@ class _Graph:
         types = {"number": kinds.DOUBLE, "text": kinds.STRING, "array": kinds.FLOAT, "code": kinds.INT64}
         shapes: dict[str, list[Any]] = {"array": [ROWS, *self.made.state.shape]}
         inputs = [
-            helper.make_tensor_value_info(name, types[kind], shapes.get(kind, [ROWS])) for name, kind in self.inputs.items()
+            helper.make_tensor_value_info(name, types[kind], shapes.get(kind, [ROWS]))
+            for name, kind in self.inputs.items()
         ]
         if self.made.is_classifier:
             classes = self.made.classes_
             outputs = [
-                helper.make_tensor_value_info("label", kinds.INT64 if classes.dtype.kind in "iu" else kinds.STRING, [ROWS]),
+                helper.make_tensor_value_info(
+                    "label", kinds.INT64 if classes.dtype.kind in "iu" else kinds.STRING, [ROWS]
+                ),
                 helper.make_tensor_value_info("probabilities", kinds.FLOAT, [ROWS, len(classes)]),
             ]
         else:
@@ -304,17 +322,18 @@ def sample_frame(model: Model, rng: np.random.Generator) -> Any:
     schema, made, at = model.schema, sample_inputs(model, rng).astype(np.float64), 0
     values: dict[str, Any] = {}
     for column in schema.columns:
+        present = rng.random(SAMPLE) > 0.1
         if column.kind == "categorical":
             texts = [None if value == MISSING else value for value in column.categories]
             values[column.name] = np.resize(np.array(texts, object), SAMPLE)
         elif column.kind == "date":
             days = pd.Timestamp(2000, 1, 1) + pd.to_timedelta(rng.integers(0, 9000, SAMPLE), "D")
-            written = np.array(days.strftime("%Y-%m-%d" if column.format == ISO else column.format), dtype=object)
-            values.setdefault(column.name, np.where(rng.random(SAMPLE) < 0.1, None, written) if column.fill is not None else written)
+            written = pd.Series(days.strftime("%Y-%m-%d" if column.format == ISO else column.format), dtype=object)
+            values.setdefault(column.name, written.where(present | (column.fill is None)))
         else:
             low, high = column.low, column.high
             numbers = made[:, at] + column.offset if low is None or high is None else rng.uniform(low, high, SAMPLE)
-            values[column.name] = np.where(rng.random(SAMPLE) < 0.1, np.nan, numbers) if column.fill is not None else numbers
+            values[column.name] = pd.Series(numbers).where(present | (column.fill is None))
         at += len(column.inputs(schema.encoding))
     for rule in schema.sensitive if model.needs_groups else ():
         if rule.column in values:

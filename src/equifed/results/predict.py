@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from equifed import randomness, tree
+from equifed.data.choose import listed
 from equifed.data.encode import shortened
 from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.partition.base import UNKNOWN, is_missing
 from equifed.protocol import Data, Method, Task, adjusted
 from equifed.tree import Tree
-from equifed.words import quoted
 
 if TYPE_CHECKING:
     from equifed.data import Schema
@@ -108,24 +108,16 @@ def read_rows(rows: Any, schema: Schema | None, method: Method, s: Any) -> tuple
     if schema is None or not hasattr(rows, "columns"):
         return rows, s
     frame = rows.set_axis([str(name) for name in rows.columns], axis=1)
-    inputs = [column.name for column in schema.columns]
-    absent = [name for name in dict.fromkeys(inputs) if name not in frame.columns]
-    if absent:
-        raise DataError(
-            f"The rows have no column {', '.join(map(quoted, absent))}. The model needs: {shortened(inputs)}; the rows "
-            f"have: {shortened(frame.columns)}.",
-            column=absent[0] if len(absent) == 1 else "",
-        )
+    inputs = schema.inputs(frame)
     if method.adjusts and s is None:
         absent = [rule.column for rule in schema.sensitive if rule.column not in frame.columns]
         if absent:
             raise DataError(
-                f"{method.name} decides by a row's group, and the rows have no column "
-                f"{', '.join(map(quoted, absent))} that tells it. Add it; a row whose group is unknown has no value there.",
-                column=absent[0] if len(absent) == 1 else "",
+                f"{method.name} decides by a row's group, and the rows have no column {listed(absent)} that tells it. "
+                "Add it; a row whose group is unknown has no value there."
             )
         s = schema.group_codes(frame)
-    return schema.inputs(frame), s
+    return inputs, s
 
 
 def blank_states(method: Method, task: Task) -> tuple[Any, Tree]:

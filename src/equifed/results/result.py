@@ -100,9 +100,10 @@ class Result:
         Probabilities of class 1 [n] (one output), of every class [n, C], or values as the model was trained on them
         (regression). x: a data frame with the columns of the schema, where the federation came from a table, or
         features as the federation has them, before any scaling of its own. s: the rows' groups, names or codes, for
-        post-processed methods; a frame has them in its sensitive columns. client: whose model, where clients have models of their own. run: a key of `parameters`, needed where
-        there are several. draw: another number draws other random decisions. model: the model that was trained, for a
-        result that was loaded and whose model cannot be made again from what is stored.
+        post-processed methods; a frame has them in its sensitive columns. client: whose model, where clients have
+        models of their own. run: a key of `parameters`, needed where there are several. draw: another number draws
+        other random decisions. model: the model that was trained, for a result that was loaded and whose model cannot
+        be made again from what is stored.
         """
         states = self._states(model)
         known = list(states)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equifed import methods, models, tree
 from equifed.errors import ConfigError
@@ -40,7 +39,10 @@ class StoredStates(Mapping[Any, FinalState]):
         if any(_keeps_clients(state) for state in states.values()):
             parts["clients"] = [state.clients for state in states.values()]
         leaves = {
-            name: leaf for part, trees in parts.items() if trees for name, leaf in tree.named(tree.stack(trees), part).items()
+            name: leaf
+            for part, trees in parts.items()
+            if trees
+            for name, leaf in tree.named(tree.stack(trees), part).items()
         }
         return cls(describe(states), {name: leaf.numpy() for name, leaf in leaves.items()})
 

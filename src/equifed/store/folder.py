@@ -59,6 +59,7 @@ from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
 from equifed.store.environment import data_record, environment, federations_of
 from equifed.store.locks import is_held, lock_at, take
+from equifed.store.package import MODEL
 from equifed.store.results import (
     CHECKPOINT,
     CONFIG,
@@ -104,6 +105,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = lock_at(path / LOCK)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether the folder is a run's."""
+        return (path / STATUS).is_file()
 
     @property
     def id(self) -> str:
@@ -203,14 +209,14 @@ class RunFolder:
         }
 
     def is_finished(self) -> bool:
-        """Whether nothing is left to be done: it has finished, and its result is as it was written."""
+        """Whether nothing is left to be done: it has finished, and result and model are as they were written."""
         if self.status()["status"] != "finished":
             return False
         try:
-            check_result(Sums.load(self.path, self.remedy))
+            wrong = check_result(Sums.load(self.path, self.remedy))
         except RunError:
             return False
-        return True
+        return not any(name.startswith(f"{MODEL}/") for name in wrong)
 
     def resuming(self, name: str | None = None) -> str:
         """The command that goes on with it; `name`: what it may be called where the command is typed."""

@@ -56,8 +56,8 @@ class Package:
             about = json.loads(sums.read(ABOUT))
             if about["format"] != FORMAT:
                 raise RunError(
-                    f"The model in {folder} has format {about['format']!r}, and this version of equifed reads {FORMAT}. "
-                    "Use the version that made it, which its model card names."
+                    f"The model in {folder} has format {about['format']!r}, and this version of equifed reads "
+                    f"{FORMAT}. Use the version that made it, which its model card names."
                 )
             schema = Schema.from_json(sums.read(SCHEMA)) if SCHEMA in sums else None
             states = StoredStates(about["final_states"], lambda: _weights(sums))
@@ -126,30 +126,27 @@ def load_model(
     reference: the run's id, name or folder, "latest", or its folder `model` alone, wherever that was copied; neither
     the data nor the rest of the run are needed. seed: left out, the first. setting: of a sweep, {hyper-parameter:
     value}; left out, the one that meets the run's target on validation rows. client: whose model, where clients have
-    models of their own. runs: the folder of the runs, where it is not `runs` or $EQUIFED_RUNS. model: the model that was
-    trained, where it was made in Python by hand, so that nothing leads to it again.
+    models of their own. runs: the folder of the runs, where it is not `runs` or $EQUIFED_RUNS. model: the model that
+    was trained, where it was made in Python by hand, so that nothing leads to it again.
     """
-    return Package.open(find_package(reference, runs)).model(seed, setting, client, model)
+    return _found(reference, runs).model(seed, setting, client, model)
 
 
-def find_package(reference: str | PathLike[str], runs: str | PathLike[str] | None = None) -> Path:
-    """The folder of the model that is meant."""
-    from equifed.store import Store
+def _found(reference: str | PathLike[str], runs: str | PathLike[str] | None) -> Package:
+    """The package that is meant."""
+    from equifed.store import RunFolder, Store  # late: a run's folder is written with this
 
     path = Path(reference)
-    for folder in (path, path / MODEL):
-        if (folder / ABOUT).is_file():
-            return folder
-    if path.is_dir() and not (path / "status.json").is_file():
+    if (path / ABOUT).is_file():
+        return Package.open(path)
+    if path.is_dir() and not RunFolder.is_one(path):
+        if (path / MODEL / ABOUT).is_file():
+            return Package.open(path / MODEL)
         raise ConfigError(f"There is no model in {path}: neither it nor a folder {MODEL} in it has {ABOUT}.")
     run = Store(runs).find(str(reference))
-    if (run.path / MODEL / ABOUT).is_file():
-        return run.path / MODEL
-    run.result()  # says what is wrong where the run has not finished
-    raise RunError(
-        f"Run {run.id} has no model in its folder: an older version of equifed made it. Train it again: "
-        f"equifed run {run.path}/config.toml"
-    )
+    if not (run.path / MODEL / ABOUT).is_file():
+        run.result()  # says what is wrong where the run has not finished
+    return Package.open(run.path / MODEL, f"Make it again, without computing: {run.resuming()}")
 
 
 def _weights(sums: Sums) -> dict[str, np.ndarray]:

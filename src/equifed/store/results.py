@@ -35,7 +35,15 @@ JOURNAL = "sums"
 FRAMES = ("metrics", "counts", "calibration", "local_gaps", "cuts", "plain_mean", "log")
 RESULT = "result.json"
 FILES = {f"{name}.parquet" for name in FRAMES} | {
-    *("messages.json", "rejections.json", "timings.json", "final.safetensors", f"{MODEL}/{ABOUT}", f"{MODEL}/{SCHEMA}", RESULT)
+    *(
+        "messages.json",
+        "rejections.json",
+        "timings.json",
+        "final.safetensors",
+        f"{MODEL}/{ABOUT}",
+        f"{MODEL}/{SCHEMA}",
+        RESULT,
+    )
 }
 """All that a result is read from; the model's weights are read when something is predicted."""
 COPY = "Put back a copy of what was there."
@@ -110,10 +118,12 @@ def load_result(folder: str | Path) -> Result:
 def check_result(sums: Sums) -> dict[str, str]:
     """Refuse a result that is not as it was written; what is wrong with files that it does not need."""
     wrong = sums.wrong()
+    if not wrong and RESULT in sums:
+        return {}
     if CONFIG in wrong:
         sums.remedy = COPY
     needed = {name: why for name, why in wrong.items() if name in FILES}
-    if needed and len(needed) == len(wrong) and (sums.folder / CHECKPOINT).is_file():
+    if all(name in FILES or name.startswith(f"{MODEL}/") for name in wrong) and (sums.folder / CHECKPOINT).is_file():
         sums.remedy = f"The run itself is intact: `{resuming(sums.folder)}` makes its result again, without computing."
     if needed:
         raise RunError(f"The result in {sums.folder} cannot be used: {_listed(needed)}. {sums.remedy}")
