@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,20 @@ def test_programs_are_written_and_say_the_same(run: Path, invoke: Any) -> None:
     program = torch.export.load("model.pt2").module()
     found = program(torch.from_numpy(model.schema.inputs(rows))).detach().numpy()
     np.testing.assert_allclose(found, model.predict_proba(rows), atol=1e-6)
+
+
+def test_the_page_on_models_keeps_its_word(run: Path, invoke: Any) -> None:
+    """Its commands and its Python run as they stand there, on this run."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = pd.read_csv("silo-2.csv")
+    table.assign(patient=table.index).drop(columns="label").to_csv("rows.csv", index=False)
+    for line in re.findall(r"^equifed (.*)$", page, re.MULTILINE):
+        done = invoke(*shlex.split(line, comments=True))
+        assert done.exit_code == 0, done.output
+    assert list(pd.read_csv("scored.csv"))[0] == "patient"
+    names: dict[str, Any] = {"labels": table["label"]}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert names["model"].predict(names["rows"]).tolist() == pd.read_csv("scored.csv")["decision"].tolist()
+    listed = re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (run / "model").iterdir())
