@@ -57,6 +57,8 @@ class Section:
     title: str
     parts: tuple[str | tuple[str, ...] | Table, ...]
     """Paragraphs, lists and tables."""
+    elsewhere: str = ""
+    """The section of the report that has the same."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,11 @@ def card_of(result: Result, facts: Mapping[str, Any] | None = None) -> Card:
     sections = (
         Section("What it is for", tuple(_purpose(result))),
         Section("Data", tuple(_data(result))),
-        Section("Groups", tuple(_groups(result))),
-        Section("Figures", tuple(_figures(result, comparison))),
+        Section("Between which groups", tuple(_groups(result))),
+        Section("Figures", tuple(_figures(result, comparison)), elsewhere="comparison"),
         Section("Limits", (tuple(_limits(result, comparison)),)),
-        Section("What left each client", tuple(_messages(result))),
-        Section("How it was made", tuple(_making(result))),
+        Section("What left each client", tuple(_messages(result)), elsewhere="messages"),
+        Section("How it was made", tuple(_making(result)), elsewhere="provenance"),
     )
     return Card(f"Model card: {wording.plain(named)}", sections)
 

@@ -156,6 +156,9 @@ class RunFolder:
     def rounds_done(self) -> int:
         """The last committed round; 0 before the first."""
         if self._checkpoint.exists():
+            sums = Sums.load(self.path, self.remedy)
+            if CHECKPOINT in sums:  # the run has finished: an earlier one, which vouches for itself, is not its last
+                sums.read(CHECKPOINT)
             return int(self._metadata()["round"])
         lines = self.path / LINES
         if lines.is_file() and lines.read_bytes().count(b"\n") > self.settings()["run"]["checkpoint-every"]:

@@ -42,28 +42,37 @@ COPY = "Copy the folder again from where it was made."
 class Package:
     """What a package holds, as it was written; the weights are read when they are first needed."""
 
-    sums: Sums
     about: Mapping[str, Any]
     states: StoredStates
     schema: Schema | None
 
     @classmethod
     def open(cls, folder: Path, remedy: str = COPY) -> Package:
-        sums = Sums.load(folder, remedy)
-        if ABOUT not in sums:
-            raise RunError(f"The model in {folder} was not written to its end: {SUMS} has no {ABOUT}. {remedy}")
+        """A package by itself."""
+        return cls.of(Sums.load(folder, remedy))
+
+    @classmethod
+    def of(cls, sums: Sums, under: str = "") -> Package:
+        """The package in a folder whose checksums are at hand; under: where in it, "model/"."""
+        weights, about, schema = (f"{under}{name}" for name in (WEIGHTS, ABOUT, SCHEMA))
+        if about not in sums:
+            raise RunError(
+                f"The model in {sums.folder} was not written to its end: {SUMS} has no {about}. {sums.remedy}"
+            )
         try:
-            about = json.loads(sums.read(ABOUT))
-            if about["format"] != FORMAT:
+            content = json.loads(sums.read(about))
+            if content["format"] != FORMAT:
                 raise RunError(
-                    f"The model in {folder} has format {about['format']!r}, and this version of equifed reads "
+                    f"The model in {sums.folder} has format {content['format']!r}, and this version of equifed reads "
                     f"{FORMAT}. Use the version that made it, which its model card names."
                 )
-            schema = Schema.from_json(sums.read(SCHEMA)) if SCHEMA in sums else None
-            states = StoredStates(about["final_states"], lambda: _weights(sums))
+            return cls(
+                content,
+                StoredStates(content["final_states"], lambda: _weights(sums, weights)),
+                Schema.from_json(sums.read(schema)) if schema in sums else None,
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"The model in {folder} cannot be read ({error!r}). {remedy}") from error
-        return cls(sums, about, states, schema)
+            raise RunError(f"The model in {sums.folder} cannot be read ({error!r}). {sums.remedy}") from error
 
     def model(self, seed: int | None, setting: Mapping[str, float] | None, client: str | None, model: Any) -> Model:
         swept = self.about["swept"]
@@ -107,11 +116,6 @@ def write_package(sums: Sums, result: Result, facts: Mapping[str, Any] | None = 
     sums[f"{MODEL}/{SUMS}"] = checksum(read_regular(folder / SUMS))
 
 
-def read_package(sums: Sums) -> Package:
-    """The package in the folder of a run or a saved result."""
-    return Package.open(sums.folder / MODEL, sums.remedy)
-
-
 def load_model(
     reference: str | PathLike[str],
     *,
@@ -149,9 +153,9 @@ def _found(reference: str | PathLike[str], runs: str | PathLike[str] | None) -> 
     return Package.open(run.path / MODEL, f"Make it again, without computing: {run.resuming()}")
 
 
-def _weights(sums: Sums) -> dict[str, np.ndarray]:
+def _weights(sums: Sums, name: str) -> dict[str, np.ndarray]:
     try:
-        found: dict[str, np.ndarray] = load(sums.read(WEIGHTS))
+        found: dict[str, np.ndarray] = load(sums.read(name))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise sums.damaged(WEIGHTS, f"cannot be read ({error})") from error
+        raise sums.damaged(name, f"cannot be read ({error})") from error
     return found

@@ -23,7 +23,7 @@ from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
 from equifed.settings import RunSettings
 from equifed.store.locks import lock_at, take
-from equifed.store.package import ABOUT, MODEL, SCHEMA, read_package, write_package
+from equifed.store.package import ABOUT, MODEL, SCHEMA, Package, write_package
 from equifed.store.sums import SUMS, Sums
 
 CONFIG = "config.toml"
@@ -159,7 +159,7 @@ def _read_result(sums: Sums) -> Result:
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
     rejections = json.loads(sums.read("rejections.json"))
-    package = read_package(sums)
+    package = Package.of(sums, f"{MODEL}/")
     result = Result(
         **{name: pd.read_parquet(BytesIO(sums.read(f"{name}.parquet"))) for name in FRAMES},
         messages=pd.DataFrame(json.loads(sums.read("messages.json")), columns=MESSAGES),
