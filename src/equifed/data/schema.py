@@ -192,8 +192,9 @@ class Sensitive(Strict):
         )
         return codes, names
 
-    def numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """The column as numbers without a false order [n, d]: see `Data.sensitive`."""
+    def numbers(self, frame: pd.DataFrame, merged: bool) -> NDArray[np.float32]:
+        """The column as numbers without a false order [n, d]: see `Data.sensitive`. merged: whether rows of `MERGED`
+        are a group; otherwise theirs is unknown."""
         if self.continuous:
             series = column_of(frame, self.column)
             assert self.mean is not None and self.deviation is not None  # noqa: PT018 - filled by `infer`
@@ -201,6 +202,8 @@ class Sensitive(Strict):
             values[series.notna()] = (numbers_of(series.dropna()) - self.mean) / self.deviation
             return values.astype(np.float32)[:, None]
         codes, names = self.names(frame)
+        if not merged and MERGED in names:  # always the last
+            codes, names = np.where(codes == names.index(MERGED), UNKNOWN, codes), names[:-1]
         return as_numbers(codes, len(names))
 
 
@@ -420,7 +423,7 @@ class Schema(Strict):
     def _attribute(self, frame: pd.DataFrame) -> NDArray[np.float32] | None:
         if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
             return None
-        return np.concatenate([rule.numbers(frame) for rule in self.sensitive], axis=1)
+        return np.concatenate([rule.numbers(frame, MERGED in self.groups) for rule in self.sensitive], axis=1)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
