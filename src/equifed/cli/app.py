@@ -365,7 +365,7 @@ def data_fetch(name: DatasetName, json: Json = False) -> None:
 def predict(
     reference: ModelName,
     file: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="A table of rows, without label: .csv, .csv.gz or .parquet.")
+        Path, typer.Argument(metavar="ROWS", help="A table of rows without label, in a file as silos have them.")
     ],
     out: Annotated[
         Path | None,
