@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from equifed.federation import Federation, load, load_femnist
     from equifed.methods import postprocess
     from equifed.results.answer import answer
+    from equifed.results.model import Model
     from equifed.results.result import Result
     from equifed.seeking import Sought, seek
     from equifed.settings import Local, RunSettings
     from equifed.simulation import simulate, sweep
-    from equifed.store import load_result, save_result
+    from equifed.store import load_model, load_result, save_result
     from equifed.target import Target
 
 _HOMES = {
@@ -36,6 +37,8 @@ _HOMES = {
     "answer": "equifed.results.answer",
     "Target": "equifed.target",
     "load": "equifed.federation",
+    "Model": "equifed.results.model",
+    "load_model": "equifed.store",
     "load_result": "equifed.store",
     "save_result": "equifed.store",
     "load_femnist": "equifed.federation",

@@ -462,6 +462,10 @@ class Method:
         """What `predict` returned, post-processed: s are the rows' groups, u a random number in 0..1 for each row."""
         return prediction
 
+    def draws(self, task: Task, server: Any, client: Tree) -> bool:
+        """Whether decisions depend on the random numbers that `adjust` gets, with what was fitted."""
+        return self.adjusts
+
     def adapt(self, task: Task, server: Any, data: Data, steps: int) -> Tree:
         """The state of a client that took no part in training, from its rows and the final models."""
         raise ConfigError(

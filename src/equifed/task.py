@@ -130,3 +130,22 @@ def check_module(module: nn.Module) -> None:
         )
     if not any(True for _ in module.parameters()):
         raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")
+
+
+def ends_in_probabilities(out: Tensor) -> str:
+    """The name of the last step by which a model made its output, where that gives probabilities; "" for any other.
+
+    Steps that only change the shape are passed over. The output must have been computed with gradients.
+    """
+    step = out.grad_fn
+    while step is not None:
+        name = step.name().rstrip("0123456789").removesuffix("Backward")
+        if name in ("Sigmoid", "Softmax"):
+            return name.lower()
+        if name not in _SHAPES or not step.next_functions:
+            return ""
+        step = step.next_functions[0][0]
+    return ""
+
+
+_SHAPES = ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Alias", "Clone", "Transpose", "T")

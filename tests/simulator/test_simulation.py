@@ -434,6 +434,16 @@ def test_grid_wastes_at_most_a_quarter() -> None:
 # -- bad arguments ---------------------------------------------------------------------------------------------------
 
 
+class Squashed(nn.Linear):
+    """Ends in a sigmoid in its code, and a change of shape."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sigmoid().squeeze(-1)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -448,6 +458,9 @@ def test_grid_wastes_at_most_a_quarter() -> None:
             "batch normalisation",
         ),
         ({"model": nn.Linear(4, 1).requires_grad_(False)}, "frozen parameters"),
+        ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, but equifed applies it itself"),
+        ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, but equifed applies it itself"),
+        ({"model": Squashed}, "ends in a sigmoid.*Remove it"),
         ({"initial_parameters": [1, 2]}, "must be {name: array}"),
         ({"initial_parameters": {5: {}}}, "no entry for seed 0"),
         ({"dropout": 1.0}, "probability below 1"),

@@ -18,6 +18,8 @@ from equifed.config import load_config
 from equifed.data import Schema
 from equifed.federation import Federation
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
+from equifed.results.export import to_torch
+from equifed.results.onnx import to_onnx
 from equifed.store import RunFolder, Store
 from store.silos import write_config, write_silos
 
@@ -68,6 +70,35 @@ def test_a_saved_result_predicts_the_same_bits(uneven: Federation, method: M.Met
     assert (type(state.method), state.method) == (type(method), method)
     assert_same_bits(predictions(loaded, uneven), predictions(live, uneven))
     assert_same_bits(predictions(pickle.loads(pickle.dumps(live)), uneven), predictions(live, uneven))
+    model = packaged(live, uneven, tmp_path)
+    x, s = uneven.rows.x[:40], uneven.rows.s[:40]
+    found = model.scores(x, groups=s if model.needs_groups else None)
+    assert_same_bits([found], predictions(live, uneven)[:1])
+
+
+def packaged(live: ef.Result, fed: Federation, folder: Path) -> ef.Model:
+    """The model of the first client, or of all, from the package alone, which lies elsewhere now."""
+    if not (folder / "model").is_dir():
+        ef.save_result(folder, live)
+    (folder / "model").rename(folder / "moved")
+    model = ef.load_model(folder / "moved")
+    return model.for_client(fed.ids[0]) if model.personal else model
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, marks=() if each.name in ("ifca", "e2fl", "local") else pytest.mark.full) for each in VARIANTS],
+    ids=lambda method: f"{method.name}",
+)
+def test_programs_of_every_method(uneven: Federation, method: M.Method, tmp_path: Path) -> None:
+    """As a torch program and as an ONNX graph, which are compared with the model as they are made."""
+    model = packaged(train(method, uneven), uneven, tmp_path)
+    if model.draws:
+        with pytest.raises(ef.ConfigError, match="draws its decisions by chance"):
+            to_onnx(model)
+        return
+    assert len(to_onnx(model)) > 100
+    assert len(to_torch(model)) > 100
 
 
 def test_every_run_of_a_sweep(uneven: Federation, tmp_path: Path) -> None:
@@ -129,7 +160,7 @@ def test_models_of_ones_own(uneven: Federation, tmp_path: Path) -> None:
 
 
 def test_a_run_folder_is_enough_for_a_new_process(tmp_path: Path, start: Any) -> None:
-    """Files, a schema and standardised inputs; the states come from the last checkpoint."""
+    """Files, a schema and standardised inputs."""
     write_silos(tmp_path)
     config = load_config(write_config(tmp_path, method={"name": "fedavg-gr+eo"}))
     with Store(tmp_path / "runs").start(config) as recording:
@@ -137,7 +168,6 @@ def test_a_run_folder_is_enough_for_a_new_process(tmp_path: Path, start: Any) ->
             pass
         live = recording.finish()
     folder = recording.folder.path
-    assert not (folder / "states.safetensors").exists()  # not twice
     fed = recording.simulation.job.runs[0].federation
     assert fed.scaling is not None
     with pytest.raises(ef.ConfigError, match="the folder of a run, which has a result of its own"):
@@ -183,9 +213,9 @@ def test_what_is_missing_is_named(uneven: Federation, tmp_path: Path) -> None:
     with pytest.raises(ef.RunError, match=r"There is no result in .*no result.json"):
         ef.load_result(tmp_path)
     ef.save_result(tmp_path, train(M.FedAvg(), uneven))
-    (tmp_path / "states.safetensors").unlink()
-    with pytest.warns(ef.EquifedWarning, match=r"states.safetensors is missing. Put back a copy"):
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.warns(ef.EquifedWarning, match=r"model/model.safetensors is missing. Put back a copy"):
         loaded = ef.load_result(tmp_path)
     assert len(loaded.metrics)  # all but predicting
-    with pytest.raises(ef.RunError, match=r"states.safetensors is missing. Put back a copy"):
+    with pytest.raises(ef.RunError, match=r"model.safetensors is missing. Put back a copy"):
         loaded.predict(uneven.rows.x[:3])

@@ -20,7 +20,7 @@ from equifed.config import load_config
 from equifed.errors import ConfigError, DataError, DiskError, EquifedWarning, RunError
 from equifed.files import write_sealed
 from equifed.results import Result
-from equifed.store import RunFolder, Store, load_result, save_result
+from equifed.store import RunFolder, Store, load_model, load_result, save_result
 from equifed.store.locks import lock_at, take
 from store.faults import Fake
 from store.silos import write_config, write_silos
@@ -399,8 +399,10 @@ def test_what_the_result_does_not_need_is_warned_of(place):
         again = load_result(folder.path)
     assert len(told) == 1
     pd.testing.assert_frame_equal(again.metrics, result.metrics, check_exact=True)
-    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged"):
-        again.predict([[0.0, 0.0, 0.0]], run=0)
+    assert len(again.predict([[0.0, 0.0, 0.0]], run=0)) == 1  # the model package is as it was written
+    _flip(folder.path / "model" / "model.safetensors")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        load_model(folder.path)
 
 
 def test_a_result_of_an_older_version_is_not_called_damaged(place):

@@ -9,6 +9,7 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
+from equifed.cli.model import Which
 from equifed.cli.monitor import monitor_app
 from equifed.cli.options import (
     MARGIN,
@@ -48,6 +49,10 @@ app.add_typer(monitor_app, name="monitor")
 RunName = Annotated[
     str,
     typer.Argument(metavar="RUN", help='A run: its id, the beginning of it, its name, its folder, or "latest".'),
+]
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help='A finished run, as for "show", or the folder `model` of one, wherever it is.'),
 ]
 Watch = Annotated[
     bool,
@@ -371,3 +376,57 @@ def data_fetch(name: DatasetName, json: Json = False) -> None:
     else:
         show(*(f"{file}: {place}" for file, place in files.items()))
         say(f"Data home: {data_home()}")
+
+
+@command(app)
+def predict(
+    reference: ModelName,
+    file: Annotated[
+        Path, typer.Argument(metavar="ROWS", help="A table of rows without label, in a file as silos have them.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where to write: .csv or .parquet. (default: CSV on stdout)", show_default=False
+        ),
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that names a row, in place of its number.")
+    ] = None,
+    keep: Annotated[str | None, typer.Option(metavar="A,B,...", help="Columns to copy into what is written.")] = None,
+    draw: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Another number draws other decisions, where they are drawn.")
+    ] = 0,
+    *,
+    which: Which,
+    output: Output,
+) -> None:
+    """Score rows with a finished run's model: the probability of each class, and the decision.
+
+    The table needs the columns that the model was trained with, in any order; others are ignored. It needs the
+    sensitive ones only where the method decides by a row's group.
+    """
+    from equifed.cli.model import predict
+
+    predict(reference, file, out, id, keep, draw, which, output)
+
+
+@command(app)
+def export(
+    reference: ModelName,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.onnx", help="An ONNX graph that takes a table's columns (needs the extra `onnx`)."),
+    ] = None,
+    torch: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.pt2", help="A program of torch.export that takes encoded rows."),
+    ] = None,
+    *,
+    which: Which,
+    output: Output,
+) -> None:
+    """Write a finished run's model as a program for other software, compared with the model before it is written."""
+    from equifed.cli.model import export
+
+    export(reference, onnx, torch, which, output)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
 from pathlib import Path
 
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import Goal, Output, ReportOptions, split_names
 from equifed.errors import ConfigError
 from equifed.files import writable_folder
+from equifed.report.card import with_facts
 from equifed.results import Result
 from equifed.store import RunFolder, Store
 
@@ -88,21 +88,8 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
 
 
 def documented(folder: RunFolder, result: Result) -> Result:
-    """The result with what its folder knows beside it: configuration, versions, data, time."""
-    data, status = folder.record("data.json"), folder.status()
-    times = {"started": status["created"], "finished": status["changed"]}
-    whose = "server's rows" if "federation" in result.info else "rows"
-    origins = {f"fingerprint of the {whose}": data["fingerprint"], "files of the silos": data["files"]}
-    more = {
-        "run": {
-            "id": folder.id,
-            **{what: f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M:%S UTC}" for what, time in times.items()},
-        },
-        "provenance": result.info.get("provenance", {}) | {what: known for what, known in origins.items() if known},
-        "versions": folder.record("environment.json"),
-        "config": folder.text("config.toml"),
-    }
-    return replace(result, info={**result.info, **more})
+    """The result with what its folder knows beside it."""
+    return replace(result, info=with_facts(result.info, folder.facts()))
 
 
 def check_page(page: Path, option: str) -> None:

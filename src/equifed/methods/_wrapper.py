@@ -154,6 +154,9 @@ class Wrapper(Method):
     def adjust(self, task: Task, server: Around, client: Around, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
         return self.inner.adjust(task, server.inner, client.inner, prediction, s, u)
 
+    def draws(self, task: Task, server: Around, client: Around) -> bool:
+        return self.inner.draws(task, server.inner, client.inner)
+
     def adapt(self, task: Task, server: Around, data: Data, steps: int) -> Around:
         return Around(self.inner.adapt(task, server.inner, data, steps), self.own_client(task, data.mask))
 
@@ -169,6 +172,11 @@ class Wrapper(Method):
 
     def converged(self, server: Around) -> Tensor:
         return self.inner.converged(server.inner)
+
+
+def uncertain(chances: Tensor) -> bool:
+    """Whether one of these probabilities leaves something to chance."""
+    return bool(((chances > 0) & (chances < 1)).any())
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from equifed.methods._parity import (
     rates_of,
     search,
 )
-from equifed.methods._wrapper import Around, PostProcessing, derived
+from equifed.methods._wrapper import Around, PostProcessing, derived, uncertain
 from equifed.methods.hyper import hyper
 from equifed.protocol import ROWS, Bound, Data, Knob, Phase, Record, Task, notions, unchanged
 from equifed.tree import Tree
@@ -303,6 +303,10 @@ class Fair(PostProcessing):
             score = torch.einsum("ny,nyj->nj", prediction.to(torch.float64), weights)
             decision = torch.where(weights.flatten(1).any(1), score.argmax(1), own)
         return decided(prediction, own, torch.where(s < 0, own, decision))
+
+    def draws(self, task: Task, server: Around, client: Around) -> bool:
+        rule = (server if self.level == "global" else client).own["rule"]
+        return uncertain(rule["accept" if task.num_classes == 2 else "shares"])
 
     def observe(self, server: Around) -> dict[str, Tensor]:
         seen = server.own.get("observed", {})

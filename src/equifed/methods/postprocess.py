@@ -26,7 +26,7 @@ from torch import Tensor
 from equifed.errors import ConfigError
 from equifed.methods._cells import cell_sums, positive
 from equifed.methods._rules import equal_cost, equal_odds
-from equifed.methods._wrapper import Around, PostProcessing, derived
+from equifed.methods._wrapper import Around, PostProcessing, derived, uncertain
 from equifed.methods.fair import Fair
 from equifed.methods.hyper import hyper
 from equifed.protocol import ROWS, Bound, Data, Phase, Record, Task, unchanged
@@ -75,6 +75,10 @@ class PostProcessed(PostProcessing):
         """New scores from old ones, the rates of the rows' groups [n, 2] and a random number in 0..1 for each."""
         raise NotImplementedError
 
+    def chances(self, rates: Tensor) -> Tensor:
+        """Those of the rates that are probabilities by which something is drawn."""
+        return rates
+
     # -- fitting it ----------------------------------------------------------------------------------------------------
 
     @property
@@ -112,9 +116,16 @@ class PostProcessed(PostProcessing):
         return cell_sums(data, self.measured(data.task, prediction))
 
     def adjust(self, task: Task, server: Around, client: Around, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:
-        rates = (client if self.fit == "client" else server).own["rates"]
+        rates = self.fitted(server, client)
         score = self.adjusted(rates[s], positive(prediction), u).to(prediction.dtype)
         return score if prediction.dim() == 1 else torch.stack([1 - score, score], -1)
+
+    def draws(self, task: Task, server: Around, client: Around) -> bool:
+        return uncertain(self.chances(self.fitted(server, client)))
+
+    def fitted(self, server: Around, client: Around) -> Tensor:
+        rates: Tensor = (client if self.fit == "client" else server).own["rates"]
+        return rates
 
 
 @dataclass(frozen=True)
@@ -164,6 +175,9 @@ class CalibratedEqualizedOdds(PostProcessed):
 
     def adjusted(self, rates: Tensor, score: Tensor, u: Tensor) -> Tensor:
         return torch.where(u < rates[:, 0], rates[:, 1].to(score.dtype), score)
+
+    def chances(self, rates: Tensor) -> Tensor:
+        return rates[:, 0]
 
 
 POST_PROCESSING: dict[str, type[PostProcessing]] = {"eo": EqualizedOdds, "ceo": CalibratedEqualizedOdds, "fair": Fair}

@@ -25,15 +25,16 @@ from equifed.metrics.calibration import BINS
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report import wording
+from equifed.report.card import Card, card_of
 from equifed.report.comparison import Comparison, Variant
 from equifed.report.groups import SMALL_GROUP, parts
+from equifed.report.messages import messages_of
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.robust import robustness
 from equifed.report.silos import DISCLOSED, NOT_AVAILABLE, Secure, Silos
 from equifed.report.verdict import Verdict, verdict_of
-from equifed.results.candidates import differing_names, is_pooled
+from equifed.results.candidates import differing_names
 from equifed.settings import MARGIN
-from equifed.simulator.engine import SECURE_SUM, UNMASK
 
 if TYPE_CHECKING:
     from equifed.results.outcome import Confidence
@@ -98,7 +99,8 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             unseen=[str(result.info["method"]) for result in results if Secure.of(result.info)],
             not_available=NOT_AVAILABLE,
             worst_clients=_worst_clients(comparison),
-            messages=[_messages(result) for result in results],
+            messages=[messages_of(result) for result in results],
+            card=_card(comparison, verdict),
             settings=_settings(results),
             configs=[result.info for result in results if result.info.get("config")],
             citations=_citations(results),
@@ -173,6 +175,13 @@ def _title(results: Sequence[Result]) -> str:
 
 
 # -- tables that are written as text -----------------------------------------------------------------------------------
+
+
+def _card(comparison: Comparison, verdict: Verdict) -> Card | None:
+    """That of the method to take, or of the only one; None where none is taken."""
+    taken = [variant.result for variant in comparison.variants if variant.label == verdict.chosen]
+    chosen = taken or ([0] if len(comparison.results) == 1 else [])
+    return card_of(comparison.results[chosen[0]]) if chosen else None
 
 
 def _cards(data: dict[str, Any], verdict: Verdict, variants: list[Variant]) -> list[dict[str, Any]]:
@@ -255,44 +264,6 @@ def _silos(results: Sequence[Result]) -> list[dict[str, Any]]:
         for result in results
         if (silos := Silos.of(result)) is not None
     ]
-
-
-_STAGES = {
-    "join": "when a silo joins",
-    "setup": "once, before round 1",
-    "round": "every round",
-    "final": "once, after the last round",
-    "evaluate": "for every evaluated round",
-}
-_GATHER = {
-    "sum": "needs only sums",
-    "stack": "sees each client's reply",
-    SECURE_SUM: "gets only the sum",
-    UNMASK: "takes the masks off the sum",
-}
-
-
-def _messages(result: Result) -> dict[str, Any]:
-    seen = "federation" in result.info and Secure.of(result.info) is None
-    phases = [
-        {
-            **row,
-            "stage": _STAGES.get(row["stage"], row["stage"]).replace("once", _times(row["times"])),
-            "down": list(row["sizes_down"].items()),
-            "up": list(row["sizes_up"].items()),
-            "gather": _GATHER.get(row["gather"], row["gather"]) if row["up"] else "gets nothing",
-            "private": row["gather"] != "stack" or not row["up"],
-            "seen": seen and bool(row["up"]),
-        }
-        for row in result.messages.to_dict("records")
-    ]
-    method = str(result.info["method"])
-    simulated = result.settings.secure and "federation" not in result.info
-    return {"method": method, "pooled": is_pooled(method), "phases": phases, "simulated": simulated}
-
-
-def _times(number: int) -> str:
-    return f"{number} times" if number > 1 else "once"
 
 
 # -- provenance --------------------------------------------------------------------------------------------------------

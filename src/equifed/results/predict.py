@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed import randomness, tree
+from equifed.data.choose import listed
+from equifed.data.encode import shortened
 from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.partition.base import UNKNOWN, is_missing
 from equifed.protocol import Data, Method, Task, adjusted
 from equifed.tree import Tree
+
+if TYPE_CHECKING:
+    from equifed.data import Schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,21 +69,28 @@ class FinalState:
         with torch.no_grad():
             return self.method.adapt(self.task, self.server, data, steps)
 
-    def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
-        method, task, features = self.method, self.task, self.features(x)
+    def client_state(self, client: str | None) -> Any:
+        """What the client keeps; where clients have models of their own, one must be named."""
+        method = self.method
         if self.clients is None and method.personal:
             raise ConfigError(
                 f"With {method.name} the silos have models of their own, which stay with them: the server's result "
                 "cannot predict for them."
             )
         if client is None and method.personal:
-            raise ConfigError(f"With {method.name} clients have models of their own: name one of them as `client`.")
+            raise ConfigError(
+                f"With {method.name} clients have models of their own: name one of them as `client`. They are: "
+                f"{shortened(self.ids)}."
+            )
         if client is not None and client not in self.ids:
             raise unknown_name("client", client, self.ids)
         if self.clients is None:
-            state = blank_states(method, task)[1]  # the same for all: no prediction depends on it
-        else:
-            state = tree.take(self.clients, 0 if client is None else self.ids.index(client))
+            return blank_states(method, self.task)[1]  # the same for all: no prediction depends on it
+        return tree.take(self.clients, 0 if client is None else self.ids.index(client))
+
+    def predict(self, x: Any, s: Any, client: str | None, draw: int, groups: Sequence[str]) -> np.ndarray:
+        method, task, features = self.method, self.task, self.features(x)
+        state = self.client_state(client)
         with torch.no_grad():
             prediction = method.predict(task, self.server, state, features)
             if method.adjusts:
@@ -88,6 +100,24 @@ class FinalState:
                 u = torch.from_numpy(randomness.generator(self.seed, "predict", draw).random(len(features)))
                 prediction = adjusted(method, task, self.server, state, prediction, codes, u)
         return prediction.numpy()
+
+
+def read_rows(rows: Any, schema: Schema | None, method: Method, s: Any) -> tuple[Any, Any]:
+    """The model's inputs of rows as users have them, and their groups where the method needs these and the rows tell:
+    a data frame is read by the schema, anything else is taken for the inputs."""
+    if schema is None or not hasattr(rows, "columns"):
+        return rows, s
+    frame = rows.set_axis([str(name) for name in rows.columns], axis=1)
+    inputs = schema.inputs(frame)
+    if method.adjusts and s is None:
+        absent = [rule.column for rule in schema.sensitive if rule.column not in frame.columns]
+        if absent:
+            raise DataError(
+                f"{method.name} decides by a row's group, and the rows have no column {listed(absent)} that tells it. "
+                "Add it; a row whose group is unknown has no value there."
+            )
+        s = schema.group_codes(frame)
+    return inputs, s
 
 
 def blank_states(method: Method, task: Task) -> tuple[Any, Tree]:

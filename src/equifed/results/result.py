@@ -15,7 +15,8 @@ from equifed.metrics.seeds import moments_wide
 from equifed.notes import Note
 from equifed.results import tradeoff
 from equifed.results.counts import of_kind, whole_tables
-from equifed.results.predict import Adapted, FinalState
+from equifed.results.model import Model, choose_run
+from equifed.results.predict import Adapted, FinalState, read_rows
 from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
 from equifed.settings import MARGIN, RunSettings
@@ -96,11 +97,13 @@ class Result:
     ) -> np.ndarray:
         """What the final model, post-processing included, says about new rows.
 
-        Probabilities of class 1 [n] (one output), of every class [n, C], or values (regression). x: features as the
-        federation has them, before any scaling of its own. s: the rows' groups, names or codes, for post-processed
-        methods. client: whose model, where clients have models of their own. run: a key of `parameters`, needed where
-        there are several. draw: another number draws other random decisions. model: the model that was trained, for a
-        result that was loaded and whose model cannot be made again from what is stored.
+        Probabilities of class 1 [n] (one output), of every class [n, C], or values as the model was trained on them
+        (regression). x: a data frame with the columns of the schema, where the federation came from a table, or
+        features as the federation has them, before any scaling of its own. s: the rows' groups, names or codes, for
+        post-processed methods; a frame has them in its sensitive columns. client: whose model, where clients have
+        models of their own. run: a key of `parameters`, needed where there are several. draw: another number draws
+        other random decisions. model: the model that was trained, for a result that was loaded and whose model cannot
+        be made again from what is stored.
         """
         states = self._states(model)
         known = list(states)
@@ -108,7 +111,44 @@ class Result:
             run = known[0]
         if run not in known:
             raise ConfigError(f"run must be one of the keys of `parameters`, got {run!r}. Known: {known}.")
-        return states[run].predict(x, s, client, draw, self.info["groups"])
+        rows, groups = read_rows(x, self.schema, states[run].method, s)
+        return states[run].predict(rows, groups, client, draw, self.info["groups"])
+
+    def model(
+        self,
+        *,
+        seed: int | None = None,
+        setting: Mapping[str, float] | None = None,
+        client: str | None = None,
+        model: Any = None,
+    ) -> Model:
+        """One of the trained models, with scikit-learn's interface, as `equifed.load_model` gives it for a run.
+
+        seed: left out, the first. setting: of a sweep, {hyper-parameter: value}; left out, the one that meets the run's
+        target on validation rows. client, model: as in `predict`.
+        """
+        states = self._states(model)
+        chosen = self.chosen_setting() if self.swept and setting is None else None
+        run = choose_run(list(states), self.swept, seed, setting, chosen)
+        values = dict(zip(self.swept, run[:-1], strict=True)) if self.swept else None
+        return Model(
+            states[run],
+            self.schema,
+            labels=tuple(self.info["classes"]),
+            groups=tuple(self.info["groups"]),
+            meaning=str(self.info.get("meaning", "")),
+            data=str(self.info["data"]),
+            setting=values,
+            client=client,
+        )
+
+    def chosen_setting(self) -> dict[str, float] | None:
+        """Of a sweep, the setting that meets the run's target on validation rows; None where there is no target, or no
+        setting that meets it."""
+        if not self.swept or not self.settings.target:
+            return None
+        answer = self.answer()
+        return answer.chosen.setting if answer.chosen is not None and answer.chosen_meets else None
 
     def _states(self, model: Any) -> Mapping[Any, FinalState]:
         if not self.final_states:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equifed import methods, models, tree
 from equifed.errors import ConfigError
@@ -32,14 +31,19 @@ class StoredStates(Mapping[Any, FinalState]):
 
     @classmethod
     def pack(cls, states: Mapping[Any, FinalState]) -> StoredStates:
-        """The states as JSON and arrays."""
+        """What predicting needs of the states, as JSON and arrays: the server's fields that clients get to apply the
+        model, and the clients' states where each has a model of its own."""
         if isinstance(states, StoredStates):
             return states
-        leaves: dict[str, Tensor] = {}
-        for part in ("server", "clients"):
-            trees = [getattr(state, part) for state in states.values()]
-            if trees and trees[0] is not None:
-                leaves |= tree.named(tree.stack(trees), part)
+        parts: dict[str, list[Tree]] = {"server": [_sent(state.method, state.server) for state in states.values()]}
+        if any(_keeps_clients(state) for state in states.values()):
+            parts["clients"] = [state.clients for state in states.values()]
+        leaves = {
+            name: leaf
+            for part, trees in parts.items()
+            if trees
+            for name, leaf in tree.named(tree.stack(trees), part).items()
+        }
         return cls(describe(states), {name: leaf.numpy() for name, leaf in leaves.items()})
 
     @cached_property
@@ -68,7 +72,7 @@ class StoredStates(Mapping[Any, FinalState]):
             states[_key(run["key"])] = FinalState(
                 method=method,
                 task=task,
-                server=self._filled(server, "server", r),
+                server=method.received(self._filled(_sent(method, server), "server", r)),
                 clients=self._filled(client, "clients", r) if self.about["client_states"] else None,
                 ids=tuple(self.about["clients"]),
                 seed=run["seed"],
@@ -127,7 +131,7 @@ def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
         "local": dataclasses.asdict(first.task.local),
         "shape": list(first.shape),
         "clients": list(first.ids),
-        "client_states": first.clients is not None,
+        "client_states": _keeps_clients(first),
         "runs": [
             {
                 "key": key,
@@ -138,6 +142,16 @@ def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
             for key, state in states.items()
         ],
     }
+
+
+def _sent(method: Method, server: Any) -> dict[str, Any]:
+    """The server's fields that `predict` uses."""
+    return method.sent(server, method.predicts_with)
+
+
+def _keeps_clients(state: FinalState) -> bool:
+    """Whether predicting needs the clients' states, and they are here."""
+    return state.method.personal and state.clients is not None
 
 
 def _name(method: Method) -> str:

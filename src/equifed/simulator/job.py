@@ -25,7 +25,7 @@ from equifed.secure import FEWEST
 from equifed.settings import RunSettings
 from equifed.simulator.threads import usable_cores
 from equifed.target import parse_targets
-from equifed.task import check_module, num_outputs
+from equifed.task import check_module, ends_in_probabilities, num_outputs
 from equifed.tree import Tree
 
 
@@ -418,7 +418,7 @@ def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
 def _is_binary(module: nn.Module, fed: Federation) -> bool:
     """Whether the model has one output; also the check that its output fits the data."""
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # which remembers the last step
             out = module(torch.from_numpy(fed.rows.x[:2].astype(np.float32)))
     except Exception as error:  # whatever the user's own module raises
         raise ConfigError(
@@ -431,6 +431,11 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
         wanted = " or ".join(str(n) for n in sorted(allowed))
         raise ConfigError(
             f"The model's output for two rows has shape {list(out.shape)}; this task needs [rows, {wanted}]."
+        )
+    if fed.task == "classification" and (last := ends_in_probabilities(out)):
+        raise ConfigError(
+            f"The model ends in a {last}, but equifed applies it itself: applied twice, nothing near 0 or 1 can be "
+            "predicted. Remove it, so that the model's outputs are logits."
         )
     return fed.task == "classification" and width == 1
 

@@ -20,10 +20,11 @@ from equifed.store.environment import environment, federations_of, fingerprint
 from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder, not_begun
 from equifed.store.index import Index
 from equifed.store.locks import take
+from equifed.store.package import load_model
 from equifed.store.results import load_result, save_result
 from equifed.tracking import Callbacks, asked
 
-__all__ = ["Entry", "Recording", "RunFolder", "Store", "load_result", "save_result", "trackers"]
+__all__ = ["Entry", "Recording", "RunFolder", "Store", "load_model", "load_result", "save_result", "trackers"]
 
 ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 """What `Store.new_id` makes."""

@@ -9,6 +9,7 @@
     checkpoint.safetensors  all state after the last committed round, the checksum of the lines up to it, and its own
     sums/                   of a federation with secure sums: every exchange since the checkpoint (flower/journal.py)
     result.json             once it has finished, with metrics.parquet and the other files of `results.write_result`
+    model/                  the model package (package.py), which can be used without the rest
 
 A round counts once the checkpoint has replaced the one before; its scores and its line are written first. So whatever
 moment the process dies at, the folder holds a consistent prefix of the run, and perhaps a tail that resuming discards:
@@ -58,6 +59,7 @@ from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
 from equifed.store.environment import data_record, environment, federations_of
 from equifed.store.locks import is_held, lock_at, take
+from equifed.store.package import MODEL
 from equifed.store.results import (
     CHECKPOINT,
     CONFIG,
@@ -105,6 +107,11 @@ class RunFolder:
         self.path = path
         self.lock = lock_at(path / LOCK)
 
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether the folder is a run's."""
+        return (path / STATUS).is_file()
+
     @property
     def id(self) -> str:
         return self.path.name
@@ -150,6 +157,9 @@ class RunFolder:
     def rounds_done(self) -> int:
         """The last committed round; 0 before the first."""
         if self._checkpoint.exists():
+            sums = Sums.load(self.path, self.remedy)
+            if CHECKPOINT in sums:  # the run has finished: an earlier one, which vouches for itself, is not its last
+                sums.read(CHECKPOINT)
             return int(self._metadata()["round"])
         lines = self.path / LINES
         if lines.is_file() and lines.read_bytes().count(b"\n") > self.settings()["run"]["checkpoint-every"]:
@@ -182,15 +192,35 @@ class RunFolder:
             raise RunError(f"Run {self.id} has no result: it {state}. {todo}.")
         return load_result(self.path)
 
+    def facts(self) -> dict[str, Any]:
+        """What the folder knows of the run beside its result: configuration, versions, data, time. By the names of
+        `Result.info`."""
+        data, status = self.record("data.json"), self.status()
+        times = {"started": status["created"]}
+        if status["status"] == "finished":
+            times["finished"] = status["changed"]
+        federated = (self.path / FEDERATION).is_file()
+        whose = "server's rows" if federated else "rows"
+        origins = {f"fingerprint of the {whose}": data["fingerprint"], "files of the silos": data["files"]}
+        return {
+            "run": {
+                "id": self.id,
+                **{what: f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M:%S UTC}" for what, time in times.items()},
+            },
+            "provenance": {what: known for what, known in origins.items() if known},
+            "versions": self.record("environment.json"),
+            "config": self.text(CONFIG),
+        }
+
     def is_finished(self) -> bool:
-        """Whether nothing is left to be done: it has finished, and its result is as it was written."""
+        """Whether nothing is left to be done: it has finished, and result and model are as they were written."""
         if self.status()["status"] != "finished":
             return False
         try:
-            check_result(Sums.load(self.path, self.remedy))
+            wrong = check_result(Sums.load(self.path, self.remedy))
         except RunError:
             return False
-        return True
+        return not any(name.startswith(f"{MODEL}/") for name in wrong)
 
     def resuming(self, name: str | None = None) -> str:
         """The command that goes on with it; `name`: what it may be called where the command is typed."""
@@ -466,7 +496,7 @@ class Recording:
         with self._resumable():
             if (self.folder.path / FEDERATION).is_file():
                 self._sums[FEDERATION] = checksum((self.folder.path / FEDERATION).read_bytes())
-            write_result(self._sums, result)
+            write_result(self._sums, result, self.folder.facts())
             self.folder.set_status("finished")
         self._finished = True
         self.callbacks.run_finished(result, self.folder.path)

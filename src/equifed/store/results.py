@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pandas as pd
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from equifed.data import Schema
 from equifed.errors import ConfigError, EquifedWarning, RunError
 from equifed.files import clear_temporaries, plain, to_json, writable_folder
 from equifed.metrics import catalogue
@@ -22,9 +22,9 @@ from equifed.metrics.seeds import moments
 from equifed.notes import Note
 from equifed.results.collect import MESSAGES, REJECTIONS
 from equifed.results.result import Result
-from equifed.results.stored import StoredStates, describe
 from equifed.settings import RunSettings
 from equifed.store.locks import lock_at, take
+from equifed.store.package import ABOUT, MODEL, SCHEMA, Package, write_package
 from equifed.store.sums import SUMS, Sums
 
 CONFIG = "config.toml"
@@ -34,13 +34,19 @@ FEDERATION = "federation.json"
 JOURNAL = "sums"
 """The folder of such a run, while it goes on with secure sums: every exchange since the last checkpoint."""
 FRAMES = ("metrics", "counts", "calibration", "local_gaps", "cuts", "plain_mean", "log")
-STATES = "states.safetensors"
-SCHEMA = "schema.json"
 RESULT = "result.json"
 FILES = {f"{name}.parquet" for name in FRAMES} | {
-    *("messages.json", "rejections.json", "timings.json", "final.safetensors", SCHEMA, RESULT)
+    *(
+        "messages.json",
+        "rejections.json",
+        "timings.json",
+        "final.safetensors",
+        f"{MODEL}/{ABOUT}",
+        f"{MODEL}/{SCHEMA}",
+        RESULT,
+    )
 }
-"""All that a result is read from; STATES, or a run's CHECKPOINT, is read when something is predicted."""
+"""All that a result is read from; the model's weights are read when something is predicted."""
 COPY = "Put back a copy of what was there."
 
 
@@ -49,7 +55,6 @@ def save_result(folder: str | Path, result: Result) -> None:
     folder = Path(folder)
     if (folder / CHECKPOINT).exists():
         raise ConfigError(f"{folder} is the folder of a run, which has a result of its own. Name another folder.")
-    arrays = StoredStates.pack(result.final_states).arrays
     writable_folder(folder, "Name another folder for the result.")
     lock = lock_at(folder / "lock")
     if not take(lock):
@@ -57,16 +62,15 @@ def save_result(folder: str | Path, result: Result) -> None:
     try:
         clear_temporaries(folder)
         (folder / SUMS).unlink(missing_ok=True)  # until all is there, there is no result
-        sums = Sums(folder)
-        sums.write(STATES, save({name: np.asarray(value, order="C") for name, value in arrays.items()}))
-        write_result(sums, result)
+        write_result(Sums(folder), result)
     finally:
         lock.release()
 
 
-def write_result(sums: Sums, result: Result) -> None:
-    """All but the states that predicting needs, which the last checkpoint of a run has. SUMS.json comes last: that it
-    has the name of result.json means that all is there."""
+def write_result(sums: Sums, result: Result, facts: Mapping[str, Any] | None = None) -> None:
+    """Everything, with the model package. SUMS.json comes last: that it has the name of result.json means that all is
+    there. facts: what a run's folder knows besides, for the model card."""
+    write_package(sums, result, facts)
     for name in FRAMES:
         sums.write(f"{name}.parquet", getattr(result, name).to_parquet(index=False))
     sums.write("messages.json", to_json(result.messages.to_dict("records")))
@@ -78,15 +82,12 @@ def write_result(sums: Sums, result: Result) -> None:
         for name, value in parameters.items()
     }
     sums.write("final.safetensors", save(tensors))
-    if result.schema is not None:
-        sums.write(SCHEMA, result.schema.to_json().encode())
     about = {
         "info": result.info,
         "settings": result.settings.to_dict(),
         "notes": [note.to_json() for note in result.notes],
         "headline": headline(result),
         "runs": list(result.parameters),
-        "final_states": describe(result.final_states),
     }
     sums.write(RESULT, to_json(about))
     sums.save()
@@ -118,10 +119,12 @@ def load_result(folder: str | Path) -> Result:
 def check_result(sums: Sums) -> dict[str, str]:
     """Refuse a result that is not as it was written; what is wrong with files that it does not need."""
     wrong = sums.wrong()
+    if not wrong and RESULT in sums:
+        return {}
     if CONFIG in wrong:
         sums.remedy = COPY
     needed = {name: why for name, why in wrong.items() if name in FILES}
-    if needed and len(needed) == len(wrong) and (sums.folder / CHECKPOINT).is_file():
+    if all(name in FILES or name.startswith(f"{MODEL}/") for name in wrong) and (sums.folder / CHECKPOINT).is_file():
         sums.remedy = f"The run itself is intact: `{resuming(sums.folder)}` makes its result again, without computing."
     if needed:
         raise RunError(f"The result in {sums.folder} cannot be used: {_listed(needed)}. {sums.remedy}")
@@ -157,7 +160,7 @@ def _read_result(sums: Sums) -> Result:
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
     rejections = json.loads(sums.read("rejections.json"))
-    states = CHECKPOINT if CHECKPOINT in sums else STATES
+    package = Package.of(sums, f"{MODEL}/")
     result = Result(
         **{name: pd.read_parquet(BytesIO(sums.read(f"{name}.parquet"))) for name in FRAMES},
         messages=pd.DataFrame(json.loads(sums.read("messages.json")), columns=MESSAGES),
@@ -167,8 +170,8 @@ def _read_result(sums: Sums) -> Result:
         settings=RunSettings.from_dict(content["settings"]),
         timings=json.loads(sums.read("timings.json")),
         notes=[Note.from_json(note) for note in content["notes"]],
-        final_states=StoredStates(content["final_states"], lambda: load(sums.read(states))),
-        schema=Schema.from_json(sums.read(SCHEMA)) if SCHEMA in sums else None,
+        final_states=package.states,
+        schema=package.schema,
     )
     labels = {_label(result, key): key for key in keys}
     for name, value in load(sums.read("final.safetensors")).items():

@@ -1,0 +1,229 @@
+"""A trained model as one uses it: rows of a table go in, decisions and probabilities come out.
+
+It has the interface of scikit-learn's classifiers (`predict`, `predict_proba`, `classes_`), so that its metrics and
+those of fairlearn take it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from equifed.errors import ConfigError, unknown_name
+from equifed.results.candidates import settings_text
+from equifed.results.predict import FinalState, read_rows
+from equifed.task import Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from equifed.data import Schema
+
+Setting = Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """One trained model: of one seed and one setting, and where clients have models of their own, of one client."""
+
+    state: FinalState
+    schema: Schema | None
+    """How a table becomes the model's inputs; None where it was trained on arrays, and takes arrays."""
+    labels: tuple[str, ...]
+    """The label's values in code order, as text; empty for a regression."""
+    groups: tuple[str, ...]
+    meaning: str = ""
+    """What the positive class says of a row, or what the number is."""
+    data: str = ""
+    """What it was trained on."""
+    setting: Setting | None = None
+    """The swept hyper-parameters at this model's values; None where nothing was swept."""
+    client: str | None = None
+    """Whose model it is, where clients have models of their own."""
+
+    def __post_init__(self) -> None:
+        if self.client is not None and self.client not in self.state.ids:
+            raise unknown_name("client", self.client, self.state.ids)
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> str:
+        return self.state.method.name
+
+    @property
+    def seed(self) -> int:
+        return self.state.seed
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Whom it was trained with."""
+        return self.state.ids
+
+    @property
+    def is_classifier(self) -> bool:
+        return self.state.task.kind == "classification"
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have models of their own, so that one must be named."""
+        return self.state.method.personal
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether a row's decision depends on its group, which a table must then tell."""
+        return self.state.method.adjusts
+
+    @property
+    def draws(self) -> bool:
+        """Whether decisions are drawn by chance, as post-processing does where no threshold is exactly fair."""
+        state = self.state
+        return self.needs_groups and state.method.draws(state.task, state.server, state.client_state(self.client))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a table of rows must have; in any order, and others are ignored. Empty for arrays."""
+        if self.schema is None:
+            return ()
+        groups = [rule.column for rule in self.schema.sensitive] if self.needs_groups else []
+        return tuple(dict.fromkeys([*(column.name for column in self.schema.columns), *groups]))
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The label's values in the order of `predict_proba`, as a table's reader gives them: whole numbers and truth
+        values where all of them are such, else text."""
+        if not self.is_classifier:
+            raise AttributeError("a regression has no classes_")
+        return _values(self.labels)
+
+    @property
+    def n_features_in_(self) -> int:
+        """Columns of a table, or numbers of a row of an array."""
+        return math.prod(self.state.shape) if self.schema is None else len(self.columns)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        if self.schema is None:
+            raise AttributeError("a model that takes arrays has no feature_names_in_")
+        return np.array(self.columns, dtype=object)
+
+    def for_client(self, client: str) -> Model:
+        """The model of another client, where clients have models of their own."""
+        return replace(self, client=client)
+
+    # -- using it ------------------------------------------------------------------------------------------------------
+
+    def scores(self, rows: Any, *, groups: Any = None, draw: int = 0) -> np.ndarray:
+        """As `Result.predict`: probabilities of class 1 [n] or of every class [n, C], or values as the model was
+        trained on them."""
+        x, s = read_rows(rows, self.schema, self.state.method, groups)
+        return self.state.predict(x, s, self.client, draw, self.groups)
+
+    def predict(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[Any]:
+        """The decision about each row, a value of `classes_`; of a regression the number, in the label's own unit.
+
+        rows: a data frame with `columns` (no label), or an array [n, ...] where the model takes arrays. groups: names
+        or codes of the rows' groups, for a model of arrays that decides by them, or in place of a frame's own columns.
+        draw: where decisions are drawn, the i-th row of a call gets the i-th random number of the model's seed and this
+        number; so the same call gives the same decisions.
+        """
+        found = self.scores(rows, groups=groups, draw=draw)
+        return self.classes_[self.codes(found)] if self.is_classifier else self.in_label_unit(found)
+
+    def in_label_unit(self, values: np.ndarray) -> np.ndarray:
+        """What a regression says, in the unit of the table's label where it was scaled for training."""
+        if self.schema is None or self.schema.label_range is None:
+            return values
+        low, high = self.schema.label_range
+        return low + values.astype(np.float64) * (high - low)
+
+    def predict_proba(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[np.float32]:
+        """The probability of every class [n, C], in the order of `classes_`, after post-processing."""
+        if not self.is_classifier:
+            raise AttributeError("a regression has no predict_proba")
+        return probabilities(self.scores(rows, groups=groups, draw=draw))
+
+    @staticmethod
+    def codes(scores: np.ndarray) -> NDArray[np.int64]:
+        """The decided class of each row, as its place in `classes_`: above one half, or the largest."""
+        return Task.decide(torch.from_numpy(scores)).numpy()
+
+    # -- scikit-learn --------------------------------------------------------------------------------------------------
+
+    def fit(self, rows: Any, y: Any) -> Model:
+        """Refused: scikit-learn asks for the name, but training is `equifed.simulate` or a run."""
+        raise ConfigError("This model is trained already. Train another with equifed.simulate, or `equifed run`.")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
+
+        classifies = self.is_classifier
+        return Tags(
+            estimator_type="classifier" if classifies else "regressor",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags() if classifies else None,
+            regressor_tags=None if classifies else RegressorTags(),
+        )
+
+    def __repr__(self) -> str:
+        whose = f", client {self.client}" if self.client is not None else ""
+        named = f"{self.method}{settings_text(self.setting or {})}"
+        on = self.data or ("arrays" if self.schema is None else "a table")
+        return f"Model({named} on {on}, seed {self.seed}{whose})"
+
+
+def probabilities(scores: np.ndarray) -> NDArray[np.float32]:
+    """Of every class [n, C], from those of class 1 alone where there are two."""
+    return np.stack([1 - scores, scores], 1) if scores.ndim == 1 else scores
+
+
+def choose_run(
+    runs: Sequence[Any], swept: Sequence[str], seed: int | None, setting: Setting | None, chosen: Setting | None
+) -> Any:
+    """The key of one run: of this seed, or the first; of this setting, or of the one chosen on validation rows."""
+    settings: dict[tuple[Any, ...], list[Any]] = {}
+    for run in runs:
+        settings.setdefault(tuple(run[:-1]) if swept else (), []).append(run)
+    wanted: tuple[Any, ...] = ()
+    if swept:
+        given = chosen if setting is None else setting
+        known = [dict(zip(swept, values, strict=True)) for values in settings]
+        fits = [each for each in known if given is not None and given.keys() <= each.keys() and _same(each, given)]
+        if len(fits) != 1:
+            listed = "; ".join(settings_text(each)[2:-1] for each in known)
+            if given is None:
+                text = f"Which setting? The run has {len(known)}, and no target by which one was chosen: {listed}."
+            else:
+                found = "Several settings have" if fits else "No setting has"
+                text = f"{found}{settings_text(given)}. There are: {listed}."
+            raise ConfigError(text, key="setting", value=given)
+        wanted = tuple(fits[0].values())
+    elif setting:
+        raise ConfigError("The run has one setting: nothing was swept.", key="setting", value=setting)
+    keys = settings[wanted]
+    seeds = [run[-1] if swept else run for run in keys]
+    if seed is not None and seed not in seeds:
+        raise unknown_name("seed", seed, map(str, seeds), key="seed")
+    return keys[0 if seed is None else seeds.index(seed)]
+
+
+def _same(setting: Setting, given: Setting) -> bool:
+    return all(math.isclose(setting[name], value, rel_tol=1e-9) for name, value in given.items())
+
+
+def _values(labels: Sequence[str]) -> NDArray[Any]:
+    if set(labels) == {"False", "True"}:
+        return np.array([label == "True" for label in labels])
+    try:
+        whole = [int(label) for label in labels]
+    except ValueError:
+        return np.array(labels)
+    return np.array(whole if [str(number) for number in whole] == list(labels) else labels)
