@@ -50,13 +50,27 @@ def test_inputs_are_counted_in_the_schemas_bins() -> None:
     assert counts.inputs["age"] == [below, *expected, 0, 20]
     jobs = frame["job"].value_counts()
     assert counts.inputs["job"][:3] == jobs[["clerk", "farmer", "nurse"]].tolist()
-    assert dict(zip(counted.hand_in.bins["job"], counts.inputs["job"], strict=True))["(not in the schema)"] == 60
+    assert dict(zip(counted.hand_in.bins["job"], counts.inputs["job"], strict=True))["(other)"] == 60
     assert counted.left_out == [("income", "the table does not have the column")]
     with_income = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS)
     assert with_income.left_out == [("income", "the schema does not say its range")]
     given = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS, ranges={"income": (0, 9)})
     assert not given.left_out
     assert "income" in given.hand_in.bins
+
+
+def test_a_schema_that_was_read_off_a_table_says_the_ranges() -> None:
+    """By ends that ten rows are beyond at least; dates are not counted."""
+    frame = decisions()
+    schema = Schema.infer(
+        frame.drop(columns="decision"), label="outcome", sensitive="sex", positive="granted", dates={"when": ["month"]}
+    )
+    counted = count(frame, schema=schema, **COLUMNS)
+    assert counted.left_out == [("when", "dates are not counted: new ones are always later")]
+    below, above = (re.sub("[a-z ]", "", counted.hand_in.bins["age"][i]) for i in (0, -2))
+    ages = frame["age"].sort_values().to_numpy()
+    assert float(below) == pytest.approx(ages[9], abs=0.2)
+    assert float(above) == pytest.approx(ages[-10], abs=0.2)
 
 
 def test_small_counts_are_withheld_with_what_would_tell_them() -> None:
@@ -121,7 +135,7 @@ def test_nothing_of_the_table_is_in_the_file(tmp_path: Path) -> None:
             assert secret not in text, secret
         words = set(re.findall(r'"([^"]*)"', text))
         listed = {*CLASSES, "women", "men", "f", "m", "clerk", "farmer", "nurse", "north", "month", "equifed-monitor-1"}
-        frames = {"(missing)", "(not in the schema)", *counted.hand_in.bins, *counted.hand_in.periods}
+        frames = {"(missing)", "(other)", *counted.hand_in.bins, *counted.hand_in.periods}
         keys = {"format", "silo", "revision", "period", "min_count", "classes", "groups", "bins", "periods", "rows"}
         keys |= {"decisions", "labels", "unknown", "inputs", "blake2"}
         rest = {word for word in words - listed - frames - keys if not re.fullmatch("[0-9a-f]{64}", word)}

@@ -195,10 +195,10 @@ def _columns(held: _Held, asked: Asked, min_count: int, rules: _Rules, scaling: 
         )
     missing = sum(column.missing for column in held.columns)
     if name in asked.dates:
-        return _date_columns(held, asked.dates[name], missing, rules, scaling)
+        return _date_columns(held, asked.dates[name], min_count, missing, rules, scaling)
     if kinds["numeric"]:
         numbers = _together([column.numbers for column in held.columns])
-        return [] if numbers is None else [_number(numbers, rules, missing, scaling, name=name, kind="numeric")]
+        return [] if numbers is None else [_number(numbers, rules, missing, scaling, min_count, name=name, kind="numeric")]
     counts = sum((Counter(column.categories) for column in held.columns), Counter())
     values = in_order(value for value, rows in counts.items() if rows >= min_count)
     if not values and asked.features is None:
@@ -211,7 +211,7 @@ def _columns(held: _Held, asked: Asked, min_count: int, rules: _Rules, scaling: 
 
 
 def _date_columns(
-    held: _Held, parts: Sequence[DatePart], missing: int, rules: _Rules, scaling: Scaling
+    held: _Held, parts: Sequence[DatePart], min_count: int, missing: int, rules: _Rules, scaling: Scaling
 ) -> list[Column]:
     """A column for every part."""
     written = [set(column.formats) for column in held.columns if column.formats]
@@ -229,7 +229,7 @@ def _date_columns(
         if numbers is None:
             return []
         facts = {"name": held.name, "kind": "date", "part": part, "format": common[0]}
-        made.append(_number(numbers, rules, 0 if made else missing, scaling, **facts))
+        made.append(_number(numbers, rules, 0 if made else missing, scaling, min_count, **facts))
     return made
 
 
@@ -313,14 +313,16 @@ def _median(known: Sequence[Numbers]) -> float | None:
     return float(points[-1])
 
 
-def _number(numbers: _Merged, rules: _Rules, missing: int, scaling: Scaling, **facts: Any) -> Column:
+def _number(
+    numbers: _Merged, rules: _Rules, missing: int, scaling: Scaling, min_count: int, **facts: Any
+) -> Column:
     rule = rules.of(facts["name"], "numeric")
     if rule in ("mean", "median"):
         facts |= {"fill": numbers.mean if rule == "mean" else numbers.median, "indicator": bool(missing)}
-    if scaling == "minmax":
-        if numbers.low is None:
-            text = "no table has values enough for min-max scaling. Scale by 'standard', or leave the column out."
-            raise DataError(text, column=facts["name"])
+    if scaling == "minmax" and numbers.low is None:
+        text = "no table has values enough for min-max scaling. Scale by 'standard', or leave the column out."
+        raise DataError(text, column=facts["name"])
+    if scaling == "minmax" or min_count:  # which monitoring makes bins of; the ends of all values are told by nobody
         facts |= {"low": numbers.low, "high": numbers.high}
     far = 0 < numbers.deviation * FAR_DEVIATIONS < abs(numbers.mean) and numbers.low != numbers.high
     return Column(missing=rule, offset=numbers.mean if scaling == "standard" and far else 0.0, **facts)

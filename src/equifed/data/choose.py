@@ -63,7 +63,7 @@ REASONS: dict[str, str] = {
     "identifier": "an identifier: nearly every row has a value of its own, or the name says whose row it is",
     "free text": "free text",
     "many values": "text with too many different values for categories",
-    "date": "dates or times (dates=... takes parts of them)",
+    "date": "dates or times: name the parts that are to be inputs",
     "constant": "the same value in every row",
     "empty": "no value at all",
     "rare": "no value is frequent enough to be told",

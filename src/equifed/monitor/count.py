@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from equifed.data import Schema
 from equifed.data.encode import codes_of, column_of, row_error
-from equifed.data.schema import MISSING, Column
+from equifed.data.schema import MISSING, OTHER, Column
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.metrics.withholding import small_bins, small_groups
 from equifed.monitor.handin import Counts, HandIn, what_is_wrong
@@ -22,7 +22,6 @@ from equifed.words import quoted
 
 BINS = 10
 """Of equal width, between the ends of a number's range."""
-UNLISTED = "(not in the schema)"
 Range = tuple[float, float]
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Group, label and decision of each row."""
@@ -176,6 +175,8 @@ def _inputs(
     for name, column in columns.items():
         if name not in frame.columns:
             left_out.append((name, "the table does not have the column"))
+        elif column.kind == "date":
+            left_out.append((name, "dates are not counted: new ones are always later"))
         elif column.kind == "categorical":
             counted[name] = _categories(column_of(frame, name), column)
         elif (ends := ranges.get(name) or (column.low, column.high)) and None in ends:
@@ -188,9 +189,9 @@ def _inputs(
 
 
 def _categories(series: pd.Series[Any], column: Column) -> Inputs:
-    names = (*dict.fromkeys([*column.categories, MISSING]), UNLISTED)
+    names = tuple(dict.fromkeys([*column.categories, MISSING, OTHER]))
     position = {name: i for i, name in enumerate(names)}
-    codes = codes_of(series, position, noun="category", missing=position[MISSING], fallback=len(names) - 1)
+    codes = codes_of(series, position, noun="category", missing=position[MISSING], fallback=position[OTHER])
     return Inputs(names, codes)
 
 
