@@ -9,7 +9,6 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.model import Which
 from equifed.cli.monitor import monitor_app
 from equifed.cli.options import (
     MARGIN,
@@ -20,6 +19,7 @@ from equifed.cli.options import (
     ReportOptions,
     Settings,
     Tracking,
+    Which,
     command,
     keyed,
     naming_options,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equifed.cli.console import near, print_json, say
-from equifed.cli.options import Output
+from equifed.cli.options import Output, Which
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.files import writable_folder, write_atomic
 
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
 DECISION, VALUE, ROW = "decision", "value", "row"
 """Columns of scored rows; those of probabilities are named after the classes."""
 PROBABILITY = "probability of {}"
-
-
-@dataclass(frozen=True)
-class Which:
-    """Which of a run's models."""
-
-    seed: int | None = field(default=None, metadata={"metavar": "N"})
-    """Of which seed. (default: the first)"""
-    setting: list[str] | None = field(default=None, metadata={"metavar": "NAME=VALUE", "repeated": True})
-    """Of a sweep, with which value; repeat it for several hyper-parameters. (default: the one that meets the run's
-    target on validation rows)"""
-    client: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """Whose, where clients have models of their own."""
 
 
 def load(reference: str, which: Which, output: Output) -> Model:

@@ -20,6 +20,19 @@ from equifed.settings import MARGIN, Local, RunSettings
 
 
 @dataclass(frozen=True)
+class Which:
+    """Which of a run's models."""
+
+    seed: int | None = field(default=None, metadata={"metavar": "N"})
+    """Of which seed. (default: the first)"""
+    setting: list[str] | None = field(default=None, metadata={"metavar": "NAME=VALUE", "repeated": True})
+    """Of a sweep, with which value; repeat it for several hyper-parameters. (default: the one that meets the run's
+    target on validation rows)"""
+    client: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """Whose, where clients have models of their own."""
+
+
+@dataclass(frozen=True)
 class Output:
     """Where runs are kept and how to print."""
 

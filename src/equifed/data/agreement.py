@@ -198,7 +198,9 @@ def _columns(held: _Held, asked: Asked, min_count: int, rules: _Rules, scaling: 
         return _date_columns(held, asked.dates[name], min_count, missing, rules, scaling)
     if kinds["numeric"]:
         numbers = _together([column.numbers for column in held.columns])
-        return [] if numbers is None else [_number(numbers, rules, missing, scaling, min_count, name=name, kind="numeric")]
+        return (
+            [] if numbers is None else [_number(numbers, rules, missing, scaling, min_count, name=name, kind="numeric")]
+        )
     counts = sum((Counter(column.categories) for column in held.columns), Counter())
     values = in_order(value for value, rows in counts.items() if rows >= min_count)
     if not values and asked.features is None:
@@ -313,9 +315,7 @@ def _median(known: Sequence[Numbers]) -> float | None:
     return float(points[-1])
 
 
-def _number(
-    numbers: _Merged, rules: _Rules, missing: int, scaling: Scaling, min_count: int, **facts: Any
-) -> Column:
+def _number(numbers: _Merged, rules: _Rules, missing: int, scaling: Scaling, min_count: int, **facts: Any) -> Column:
     rule = rules.of(facts["name"], "numeric")
     if rule in ("mean", "median"):
         facts |= {"fill": numbers.mean if rule == "mean" else numbers.median, "indicator": bool(missing)}
