@@ -9,7 +9,18 @@ import typer
 
 from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
-from equifed.cli.options import MARGIN, FailIf, Goal, Margin, Output, ReportOptions, Settings, command, naming_options
+from equifed.cli.options import (
+    MARGIN,
+    FailIf,
+    Goal,
+    Margin,
+    Output,
+    ReportOptions,
+    Settings,
+    Tables,
+    command,
+    naming_options,
+)
 from equifed.experiments import EXPERIMENTS, Request
 from equifed.settings import SeekSettings
 
@@ -41,6 +52,10 @@ Watch = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
+MaybeDataset = Annotated[
+    str | None,
+    typer.Argument(metavar="[DATASET]", help="A data set of `equifed data list`; or give --data.", show_default=False),
+]
 
 
 def _version(asked: bool) -> None:
@@ -73,20 +88,22 @@ def run(
     watch: Watch = False,
     *,
     goal: Goal,
+    tables: Tables,
     output: Output,
 ) -> None:
     """Train what a configuration file describes: a run, a sweep if the file has a [sweep] section, or as many as it
     takes to meet a target if it has a [seek] section.
 
     It is saved in a folder of its own, with a checkpoint after every round; `equifed resume` continues it where it
-    stopped.
+    stopped. Options about data take the place of what the file says; --data, of its data set or files.
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import new_run
     from equifed.cli.seek import seek
     from equifed.config import load_config
 
-    config, checks = load_config(file, [*(set or ()), *goal.overrides]), parse_checks(fail_if)
+    overrides, checks = [*(set or ()), *goal.overrides], parse_checks(fail_if)
+    config = load_config(file, overrides, data=tables.section(Path.cwd()))
     if config.seek is None:
         new_run(config, output, checks, watch)
     else:
@@ -95,7 +112,7 @@ def run(
 
 @command(app)
 def compare(
-    data: DatasetName,
+    name: MaybeDataset = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -109,10 +126,11 @@ def compare(
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
     *,
+    tables: Tables,
     settings: Settings,
     output: Output,
 ) -> None:
-    """Compare methods on a data set: a table with accuracy, fairness and cost, a verdict, and a report.
+    """Compare methods on a data set or your own files: a table with accuracy, fairness and cost, a verdict, a report.
 
     All methods get the same clients, splits and initial models. Every method is a run of its own.
     """
@@ -120,12 +138,13 @@ def compare(
     from equifed.cli.runs import compare as compare_methods
 
     with naming_options():
-        compare_methods(data, methods, settings, report, output, parse_checks(fail_if), margin)
+        compare_methods(tables.of(name), methods, settings, report, output, parse_checks(fail_if), margin)
 
 
 @command(app)
 def sweep(
-    data: DatasetName,
+    name: MaybeDataset = None,
+    *,
     method: Annotated[str, typer.Option(help="The method whose hyper-parameters are swept.")],
     over: Annotated[
         list[str] | None,
@@ -138,7 +157,7 @@ def sweep(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report to this file.")] = None,
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
-    *,
+    tables: Tables,
     seek: SeekSettings,
     settings: Settings,
     output: Output,
@@ -155,12 +174,12 @@ def sweep(
     from equifed.config import parse_config
     from equifed.errors import ConfigError
 
-    raw: dict[str, Any] = {"data": {"name": data}, "method": {"name": method}}
     if not over and not settings.target:
         raise ConfigError(
             "Which values? Give --over NAME=V1,V2,..., or a --target 'METRIC <= NUMBER' for which they are searched."
         )
     with naming_options():
+        raw: dict[str, Any] = {"data": tables.of(name), "method": {"name": method}}
         if over:
             raw["sweep"] = _swept(over)
         else:

@@ -14,11 +14,14 @@ import pandas as pd
 from equifed.data import Encoded, Schema
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
+from equifed.federation.arrow import TooLarge, frame_of, read_arrow
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
 from equifed.partition.base import client_columns_of, columns_of
 from equifed.words import clean
 
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather", ".arrow")
+"""How the names of tables end."""
 MOST_SCHEMA = 2**24
 """Bytes of a schema file."""
 MOST_BYTES = 2**33
@@ -130,6 +133,11 @@ def known_groups(groups: Mapping[str, str] | None, silos: Sequence[str]) -> np.n
     return np.array([known.index(str(groups[silo])) for silo in silos], dtype=np.int64)
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file of a folder is to be read as a table: hidden ones are leftovers of other programs."""
+    return path.name.endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
+
+
 def read_table(path: Path) -> pd.DataFrame:
     """A silo's file as it is."""
     _existing(path)
@@ -138,15 +146,19 @@ def read_table(path: Path) -> pd.DataFrame:
             # the index is dropped unread: it may hold people's names
             _check_parquet(path)
             return _with_text_names(pd.read_parquet(path)).reset_index(drop=True)
+        if path.suffix in (".feather", ".arrow"):
+            return frame_of(read_arrow(path, MOST_BYTES))
         if path.name.endswith((".csv", ".csv.gz")):
             _check_header(path)
             with _opened(path) as file:
                 return pd.read_csv(file)
+    except TooLarge:
+        raise _too_large(path) from None
     except DataError:
         raise
     except Exception as error:
         raise DataError(f"The file cannot be read: {clean(error)}", file=path.name) from error
-    raise DataError("Silo files must be .csv, .csv.gz or .parquet.", file=path.name)
+    raise DataError(f"Tables must be {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} files.", file=path.name)
 
 
 def _check_header(path: Path) -> None:
