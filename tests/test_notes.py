@@ -30,6 +30,8 @@ EXAMPLES = {
     "sum-of-few": {"method": "ifca", "rounds": 2, "of": 9, "one": 1},
     "robust": {"rule": "median", "liars": 0.2, "cut": {"north": [0.9, 0.2]}, "simulated": True},
     "kernel": {"phase": "train", "kernel": "traced", "obstacle": "loss"},
+    "rows-dropped": {"rows": 1200},
+    "columns-left-out": {"columns": {"patient_id": "an identifier"}},
     "groups-merged": {"group": "other (merged)", "min_group": 50, "rows": {"f & a": 12, "m & a": 1}},
     "unknown-groups": {"rows": {"train": 12, "test": 1}, "of": {"train": 1200, "test": 300}},
     "no-test-rows": {},

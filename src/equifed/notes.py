@@ -91,6 +91,14 @@ def _groups_merged(group: str, min_group: int, rows: Mapping[str, int]) -> str:
     return f"Groups with fewer than {min_group:,} of all rows {whole}: {listed}."
 
 
+def _rows_dropped(rows: int) -> str:
+    return f"{rows:,} rows were left out, of training and test rows alike, because the value of an input is missing."
+
+
+def _columns_left_out(columns: Mapping[str, str]) -> str:
+    return "Columns that are no inputs: " + "; ".join(f"{name!r} ({why})" for name, why in columns.items()) + "."
+
+
 def _unknown_groups(rows: Mapping[str, int], of: Mapping[str, int]) -> str:
     names = {"train": "training", "validation": "validation", "test": "test"}
     listed = [f"{rows[part]:,} of {of[part]:,} {name} rows" for part, name in names.items() if rows.get(part)]
@@ -225,6 +233,8 @@ WORDS: Mapping[str, Callable[..., str]] = {
     # what the groups are
     "groups-merged": _groups_merged,
     "unknown-groups": _unknown_groups,
+    "rows-dropped": _rows_dropped,
+    "columns-left-out": _columns_left_out,
     # what happened in the rounds
     "no-test-rows": lambda: "The federation has no test rows, so nothing was measured.",
     "rounds-not-applied": _rounds_not_applied,

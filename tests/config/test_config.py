@@ -266,7 +266,7 @@ WRONG_FILES = [
     ({"schema": "none.json"}, "data.schema", "none.json: There is no such file"),
     ({"validation-file": "none.csv"}, "data.validation-file", "none.csv: There is no such file"),
     ({"files": ["silo-0.csv", "silo-9.csv"]}, "data.files", "silo-9.csv: There is no such file"),
-    ({"files": ["silo-0.csv", "experiment.toml"]}, "data.files", "experiment.toml: Tables must be .csv"),
+    ({"files": ["silo-0.csv", "experiment.toml"]}, "data.files", "experiment.toml: Silo files must be .csv"),
     ({"client-groups": {"silo-0": "a"}}, "data.client-groups", "no group for the client 'silo-1'"),
     ({"client-groups": {f"silo-{k}": "a" for k in range(5)}}, "data.client-groups", "'silo-4'"),
 ]

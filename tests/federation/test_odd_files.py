@@ -24,7 +24,7 @@ def frame(rows: int = 6) -> pd.DataFrame:
 
 @pytest.fixture
 def schema() -> Schema:
-    return Schema.infer(frame(), label="ill", sensitive="sex")
+    return Schema.infer(frame(), label="ill", sensitive="sex", min_count=0)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])

@@ -28,7 +28,7 @@ from equifed.words import MOST
 from fuzz.mutations import bytes_like, fuzzed
 
 FRAME = pd.DataFrame({"age": [20.0, 31, 44, 50], "job": list("abca"), "sex": list("fmfm"), "ill": [0, 1, 1, 0]})
-SCHEMA = Schema.infer(FRAME, label="ill", sensitive="sex")
+SCHEMA = Schema.infer(FRAME, label="ill", sensitive="sex", min_count=0, missing="category")
 CSV = FRAME.to_csv(index=False).encode()
 TOML = b"""[run]
 rounds = 3

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from equifed import models, partition
+from equifed.disclosure import MIN_COUNT
 from equifed.options import options_of
 from equifed.protocol import Method
 from equifed.registry import Registry
@@ -104,7 +105,7 @@ class FlowerSection(_Section):
     """Seconds that the clients have to answer in a phase."""
     join_deadline: float = Field(300.0, gt=0)
     """Seconds that the server waits for the clients before the first round."""
-    min_count: int = Field(10, ge=0)
+    min_count: int = Field(MIN_COUNT, ge=0)
     """Clients withhold counts of their test rows below this number; a silo's own setting may be higher. 0: nothing."""
 
 

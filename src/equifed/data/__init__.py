@@ -1,10 +1,12 @@
 """Data sets: loaders with fairlearn's conventions, presets after the papers, encoding by a shared schema."""
 
+from equifed.data.agreement import agree
 from equifed.data.dataset import Bunch, Dataset, Preset
 from equifed.data.download import data_home
 from equifed.data.images import rotate_images
-from equifed.data.schema import Column, Encoded, Schema, Sensitive
+from equifed.data.schema import Column, Encoded, LeftOut, Missing, Schema, Sensitive
 from equifed.data.sets import DATASETS, get_dataset
+from equifed.data.summary import Summary, summarise
 
 fetch_acs_income = DATASETS["acs_income"].fetch
 fetch_acs_employment = DATASETS["acs_employment"].fetch

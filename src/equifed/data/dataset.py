@@ -116,6 +116,8 @@ class Preset:
             label=self.label,
             sensitive=self.sensitive,
             features=() if self.image else self.features,
+            missing="category",
+            min_count=0,  # the files are public
             positive=self.positive,
             meaning=self.meaning,
             privileged=self.privileged,

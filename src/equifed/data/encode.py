@@ -78,11 +78,16 @@ def codes_of(
 
 def sorted_texts(series: pd.Series[Any]) -> list[str]:
     """The distinct values as text: in numeric order if all are numbers, else alphabetical."""
-    texts = {as_text(value) for value in series.dropna().unique()}
+    return in_order({as_text(value) for value in series.dropna().unique()})
+
+
+def in_order(texts: Iterable[str]) -> list[str]:
+    """In numeric order if all are numbers, else alphabetical."""
+    values = list(texts)
     try:
-        return sorted(texts, key=float)
+        return sorted(values, key=lambda text: (float(text), text))
     except ValueError:
-        return sorted(texts)
+        return sorted(values)
 
 
 def holds_numbers(series: pd.Series[Any]) -> bool:

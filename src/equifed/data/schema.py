@@ -8,69 +8,113 @@ its column and row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from equifed.data.choose import require_columns
+from equifed.data.dates import ISO, DatePart, parts_of
 from equifed.data.encode import (
     MAX_STANDARDISED,
     check_size,
     codes_of,
     column_of,
     far_from_zero,
-    holds_numbers,
     numbers_of,
     row_error,
-    shortened,
     sorted_texts,
 )
-from equifed.errors import (
-    MAX_FLOAT32,
-    ConfigError,
-    DataError,
-    EquifedWarning,
-    RowError,
-    blaming,
-    check_number,
-    unknown_name,
-)
-from equifed.partition.base import UNKNOWN, as_numbers, as_text, check_column
+from equifed.disclosure import MIN_COUNT
+from equifed.errors import MAX_FLOAT32, ConfigError, DataError, EquifedWarning, RowError
+from equifed.partition.base import UNKNOWN, as_numbers
 from equifed.words import clean, quoted
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
 TaskKind = Literal["classification", "regression"]
+Missing = Literal["impute", "median", "mean", "category", "drop", "refuse"]
+"""What is done about missing values. Numbers become the "median" or the "mean" of all, with an input that says where;
+"impute" is "median". Categories have one for it, also with these three. "category" is for categories only, numbers are
+refused. "drop" leaves rows out, "refuse" takes none."""
 
 MISSING = "(missing)"
+"""The category of no value."""
+OTHER = "(other)"
+"""The category of all values that the schema does not list."""
 MERGED = "other (merged)"
 """The group of the rows whose own groups were too small to stand alone."""
 MAX_GROUPS = 20
-MANY_CATEGORIES = 50
 FAR_DEVIATIONS = 1000.0  # this many deviations from 0, float32 loses digits that standardising needs
 
 
-class _Strict(BaseModel):
+NO_VALUE = (
+    "the value is missing (NaN). Drop such rows or impute them first, or make a schema whose rule for missing values "
+    "takes them."
+)
+
+
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Column(_Strict):
-    """One input column: `categories` in code order; min-max scaling maps `low`..`high` to 0..1."""
+class Column(Strict):
+    """One input column, or one part of a column of dates. `categories` are in code order; min-max scaling maps
+    `low`..`high` to 0..1."""
 
     name: str
-    kind: Literal["numeric", "categorical"]
+    kind: Literal["numeric", "categorical", "date"]
     categories: tuple[str, ...] = ()
+    part: DatePart | None = None
+    """Of a date: what becomes the number."""
+    format: str = ISO
+    """Of a date: how it is written, where it is text."""
     low: float | None = None
     high: float | None = None
     offset: float = 0.0
     """Taken off the values of a standardised column before they are rounded to float32 (time stamps)."""
+    missing: Literal["refuse", "drop", "category", "mean", "median"] = "refuse"
+    """What is done about a missing value; `(missing)` among the categories takes it under any rule."""
+    fill: float | None = None
+    """The mean or median that takes its place, by the rule."""
+    indicator: bool = False
+    """Whether a further input is 1 where the value was missing."""
+
+    @property
+    def title(self) -> str:
+        """The name of its number among the inputs."""
+        return f"{self.name} ({self.part})" if self.part else self.name
+
+    def inputs(self, encoding: Encoding) -> tuple[str, ...]:
+        """The names of the inputs that the column becomes."""
+        if self.kind == "categorical" and encoding == "onehot":
+            return tuple(f"{self.name}={value}" for value in self.categories)
+        return (self.title, f"{self.name} {MISSING}") if self.indicator else (self.title,)
+
+    def numbers(self, series: pd.Series[Any]) -> NDArray[np.float64]:
+        """The column's numbers, before scaling."""
+        known = series.notna().to_numpy(dtype=bool)
+        if self.fill is None and not known.all():
+            raise row_error(series, int(np.argmin(known)), NO_VALUE)
+        values = np.full(len(series), np.nan if self.fill is None else self.fill)
+        present = series[known]
+        values[known] = numbers_of(present) if self.part is None else parts_of(present, self.part, self.format)
+        return values
 
 
-class Sensitive(_Strict):
+class LeftOut(Strict):
+    """A column of the table that is no input."""
+
+    column: str
+    reason: str
+    """In words without values."""
+
+
+class Sensitive(Strict):
     """A sensitive column and how its values become groups: by name, one against the rest, or a threshold. Where the
     column has no value, the group is unknown."""
 
@@ -122,6 +166,13 @@ class Sensitive(_Strict):
             )
         return self.model_copy(update={"groups": {value: value for value in values}})
 
+    @property
+    def group_names(self) -> list[str]:
+        """In code order."""
+        if self.threshold is not None:
+            return [str(self.below), str(self.at_least)]
+        return list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
+
     def names(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], list[str]]:
         """Per row the index into the list of this column's group names; -1 where the column has no value."""
         whole = column_of(frame, self.column)
@@ -130,8 +181,8 @@ class Sensitive(_Strict):
         known = whole.notna().to_numpy()
         if self.threshold is not None:
             codes[known] = numbers_of(series) >= self.threshold
-            return codes, [str(self.below), str(self.at_least)]
-        names = list(dict.fromkeys([*self.groups.values(), *([self.other] if self.other else [])]))
+            return codes, self.group_names
+        names = self.group_names
         position = {name: i for i, name in enumerate(names)}
         codes[known] = codes_of(
             series,
@@ -174,13 +225,15 @@ class Encoded:
     """[n, d] the sensitive attribute as numbers, where it says more than the group: continuous, or several columns."""
     merged: dict[str, int] = field(default_factory=dict)
     """Rows of every group that is now a part of `MERGED`, by its name."""
+    dropped: int = 0
+    """Rows that were left out because an input was missing."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Further columns as they are, row by row (STATE, split), for partitions and given splits."""
     schema: Schema | None = None
     """None for images, whose pixels are the inputs."""
 
 
-class Schema(_Strict):
+class Schema(Strict):
     """What every silo must agree on to turn its table into the same numbers. JSON in and out."""
 
     columns: tuple[Column, ...]
@@ -198,13 +251,19 @@ class Schema(_Strict):
     them, it is the group of all rows whose own is not listed."""
     min_group: int = 0
     """Groups with fewer rows than this, in the table that the schema was read off, became part of `MERGED`."""
+    min_count: int = 0
+    """What fewer rows of a table have in common is not in the schema: such a category is `OTHER`, such a group is
+    `MERGED` or unknown, and so is one that was never seen. 0: everything is, and what is not listed is refused."""
     encoding: Encoding = "onehot"
     scaling: Scaling = "standard"
+    left_out: tuple[LeftOut, ...] = ()
+    """The columns that were not chosen as inputs, and why."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Schema:
         names = [column.name for column in self.columns]
-        for kind, values in (("column", names), ("class", self.classes), ("group", self.groups)):
+        titles = [column.title for column in self.columns]
+        for kind, values in (("column", titles), ("class", self.classes), ("group", self.groups)):
             twice = sorted({value for value in values if list(values).count(value) > 1})
             if twice:
                 raise ValueError(f"{kind} {twice[0]!r} is listed twice")
@@ -222,8 +281,12 @@ class Schema(_Strict):
         for column in self.columns:
             if column.kind == "categorical" and not column.categories:
                 raise ValueError(f"categorical column {column.name!r} lists no categories")
-            if column.kind == "numeric" and self.scaling == "minmax" and None in (column.low, column.high):
-                raise ValueError(f"min-max scaling needs low and high of column {column.name!r}")
+            if (column.kind == "date") != (column.part is not None):
+                raise ValueError(f"column {column.name!r} needs a part exactly if it is one of dates")
+            if column.kind != "categorical" and self.scaling == "minmax" and None in (column.low, column.high):
+                raise ValueError(f"min-max scaling needs low and high of column {column.title!r}")
+            if column.missing in ("mean", "median") and (column.kind == "categorical" or column.fill is None):
+                raise ValueError(f"column {column.name!r} needs numbers and a fill to have its missing values filled")
         return self
 
     @classmethod
@@ -234,6 +297,10 @@ class Schema(_Strict):
         label: str,
         sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
         features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        dates: Mapping[str, Sequence[DatePart]] | None = None,
+        missing: Missing | Mapping[str, Missing] = "impute",
+        min_count: int = MIN_COUNT,
         positive: object = None,
         meaning: str = "",
         privileged: str | None = None,
@@ -246,55 +313,50 @@ class Schema(_Strict):
         sensitive_as_input: bool = False,
         exclude: Sequence[str] = (),
     ) -> Schema:
-        """Read the schema off a table.
+        """Read the schema off a table: what `equifed.data.agree` makes of its one summary.
 
-        Without `features` every column but the label and those to `exclude` is an input, and the sensitive ones only
-        with `sensitive_as_input`. `categorical` names number columns whose numbers are codes. Groups with fewer than
-        `min_group` rows become one.
+        Without `features` every column is an input but the label, those to `drop` or `exclude`, the sensitive ones
+        (unless `sensitive_as_input`), and those that look like identifiers, free text, dates or constants: `left_out`
+        lists these. dates: {column: parts} turns dates into numbers. `categorical` names number columns whose numbers
+        are codes. missing: the rule for all columns, or {column: rule}. What fewer than `min_count` rows have in common
+        is not written into the schema. Groups with fewer than `min_group` rows become one.
         """
-        if task not in get_args(TaskKind):
-            raise unknown_name("task", task, get_args(TaskKind), key="task")
-        if len(frame) == 0:
-            raise DataError("The table has no rows.")
-        if isinstance(features, str):
-            text = f"must be a list of column names, got {features!r}. Write [{features!r}]."
-            raise ConfigError(text, key="features", value=features)
-        label = check_column("label", label)
-        given = sensitive if isinstance(sensitive, Sequence) and not isinstance(sensitive, str) else [sensitive]
-        named = [
-            rule if isinstance(rule, Sensitive) else Sensitive(column=check_column("sensitive", rule)) for rule in given
-        ]
-        twice = [rule.column for i, rule in enumerate(named) if rule.column in (other.column for other in named[:i])]
-        if twice:
-            raise ConfigError(f"names the column {twice[0]!r} twice.", key="sensitive", value=twice[0])
-        check_number("min_group", min_group, whole=True, low=0)
-        with blaming(key="sensitive"):
-            rules = tuple(rule.infer(frame) for rule in named)
-        if features is None:
-            hidden = {label, *exclude} | (set() if sensitive_as_input else {rule.column for rule in rules})
-            features = [name for name in frame.columns if name not in hidden]
-        for name in categorical:
-            column_of(frame, name)
-        columns = tuple(_infer_column(frame, name, name in categorical, scaling) for name in map(str, features))
-        with blaming(key="label"):
-            classes = _infer_classes(frame, label, positive, task)
-        values = {
-            "columns": columns,
-            "label": label,
-            "task": task,
-            "classes": classes,
-            "meaning": meaning,
-            "label_range": label_range,
-            "sensitive": rules,
-            "groups": _infer_groups(frame, rules, privileged, min_group),
-            "min_group": min_group,
-            "encoding": encoding,
-            "scaling": scaling,
-        }
+        from equifed.data.agreement import agree  # late: these two build schemas
+        from equifed.data.summary import summarise
+
+        summary = summarise(
+            frame,
+            label=label,
+            sensitive=sensitive,
+            features=features,
+            drop=drop,
+            dates=dates,
+            categorical=categorical,
+            task=task,
+            sensitive_as_input=sensitive_as_input,
+            exclude=exclude,
+            min_count=min_count,
+            with_classes=task == "classification" or positive is not None,
+        )
+        return agree(
+            [summary],
+            missing=missing,
+            positive=positive,
+            meaning=meaning,
+            privileged=privileged,
+            min_group=min_group,
+            encoding=encoding,
+            scaling=scaling,
+            label_range=label_range,
+        )
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Any]) -> Schema:
+        """A schema of these values, or an error that says what is wrong with the table that they come from."""
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(f"The table gives no valid schema: {_first_message(error)}.") from error
+            raise ConfigError(f"The table gives no valid schema: {first_message(error)}.") from error
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -303,36 +365,57 @@ class Schema(_Strict):
         return tuple(dict.fromkeys(names))
 
     @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in order."""
+        return tuple(name for column in self.columns for name in column.inputs(self.encoding))
+
+    @property
     def merged(self) -> str | None:
         """The group of all rows whose own is not listed; None: there is none, and such a row is refused."""
         return MERGED if MERGED in self.groups else None
 
     def encode(self, frame: pd.DataFrame, *, columns: Sequence[str] = ()) -> Encoded:
         """The numbers of a table; `columns` are kept as they are beside them."""
-        x, names, scale = self._inputs(frame)
-        s, merged = _group_codes(frame, self.sensitive, self.groups)
+        require_columns(frame, [*self.column_names, *columns])
+        rows = len(frame)
+        frame = self._complete(frame)
+        x, scale = self._inputs(frame)
+        s, merged = self._groups(frame)
         return Encoded(
             x=x,
             y=self._labels(frame),
             s=s,
-            feature_names=names,
+            feature_names=self.input_names,
             class_names=self.classes if self.task == "classification" else (),
             group_names=self.groups,
             scale_columns=scale,
             task=self.task,
             attribute=self._attribute(frame),
             merged=merged,
+            dropped=rows - len(frame),
             columns={name: column_of(frame, name).to_numpy() for name in columns},
             schema=self,
         )
 
+    def _complete(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows that miss no input for which they are to be left out."""
+        needed = list(dict.fromkeys(column.name for column in self.columns if column.missing == "drop"))
+        if not needed:
+            return frame
+        there = [column_of(frame, name).notna().to_numpy(dtype=bool) for name in needed]
+        keep = np.logical_and.reduce(there)
+        return frame if keep.all() else frame[keep]
+
     def inputs(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """The model's inputs [n, d] of a table that may lack label and sensitive columns, as new rows do."""
+        """The model's inputs [n, d] of a table that may lack label and sensitive columns, as new rows do. No row is
+        left out: where the rule is "drop", a missing value is an error."""
+        require_columns(frame, [column.name for column in self.columns])
         return self._inputs(frame)[0]
 
     def group_codes(self, frame: pd.DataFrame) -> NDArray[np.int64]:
         """The code of each row's group [n]; -1 where it is unknown."""
-        return _group_codes(frame, self.sensitive, self.groups)[0]
+        require_columns(frame, [rule.column for rule in self.sensitive])
+        return self._groups(frame)[0]
 
     def _attribute(self, frame: pd.DataFrame) -> NDArray[np.float32] | None:
         if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
@@ -347,35 +430,34 @@ class Schema(_Strict):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ConfigError(f"Not a valid schema: {_first_message(error)}.") from error
+            raise ConfigError(f"Not a valid schema: {first_message(error)}.") from error
 
-    def _inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.float32], tuple[str, ...], NDArray[np.bool_]]:
-        wide = self.encoding == "onehot"
-        width = sum(len(c.categories) if wide and c.kind == "categorical" else 1 for c in self.columns)
+    def _inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        width = len(self.input_names)
         x = np.zeros((len(frame), width), dtype=np.float32)
-        names: list[str] = []
         scale = np.zeros(width, dtype=np.bool_)
+        end = 0
         for column in self.columns:
-            start = len(names)
+            start, end = end, end + len(column.inputs(self.encoding))
             series = column_of(frame, column.name)
-            if column.kind == "numeric":
-                values = numbers_of(series)
-                low, high = column.low, column.high
-            else:
-                position = {value: i for i, value in enumerate(column.categories)}
-                codes = codes_of(series, position, noun="category", missing=position.get(MISSING))
-                if wide:
+            if column.kind == "categorical":
+                codes = self._codes(column, series)
+                if self.encoding == "onehot":
                     x[np.arange(len(frame)), start + codes] = 1
-                    names += [f"{column.name}={value}" for value in column.categories]
                     continue
                 values, low, high = codes.astype(np.float64), 0.0, len(column.categories) - 1.0
+            else:
+                values = column.numbers(series)
+                low, high = column.low, column.high  # type: ignore[assignment]
             if self.scaling == "minmax" and low is not None and high is not None:
+                if self.min_count:  # the range is not that of all rows, of which the first and last stay unknown
+                    values = np.clip(values, low, high)
                 values = (values - low) / (high - low) if high > low else values - low
             elif self.scaling == "standard" and column.offset:
                 values = values - column.offset
             elif self.scaling == "standard" and far_from_zero(values, 100 * FAR_DEVIATIONS):
                 warnings.warn(
-                    f"Column {column.name!r} has values around {values.mean():.6g} that differ by {values.std():.3g} "
+                    f"Column {column.title!r} has values around {values.mean():.6g} that differ by {values.std():.3g} "
                     "only: as 32-bit numbers many become the same. Subtract a constant first, or give the column of "
                     "the schema an offset.",
                     EquifedWarning,
@@ -384,8 +466,37 @@ class Schema(_Strict):
             scale[start] = self.scaling == "standard"
             check_size(values, series, MAX_STANDARDISED if scale[start] else MAX_FLOAT32)
             x[:, start] = values
-            names.append(column.name)
-        return x, tuple(names), scale
+            if column.indicator:
+                x[:, start + 1] = series.isna()
+        return x, scale
+
+    def _codes(self, column: Column, series: pd.Series[Any]) -> NDArray[np.int64]:
+        position = {value: i for i, value in enumerate(column.categories)}
+        unlisted = position.get(OTHER) if self.min_count else None
+        missing = position.get(MISSING, unlisted if column.missing == "category" else None)
+        return codes_of(series, position, noun="category", missing=missing, fallback=unlisted)
+
+    def _groups(self, frame: pd.DataFrame) -> tuple[NDArray[np.int64], dict[str, int]]:
+        """Per row the code of its group; and the rows of each group that is merged with others."""
+        codes, names = intersections(frame, self.sensitive)
+        position = {name: i for i, name in enumerate(self.groups)}
+        lookup = np.array([position.get(name, position.get(MERGED, UNKNOWN)) for name in names], dtype=np.int64)
+        s = np.where(codes == UNKNOWN, UNKNOWN, lookup[codes])
+        unlisted = (s == UNKNOWN) & (codes != UNKNOWN)
+        if unlisted.any() and not self.min_count:
+            row = int(np.argmax(unlisted))
+            columns = " & ".join(rule.column for rule in self.sensitive)
+            text = f"group {quoted(names[codes[row]])} is not in the schema. Known groups: {', '.join(self.groups)}."
+            raise RowError(text, column=columns, row=frame.index[row])
+        if unlisted.sum() >= max(self.min_count, 1):  # fewer are the rare ones that no schema lists
+            warnings.warn(
+                f"{unlisted.sum()} of {len(frame)} rows have a group that the schema does not list, so that their "
+                f"group is unknown. Known groups: {', '.join(self.groups)}. Are the values spelt so?",
+                EquifedWarning,
+                stacklevel=4,
+            )
+        rows = rows_by_name(codes, names)
+        return s, {name: count for name, count in rows.items() if count and name not in (*position, MERGED)}
 
     def _labels(self, frame: pd.DataFrame) -> NDArray[np.int64] | NDArray[np.float32]:
         series = column_of(frame, self.label)
@@ -400,123 +511,31 @@ class Schema(_Strict):
         return values.astype(np.float32)
 
 
-def _infer_column(frame: pd.DataFrame, name: str, is_code: bool, scaling: Scaling) -> Column:
-    series = column_of(frame, name)
-    if is_code or not holds_numbers(series):
-        missing = [MISSING] if series.isna().any() else []
-        values = [value for value in sorted_texts(series) if value != MISSING]
-        if len(values) > MANY_CATEGORIES and 2 * len(values) > len(series):
-            warnings.warn(
-                f"Column {name!r} has {len(values)} categories in {len(series)} rows, like an id or a date, and is "
-                "a model input. Leave it out by naming the others in features=..., or turn it into a number first.",
-                EquifedWarning,
-                stacklevel=4,
-            )
-        return Column(name=name, kind="categorical", categories=(*missing, *values))
-    if scaling == "none":
-        return Column(name=name, kind="numeric")
-    numbers = numbers_of(series)
-    if scaling == "minmax":
-        return Column(name=name, kind="numeric", low=float(numbers.min()), high=float(numbers.max()))
-    offset = float(numbers.mean()) if far_from_zero(numbers, FAR_DEVIATIONS) else 0.0
-    return Column(name=name, kind="numeric", offset=offset)
-
-
-def _infer_classes(frame: pd.DataFrame, label: str, positive: object, task: TaskKind) -> tuple[str, ...]:
-    series = column_of(frame, label)
-    if task == "regression" and positive is None:
-        return ()
-    if holds_numbers(series):
-        numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        fraction = np.isfinite(numbers) & (numbers % 1 != 0)
-        if fraction.any():
-            row = int(np.argmax(fraction))
-            raise row_error(
-                series,
-                row,
-                f"{numbers[row]:g} is not the number of a class. Did you mean task='regression'? Otherwise name the "
-                "classes.",
-            )
-    values = sorted_texts(series)
-    if len(values) < 2:
-        only = f"has only one class, {quoted(values[0])}" if values else "has no value at all"
-        raise DataError(f"The label {only}: nothing can be learnt. Check the rows and the column.", column=label)
-    if positive is None:
-        return tuple(values)
-    one = as_text(positive)
-    if one not in values:
-        text = f"The label has no value {one!r} to be class 1. It has: {shortened(values)}."
-        raise DataError(text, key="positive", value=positive, column=label)
-    if len(values) > 2:
-        raise DataError(
-            f"The label has {len(values)} values ({shortened(values)}), so no single one is the positive class. Leave "
-            "`positive` out, or make a column with two values.",
-            key="positive",
-            value=positive,
-            column=label,
-        )
-    return (*(value for value in values if value != one), one)
-
-
-def _infer_groups(
-    frame: pd.DataFrame, rules: Sequence[Sensitive], privileged: str | None, min_group: int
-) -> tuple[str, ...]:
-    codes, names = _intersections(frame, rules)
-    rows = _rows_by_name(codes, names)
-    present = [name for name in names if rows[name]]
-    large = [name for name in present if rows[name] >= min_group]
-    if not present:
-        raise DataError("No row has a value in all sensitive columns, so that no group is known.", key="sensitive")
-    if not large:
-        raise DataError(
-            f"no group has {min_group} rows, the largest {max(rows.values())}. Give a smaller number.",
-            key="min_group",
-            value=min_group,
-        )
-    if privileged is not None and privileged not in present:
-        raise DataError(f"No row belongs to the privileged group {privileged!r}. Groups: {', '.join(present)}.")
-    if len(present) - len(large) > 1:  # one small group by itself has nothing to be merged with
-        present = [MERGED, *large]
-    if privileged is None or privileged not in present:
-        return tuple(present)
-    return (*(name for name in present if name != privileged), privileged)
-
-
-def _intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:
+def intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:
     """Per row the code of its group in the product of all sensitive columns, -1 where one has no value; the names of
-    all products."""
+    all products, `MERGED` for all in which a value has no name of its own."""
     codes, names = np.zeros(len(frame), dtype=np.int64), ["all"]
     for number, rule in enumerate(rules):
         more, more_names = rule.names(frame)
         codes = np.where((codes == UNKNOWN) | (more == UNKNOWN), UNKNOWN, codes * len(more_names) + more)
-        names = [f"{a} & {b}" for a in names for b in more_names] if number else more_names
+        names = crossed(names, more_names) if number else more_names
     return codes, names
 
 
-def _group_codes(
-    frame: pd.DataFrame, rules: Sequence[Sensitive], groups: Sequence[str]
-) -> tuple[NDArray[np.int64], dict[str, int]]:
-    """Per row the code of its group; and the rows of each group that is merged with others."""
-    codes, names = _intersections(frame, rules)
-    position = {name: i for i, name in enumerate(groups)}
-    lookup = np.array([position.get(name, position.get(MERGED, UNKNOWN)) for name in names], dtype=np.int64)
-    s = np.where(codes == UNKNOWN, UNKNOWN, lookup[codes])
-    unlisted = (s == UNKNOWN) & (codes != UNKNOWN)
-    if unlisted.any():
-        row = int(np.argmax(unlisted))
-        columns = " & ".join(rule.column for rule in rules)
-        text = f"group {quoted(names[codes[row]])} is not in the schema. Known groups: {', '.join(groups)}."
-        raise RowError(text, column=columns, row=frame.index[row])
-    rows = _rows_by_name(codes, names)
-    return s, {name: count for name, count in rows.items() if count and name not in position}
+def crossed(names: Sequence[str], more: Sequence[str]) -> list[str]:
+    return [MERGED if MERGED in (a, b) else f"{a} & {b}" for a in names for b in more]
 
 
-def _rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
+def rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
+    """How many rows have each name."""
     counts = np.bincount(codes[codes != UNKNOWN], minlength=len(names))
-    return dict(zip(names, counts.tolist(), strict=True))
+    rows = dict.fromkeys(names, 0)
+    for name, count in zip(names, counts.tolist(), strict=True):
+        rows[name] += count
+    return rows
 
 
-def _first_message(error: ValidationError) -> str:
+def first_message(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return clean(f"{place}: {first['msg']}" if place else first["msg"])

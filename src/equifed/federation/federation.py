@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from equifed.disclosure import MIN_COUNT
 from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
 from equifed.federation import arrays
 from equifed.federation.arrays import Rows
@@ -23,7 +24,8 @@ from equifed.task import LabelKind, TaskKind, label_kind
 if TYPE_CHECKING:
     import pandas as pd
 
-    from equifed.data import Encoded, Schema, Sensitive
+    from equifed.data import Encoded, Missing, Schema, Sensitive
+    from equifed.data.dates import DatePart
 
 
 UNKNOWN_NAME = "unknown"
@@ -175,6 +177,10 @@ class Federation:
         seed: int = 0,
         min_group: int = 0,
         features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        dates: Mapping[str, Sequence[DatePart]] | None = None,
+        missing: Missing | Mapping[str, Missing] = "impute",
+        min_count: int = MIN_COUNT,
         positive: object = None,
         meaning: str = "",
         task: TaskKind = "classification",
@@ -192,8 +198,12 @@ class Federation:
         with fewer rows than this become one, "other (merged)". Where a sensitive column is empty, the group is unknown:
         the row takes part in training, but in nothing said of groups.
         partition: one of `equifed.partition`. seed: of the split and the partition.
-        features: input columns (default: all but the label, the sensitive ones and the column of a natural partition);
-        sensitive_as_input=True adds the sensitive ones.
+        features: input columns (default: all but the label, the sensitive ones, the column of a natural partition,
+        those to `drop`, and what looks like an identifier, free text, a date or a constant: `fed.schema.left_out` lists
+        them); sensitive_as_input=True adds the sensitive ones. dates: {"admitted": ["year", "weekday"]} makes inputs of
+        dates.
+        missing: "impute" (a category of its own; for numbers the median and an input that says so), "mean", "category",
+        "drop" or "refuse", or {column: rule}. min_count: categories and groups of fewer rows are not told apart.
         positive: the label value that is class 1; meaning: what it says of a row, in a few words for the report.
         task: "classification" or "regression".
         validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
@@ -213,6 +223,10 @@ class Federation:
             label=label,
             sensitive=sensitive,
             min_group=min_group,
+            drop=drop,
+            dates=dates,
+            missing=missing,
+            min_count=min_count,
             sensitive_as_input=sensitive_as_input,
             positive=positive,
             meaning=meaning,
@@ -234,6 +248,11 @@ class Federation:
         label: str | None = None,
         sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
         min_group: int = 0,
+        features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        dates: Mapping[str, Sequence[DatePart]] | None = None,
+        missing: Missing | Mapping[str, Missing] | None = None,
+        min_count: int | None = None,
         positive: object = None,
         meaning: str = "",
         test: float = 0.2,
@@ -243,11 +262,12 @@ class Federation:
         seed: int = 0,
         name: str = "",
     ) -> Federation:
-        """From one CSV or Parquet file per silo; clients are named after the files, or by the mapping's keys.
+        """From one CSV, Parquet or Arrow file per silo; clients are named after the files, or by the mapping's keys.
 
         schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive,
-        min_group, positive and meaning (what the positive class says of a row), from which it is read off all files
-        together.
+        min_group, positive and meaning (what the positive class says of a row), and features, drop, dates, missing and
+        min_count as in `from_frame`. Then it is the one that the silos would agree on from summaries of their files
+        (`equifed.data.summarise`): categories and groups are those that have `min_count` rows in some file.
         test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
         the global test set is all of them. validation_file: the server's own validation rows, in place of a share.
         client_groups: {silo: group}, for methods that need to know each client's group.
@@ -269,11 +289,26 @@ class Federation:
             if label is None or sensitive is None:
                 text = "Files need a schema, or the names of the label and the sensitive columns."
                 raise ConfigError(text, key="schema")
-            by_file = {paths[silo].name: frame for silo, frame in frames.items()}
-            options = {"positive": positive, "meaning": meaning, "min_group": min_group}
-            schema = tables.infer_schema(by_file, label=label, sensitive=sensitive, **options)
+            schema = tables.infer_schema(
+                {str(paths[silo].name): frame for silo, frame in frames.items()},
+                label=label,
+                sensitive=sensitive,
+                features=features,
+                drop=drop,
+                dates=dates,
+                missing="impute" if missing is None else missing,
+                min_count=MIN_COUNT if min_count is None else min_count,
+                positive=positive,
+                meaning=meaning,
+                min_group=min_group,
+            )
+            tables.check_inputs(schema)
         elif min_group:
             raise ConfigError("is 0 where there is a schema: it lists the groups.", key="min_group", value=min_group)
+        elif features is not None or drop or dates or missing is not None or min_count is not None:
+            given = {"features": features, "drop": drop or None, "dates": dates or None, "missing": missing}
+            key = next((name for name, value in given.items() if value is not None), "min_count")
+            raise ConfigError("is not for files with a schema: it says what becomes of every column.", key=key)
         elif isinstance(schema, str | os.PathLike):
             schema = tables.read_schema(schema)
         silos = {silo: tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()}
@@ -313,7 +348,11 @@ class Federation:
             scaling=fit_scaling(encoded.x, train.index, encoded.scale_columns) if standardise else None,
             name=name,
             seed=seed,
-            provenance={**(provenance or {}), **({"merged_groups": encoded.merged} if encoded.merged else {})},
+            provenance={
+                **(provenance or {}),
+                **({"merged_groups": encoded.merged} if encoded.merged else {}),
+                **({"dropped_rows": encoded.dropped} if encoded.dropped else {}),
+            },
             schema=encoded.schema,
         )
 

@@ -114,7 +114,8 @@ def _join(tables: Sequence[Encoded]) -> Encoded:
     attributes = [table.attribute for table in tables if table.attribute is not None]
     attribute = np.concatenate(attributes) if attributes else None
     merged: Counter[str] = sum((Counter(table.merged) for table in tables), Counter())
-    return dataclasses.replace(tables[0], x=x, y=y, s=s, attribute=attribute, merged=dict(merged))
+    dropped = sum(table.dropped for table in tables)
+    return dataclasses.replace(tables[0], x=x, y=y, s=s, attribute=attribute, merged=dict(merged), dropped=dropped)
 
 
 def _cut(order: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

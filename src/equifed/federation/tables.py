@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,17 +12,17 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 
-from equifed.data import Encoded, Schema
+from equifed.data import Encoded, Schema, Summary, agree, summarise
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
-from equifed.federation.arrow import TooLarge, frame_of, read_arrow
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
 from equifed.partition.base import client_columns_of, columns_of
-from equifed.words import clean
+from equifed.words import clean, quoted
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather", ".arrow")
-"""How the names of tables end."""
+AGREED = frozenset(inspect.signature(agree).parameters) - {"summaries"}
+"""The options that silos need not know to summarise their tables."""
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 MOST_SCHEMA = 2**24
 """Bytes of a schema file."""
 MOST_BYTES = 2**33
@@ -49,9 +50,16 @@ def encode_frame(
         text = f"must be a list of column names with at least one, got {features!r}."
         raise ConfigError(text, key="features", value=features)
     schema = Schema.infer(frame, features=features, exclude=client_columns_of(partition), **options)
-    if not schema.columns:
-        raise DataError("The table has no input column besides the label, the sensitive ones and the partition's.")
+    check_inputs(schema)
     return schema.encode(frame, columns=columns)
+
+
+def check_inputs(schema: Schema) -> None:
+    if not schema.columns:
+        why = "".join(f" {quoted(each.column)}: {each.reason}." for each in schema.left_out)
+        raise DataError(
+            f"The table has no input column besides the label, the sensitive ones and the partition's.{why}"
+        )
 
 
 def _with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -79,13 +87,14 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
 
 
 def infer_schema(frames: Mapping[str, pd.DataFrame], **options: Any) -> Schema:
-    """The schema of all files together; each row is labelled with its place and its file, for messages. `options`: of
-    `Schema.infer`."""
-    filled = {file: frame for file, frame in frames.items() if len(frame)}
-    if not filled:
-        raise DataError(f"None of the files has a row: {', '.join(frames)}.", key="files")
-    labelled = [frame.set_axis([f"{row} of {file}" for row in frame.index]) for file, frame in filled.items()]
-    return Schema.infer(pd.concat(labelled), **options)
+    """The schema that the silos of these files would agree on: none sees another's rows. `options`: of `Schema.infer`,
+    those of `summarise` and `agree`."""
+    agreed = {name: options.pop(name) for name in AGREED & options.keys()}
+    summaries: list[Summary] = []
+    for file, frame in frames.items():
+        with blaming(file=file):
+            summaries.append(summarise(frame, name=file, **options))
+    return agree(summaries, **agreed)
 
 
 def read_schema(path: str | Path) -> Schema:
@@ -133,11 +142,6 @@ def known_groups(groups: Mapping[str, str] | None, silos: Sequence[str]) -> np.n
     return np.array([known.index(str(groups[silo])) for silo in silos], dtype=np.int64)
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file of a folder is to be read as a table: hidden ones are leftovers of other programs."""
-    return path.name.endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
-
-
 def read_table(path: Path) -> pd.DataFrame:
     """A silo's file as it is."""
     _existing(path)
@@ -146,19 +150,15 @@ def read_table(path: Path) -> pd.DataFrame:
             # the index is dropped unread: it may hold people's names
             _check_parquet(path)
             return _with_text_names(pd.read_parquet(path)).reset_index(drop=True)
-        if path.suffix in (".feather", ".arrow"):
-            return frame_of(read_arrow(path, MOST_BYTES))
         if path.name.endswith((".csv", ".csv.gz")):
             _check_header(path)
             with _opened(path) as file:
                 return pd.read_csv(file)
-    except TooLarge:
-        raise _too_large(path) from None
     except DataError:
         raise
     except Exception as error:
         raise DataError(f"The file cannot be read: {clean(error)}", file=path.name) from error
-    raise DataError(f"Tables must be {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} files.", file=path.name)
+    raise DataError("Silo files must be .csv, .csv.gz or .parquet.", file=path.name)
 
 
 def _check_header(path: Path) -> None:

@@ -110,6 +110,7 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
     rejected = sum(log.rejected for log in logs)
     return [
         *([Note("no-test-rows")] if unmeasured else []),
+        *_table(job.federation),
         *_groups(job.federation),
         *_not_applied(job, logs),
         *([Note("replies-rejected", {"count": rejected})] if rejected else []),
@@ -119,6 +120,16 @@ def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection
         *_few_fitted(job),
         *_endings(job, logs),
     ]
+
+
+def _table(fed: Federation) -> list[Note]:
+    """What became of a table's rows and columns."""
+    notes = []
+    if fed.schema is not None and fed.schema.left_out:
+        notes.append(Note("columns-left-out", {"columns": {each.column: each.reason for each in fed.schema.left_out}}))
+    if dropped := fed.provenance.get("dropped_rows"):
+        notes.append(Note("rows-dropped", {"rows": dropped}))
+    return notes
 
 
 def _groups(fed: Federation) -> list[Note]:

@@ -1,0 +1,424 @@
+"""Schemas without seeing rows: every silo summarises its table, and the summaries make the schema.
+
+A summary is safe to hand over: it holds what at least `min_count` rows have in common, and nothing of fewer.
+Categories, classes and groups are listed with their counts where they are frequent; numbers are told by quantiles with
+so many rows on either side, rounded to a hundredth of the range or finer, and by a mean and a deviation of the values
+within it; of identifiers, free text and dates nothing is told but that they are such. With min_count=0 everything is
+told exactly, which is how the named data sets, whose files are public, get their schemas.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
+
+from equifed.data.choose import REASONS, Distinct, Kind, Look, Role, look, require_columns
+from equifed.data.dates import PARTS, DatePart, parts_of
+from equifed.data.encode import column_of, holds_numbers, in_order, numbers_of, row_error, sorted_texts
+from equifed.data.schema import (
+    MAX_GROUPS,
+    MERGED,
+    MISSING,
+    OTHER,
+    Sensitive,
+    Strict,
+    TaskKind,
+    first_message,
+    intersections,
+    rows_by_name,
+)
+from equifed.disclosure import MIN_COUNT
+from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
+from equifed.partition.base import as_text, check_column
+from equifed.words import quoted
+
+GRID = tuple(round(0.05 * i, 2) for i in range(1, 20))
+"""The quantiles that are told."""
+
+Count = Annotated[int, Field(ge=0)]
+Counts = dict[str, Count]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Numbers(Strict):
+    """What is told of a column of numbers."""
+
+    rows: Count
+    mean: Finite
+    deviation: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Both of the values between `low` and `high`, to which those beyond are moved."""
+    low: Finite | None = None
+    high: Finite | None = None
+    """At least `min_count` rows are at or below the one, and at or above the other."""
+    quantiles: tuple[tuple[Annotated[float, Field(ge=0, le=1)], Finite], ...] = ()
+    """(share of the rows, value), ascending."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Numbers:
+        shares, values = [share for share, _ in self.quantiles], [value for _, value in self.quantiles]
+        if shares != sorted(shares) or values != sorted(values):
+            raise ValueError("quantiles must ascend")
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high go together")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError("low must not be above high")
+        return self
+
+
+class ColumnSummary(Strict):
+    """What is told of a column."""
+
+    name: str
+    kind: Kind
+    role: Role | Literal["dropped"] = "input"
+    """What the column looks like here: only an "input" is told more of."""
+    distinct: Distinct = "few"
+    """How many values are different, roughly."""
+    rows: Count = 0
+    """With a value."""
+    missing: Count = 0
+    """Rows without one. Both are 0 where they are fewer than `min_count`."""
+    categories: Counts = Field(default_factory=dict)
+    """Rows of each category that has at least `min_count`."""
+    numbers: Numbers | None = None
+    parts: dict[DatePart, Numbers] = Field(default_factory=dict)
+    """Of dates, the numbers of every part that was asked for."""
+    formats: tuple[str, ...] = ()
+    """Of dates, how they may be written."""
+
+
+class Asked(Strict):
+    """What every silo must have been asked alike."""
+
+    label: str
+    task: TaskKind = "classification"
+    with_classes: bool = True
+    sensitive: tuple[Sensitive, ...] = ()
+    features: tuple[str, ...] | None = None
+    drop: tuple[str, ...] = ()
+    dates: dict[str, tuple[DatePart, ...]] = Field(default_factory=dict)
+    categorical: tuple[str, ...] = ()
+    sensitive_as_input: bool = False
+
+
+class Summary(Strict):
+    """What a silo tells of its table. JSON in and out."""
+
+    name: str = ""
+    """The silo or its file."""
+    asked: Asked
+    min_count: Count
+    rows: Count
+    columns: tuple[ColumnSummary, ...]
+    classes: Counts = Field(default_factory=dict)
+    """Rows of each label value that has at least `min_count`."""
+    rare_classes: bool = False
+    """Whether there are others."""
+    values: tuple[Counts, ...] = ()
+    """Of every sensitive column whose values are to be the groups: rows of each that has at least `min_count`."""
+    moments: tuple[Numbers | None, ...] = ()
+    """Of every sensitive column that is continuous."""
+    groups: Counts = Field(default_factory=dict)
+    """Rows of each group that has at least `min_count`; the others together are `MERGED`, where they have as many."""
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Summary:
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(f"Not a valid summary: {first_message(error)}.") from error
+
+
+# -- at a silo ---------------------------------------------------------------------------------------------------------
+
+
+def summarise(
+    frame: pd.DataFrame,
+    *,
+    label: str,
+    sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    dates: Mapping[str, Sequence[DatePart]] | None = None,
+    categorical: Sequence[str] = (),
+    task: TaskKind = "classification",
+    with_classes: bool | None = None,
+    sensitive_as_input: bool = False,
+    exclude: Sequence[str] = (),
+    min_count: int = MIN_COUNT,
+    name: str = "",
+) -> Summary:
+    """What may be told of a table, so that a schema can be agreed on. The arguments are those of `Schema.infer`.
+
+    with_classes: whether the label has classes (default: where the task is classification). exclude: columns that are
+    nobody's business. name: of the silo or the file, for messages.
+    """
+    check_number("min_count", min_count, whole=True, low=0)
+    asked = _asked(label, sensitive, features, drop, dates, categorical, task, with_classes, sensitive_as_input)
+    rules = {rule.column for rule in asked.sensitive}
+    named = dict.fromkeys([*(asked.features or ()), *asked.dates])
+    require_columns(frame, [asked.label, *rules, *named, *asked.categorical])
+    if asked.features is None:
+        hidden = {asked.label, *exclude} | (set() if sensitive_as_input else rules)
+        chosen = [column for column in map(str, frame.columns) if column not in hidden]
+    else:
+        chosen = list(named)
+    columns = tuple(_column(frame, column, asked, min_count) for column in chosen)
+    with blaming(key="label"):
+        classes, rare = _classes(frame, asked, min_count)
+    with blaming(key="sensitive"):
+        values, moments, groups = _groups(frame, asked.sensitive, min_count)
+    return Summary(
+        name=name,
+        asked=asked,
+        min_count=min_count,
+        rows=len(frame),
+        columns=columns,
+        classes=classes,
+        rare_classes=rare,
+        values=values,
+        moments=moments,
+        groups=groups,
+    )
+
+
+def _asked(
+    label: object,
+    sensitive: object,
+    features: Sequence[str] | None,
+    drop: Sequence[str],
+    dates: Mapping[str, Sequence[DatePart]] | None,
+    categorical: Sequence[str],
+    task: TaskKind,
+    with_classes: bool | None,
+    sensitive_as_input: bool,
+) -> Asked:
+    if task not in get_args(TaskKind):
+        raise unknown_name("task", task, get_args(TaskKind), key="task")
+    for key, value in (("features", features), ("drop", drop), ("categorical", categorical)):
+        if isinstance(value, str):
+            raise ConfigError(
+                f"must be a list of column names, got {value!r}. Write [{value!r}].", key=key, value=value
+            )
+    given = sensitive if isinstance(sensitive, Sequence) and not isinstance(sensitive, str) else [sensitive]
+    rules = [
+        rule if isinstance(rule, Sensitive) else Sensitive(column=check_column("sensitive", rule)) for rule in given
+    ]
+    twice = [rule.column for i, rule in enumerate(rules) if rule.column in (other.column for other in rules[:i])]
+    if twice:
+        raise ConfigError(f"names the column {twice[0]!r} twice.", key="sensitive", value=twice[0])
+    parts: dict[str, tuple[DatePart, ...]] = {}
+    for column, wanted in (dates or {}).items():
+        parts[str(column)] = (wanted,) if isinstance(wanted, str) else tuple(wanted)  # type: ignore[assignment]
+        for part in parts[str(column)]:
+            if part not in PARTS:
+                raise unknown_name("part of a date", part, PARTS, key="dates")
+        if not parts[str(column)]:
+            raise ConfigError(f"names no part of {column!r}. Parts: {', '.join(PARTS)}.", key="dates")
+    return Asked(
+        label=check_column("label", label),
+        task=task,
+        with_classes=task == "classification" if with_classes is None else with_classes,
+        sensitive=tuple(rules),
+        features=None if features is None else tuple(map(str, features)),
+        drop=tuple(map(str, drop)),
+        dates=parts,
+        categorical=tuple(map(str, categorical)),
+        sensitive_as_input=sensitive_as_input,
+    )
+
+
+def _column(frame: pd.DataFrame, name: str, asked: Asked, min_count: int) -> ColumnSummary:
+    if name in asked.drop:
+        return ColumnSummary(name=name, kind="categorical", role="dropped")
+    series = column_of(frame, name)
+    seen = _seen(series, asked, min_count)
+    present = series.dropna()
+    facts: dict[str, Any] = {
+        "name": name,
+        "kind": seen.kind,
+        "role": seen.role,
+        "distinct": seen.distinct,
+        "rows": _told(len(present), min_count),
+        "missing": _told(len(series) - len(present), min_count),
+        "formats": seen.formats,
+    }
+    if seen.role not in ("input", "constant"):
+        return ColumnSummary(**facts)
+    if seen.kind == "categorical":
+        if min_count and OTHER in set(present.astype(str)):
+            warnings.warn(
+                f"Column {name!r} has the value {OTHER!r}, which stands for all values that are not frequent: its rows "
+                "will count among them.",
+                EquifedWarning,
+                stacklevel=4,
+            )
+        counts = _counts(present)
+        facts["categories"] = {value: rows for value, rows in _frequent(counts, min_count).items() if value != MISSING}
+    elif seen.kind == "numeric":
+        facts["numbers"] = _numbers(numbers_of(present), min_count)
+    else:
+        told = {}
+        for part in asked.dates.get(name, ()):
+            # which of several formats is meant is not known here: all must say the same, or the others decide
+            found = _numbers(parts_of(present, part, seen.formats[0]), min_count) if len(seen.formats) == 1 else None
+            if found is not None:
+                told[part] = found
+        facts["parts"] = told
+    return ColumnSummary(**facts)
+
+
+def _seen(series: pd.Series[Any], asked: Asked, min_count: int) -> Look:
+    """What the column looks like; what the user names is an input whatever it looks like."""
+    name = str(series.name)
+    is_code = name in asked.categorical
+    if name in asked.dates:
+        return _as_dates(series)
+    if asked.features is None:
+        return look(series, is_code=is_code)
+    kind: Kind = "numeric" if not is_code and holds_numbers(series) else "categorical"
+    if min_count:
+        seen = look(series, is_code=is_code)
+        if seen.kind == "date" or seen.role in ("identifier", "free text", "many values"):
+            what = REASONS["date" if seen.kind == "date" else seen.role]
+            warnings.warn(
+                f"Column {name!r} is an input because features names it, but looks like this: {what}.",
+                EquifedWarning,
+                stacklevel=5,
+            )
+        return Look(kind, "input", seen.distinct)
+    return Look(kind, "input")
+
+
+def _as_dates(series: pd.Series[Any]) -> Look:
+    seen = look(series)
+    if seen.role == "empty":
+        return Look("date", "empty", "one")
+    if seen.kind != "date" or not seen.formats:
+        row = int(np.argmax(series.notna()))
+        raise row_error(series, row, f"{quoted(series.iloc[row])} and most others are no dates (YYYY-MM-DD).")
+    return seen
+
+
+def _classes(frame: pd.DataFrame, asked: Asked, min_count: int) -> tuple[dict[str, int], bool]:
+    if not asked.with_classes:
+        return {}, False
+    series = column_of(frame, asked.label)
+    if holds_numbers(series):
+        numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        fraction = np.isfinite(numbers) & (numbers % 1 != 0)
+        if fraction.any():
+            row = int(np.argmax(fraction))
+            raise row_error(
+                series,
+                row,
+                f"{numbers[row]:g} is not the number of a class. Did you mean task='regression'? Otherwise name the "
+                "classes.",
+            )
+    counts = _counts(series.dropna())
+    told = _frequent(counts, min_count)
+    return told, len(told) < len(counts)
+
+
+def _groups(
+    frame: pd.DataFrame, rules: Sequence[Sensitive], min_count: int
+) -> tuple[tuple[dict[str, int], ...], tuple[Numbers | None, ...], dict[str, int]]:
+    values: list[dict[str, int]] = []
+    moments: list[Numbers | None] = []
+    filled: list[Sensitive] = []
+    for rule in rules:
+        series = column_of(frame, rule.column)
+        by_value = asks(rule)
+        if by_value:
+            _check_groups(series, rule.column)
+        told = _frequent(_counts(series.dropna()), min_count) if by_value else {}
+        values.append(told)
+        moments.append(_numbers(numbers_of(series.dropna()), min_count) if rule.continuous else None)
+        filled.append(with_groups(rule, told, min_count) if by_value else rule)
+    rows = rows_by_name(*intersections(frame, filled))
+    return tuple(values), tuple(moments), _merged(rows, min_count)
+
+
+def _check_groups(series: pd.Series[Any], name: str) -> None:
+    values = sorted_texts(series)
+    if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
+        raise DataError(
+            f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
+            "equifed.data.Sensitive), or a column that names the groups.",
+            column=name,
+        )
+
+
+def _merged(rows: Mapping[str, int], min_count: int) -> dict[str, int]:
+    told = {name: count for name, count in _frequent(rows, min_count).items() if name != MERGED}
+    rest = sum(rows.values()) - sum(told.values())
+    return told | ({MERGED: rest} if _told(rest, min_count) else {})
+
+
+def _counts(present: pd.Series[Any]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for value, rows in present.value_counts().items():
+        counts[as_text(value)] += int(rows)
+    return counts
+
+
+def _frequent(counts: Mapping[str, int], min_count: int) -> dict[str, int]:
+    return {value: rows for value, rows in counts.items() if _told(rows, min_count)}
+
+
+def _told(rows: int, min_count: int) -> int:
+    return rows if rows >= min_count else 0
+
+
+def _numbers(values: NDArray[np.float64], min_count: int) -> Numbers | None:
+    """What may be told of these values."""
+    n = len(values)
+    if n < max(min_count, 1):
+        return None
+    if not min_count:
+        told = np.quantile(values, (0, *GRID, 1))
+        return Numbers(
+            rows=n,
+            mean=float(values.mean()),
+            deviation=float(values.std()),
+            low=float(values.min()),
+            high=float(values.max()),
+            quantiles=tuple(zip((0.0, *GRID, 1.0), np.maximum.accumulate(told).tolist(), strict=True)),
+        )
+    if n < 2 * min_count:
+        return Numbers(rows=n, mean=float(values.mean()), deviation=float(values.std()))
+    ordered = np.partition(values, (min_count - 1, n - min_count))
+    low, high = float(ordered[min_count - 1]), float(ordered[n - min_count])
+    within = np.clip(values, low, high)
+    digits = 2 - int(np.floor(np.log10(high - low))) if high > low else 6
+    shares = [share for share in GRID if n * min(share, 1 - share) >= min_count]
+    told = np.quantile(values, shares)
+    return Numbers(
+        rows=n,
+        mean=round(float(within.mean()), digits + 2),
+        deviation=round(float(within.std()), digits + 2),
+        low=round(low, digits),
+        high=round(high, digits),
+        quantiles=tuple((share, round(float(value), digits)) for share, value in zip(shares, told, strict=True)),
+    )
+
+
+def asks(rule: Sensitive) -> bool:
+    """Whether the values of the column are to be the groups."""
+    return rule.threshold is None and not rule.groups
+
+
+def with_groups(rule: Sensitive, counts: Iterable[str], min_count: int) -> Sensitive:
+    """The rule with these values as groups; all others are `MERGED`, unless everything is told."""
+    groups = {value: value for value in in_order(counts)}
+    return rule.model_copy(update={"groups": groups, "other": rule.other or (MERGED if min_count else None)})
