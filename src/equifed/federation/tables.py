@@ -15,6 +15,7 @@ import pandas as pd
 from equifed.data import Encoded, Schema, Summary, agree, summarise
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
+from equifed.federation.frames import frame_of, with_text_names
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
 from equifed.partition.base import client_columns_of, columns_of
@@ -34,24 +35,26 @@ SMALL = 2**26
 
 
 def encode_frame(
-    frame: pd.DataFrame, partition: AnyPartitioner, features: Sequence[str] | None, **options: Any
+    table: Any,
+    partition: AnyPartitioner,
+    schema: str | Path | Schema | None,
+    settled: Mapping[str, Any],
+    **options: Any,
 ) -> Encoded:
-    """A frame as numbers, with the columns that the partitioner looks at; `options`: of `Schema.infer`."""
-    if not isinstance(frame, pd.DataFrame):
-        raise ConfigError(f"from_frame needs a pandas data frame, got {type(frame).__name__}.")
-    frame = _with_text_names(frame)
+    """A table as numbers, with the columns that the partitioner looks at. For the rest see `schema_of`."""
+    frame = frame_of(table)
     columns = columns_of(partition)
     for column in columns:
         with blaming_partition(partition):
             if column not in frame.columns:
                 raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
     check_complete(frame, columns)
+    features = settled["features"]
     if features is not None and not len(features):
         text = f"must be a list of column names with at least one, got {features!r}."
         raise ConfigError(text, key="features", value=features)
-    schema = Schema.infer(frame, features=features, exclude=client_columns_of(partition), **options)
-    check_inputs(schema)
-    return schema.encode(frame, columns=columns)
+    made = schema_of(schema, {"": frame}, settled, exclude=client_columns_of(partition), **options)
+    return made.encode(frame, columns=columns)
 
 
 def check_inputs(schema: Schema) -> None:
@@ -60,11 +63,6 @@ def check_inputs(schema: Schema) -> None:
         raise DataError(
             f"The table has no input column besides the label, the sensitive ones and the partition's.{why}"
         )
-
-
-def _with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table with the columns' names as text."""
-    return frame.set_axis([str(column) for column in frame.columns], axis=1)
 
 
 # -- files of silos ----------------------------------------------------------------------------------------------------
@@ -86,10 +84,17 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
     return named
 
 
+def titles(paths: Mapping[str, Path]) -> dict[str, str]:
+    """What the silos' files are called in messages: by their names, with the silo's where two have the same."""
+    names = [path.name for path in paths.values()]
+    return {silo: f"{path.name} of {silo}" if names.count(path.name) > 1 else path.name for silo, path in paths.items()}
+
+
 def infer_schema(frames: Mapping[str, pd.DataFrame], **options: Any) -> Schema:
     """The schema that the silos of these files would agree on: none sees another's rows. `options`: of `Schema.infer`,
     those of `summarise` and `agree`."""
     agreed = {name: options.pop(name) for name in AGREED & options.keys()}
+    options["with_classes"] = options.get("task") != "regression" or agreed.get("positive") is not None
     summaries: list[Summary] = []
     for file, frame in frames.items():
         with blaming(file=file):
@@ -106,6 +111,27 @@ def read_schema(path: str | Path) -> Schema:
             raise DataError("The schema is not a text file in UTF-8.") from None
         except OSError as error:
             raise DataError(f"The schema cannot be read: {error.strerror}.") from None
+
+
+def schema_of(
+    schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
+) -> Schema:
+    """The schema that is given, or the one that the tables, by what they are called, agree on.
+
+    settled: options that a schema has settled, None where they are not given; `options`: the others.
+    """
+    given = {key: value for key, value in settled.items() if value is not None}
+    if schema is None:
+        if options["label"] is None or options["sensitive"] is None:
+            text = "Files need a schema, or the names of the label and the sensitive columns."
+            raise ConfigError(text, key="schema")
+        made = infer_schema(frames, **options, **given)
+        check_inputs(made)
+        return made
+    if given:
+        text = "is not for tables with a schema: it says what becomes of every column and group."
+        raise ConfigError(text, key=next(iter(given)), value=next(iter(given.values())))
+    return schema if isinstance(schema, Schema) else read_schema(schema)
 
 
 def encode_file(
@@ -149,7 +175,7 @@ def read_table(path: Path) -> pd.DataFrame:
         if path.suffix == ".parquet":
             # the index is dropped unread: it may hold people's names
             _check_parquet(path)
-            return _with_text_names(pd.read_parquet(path)).reset_index(drop=True)
+            return with_text_names(pd.read_parquet(path)).reset_index(drop=True)
         if path.name.endswith((".csv", ".csv.gz")):
             _check_header(path)
             with _opened(path) as file:
