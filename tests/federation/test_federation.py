@@ -239,7 +239,7 @@ def test_bad_frames_are_refused() -> None:
         ({"seed": -1}, "seed must be a whole number .*at least 0, got -1"),
         ({"task": "regresion"}, "Did you mean 'regression'"),
         ({"test": "0.2"}, "test must be a number"),
-        ({"frame": [1, 2]}, "from_frame needs a pandas data frame, got list"),
+        ({"frame": [1, 2]}, "A table is needed: a data frame, .* got list"),
     ],
 )
 def test_wrong_options_of_from_frame_are_explained(change: dict, message: str) -> None:

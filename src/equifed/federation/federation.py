@@ -281,7 +281,7 @@ class Federation:
         with blaming(key="files"):
             frames = {silo: tables.read_table(path) for silo, path in paths.items()}
         named = tables.titles(paths)
-        schema = tables.schema_of(
+        schema = tables.agreed_schema(
             schema,
             {named[silo]: frame for silo, frame in frames.items()},
             _settled(features, drop, dates, missing, min_count, min_group),
@@ -333,7 +333,7 @@ class Federation:
         from equifed.federation import tables
 
         made = {str(silo): tables.frame_of(table) for silo, table in frames.items()}
-        schema = tables.schema_of(
+        schema = tables.agreed_schema(
             schema,
             made,
             _settled(features, drop, dates, missing, min_count, min_group),

@@ -113,6 +113,16 @@ def read_schema(path: str | Path) -> Schema:
             raise DataError(f"The schema cannot be read: {error.strerror}.") from None
 
 
+def agreed_schema(
+    schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
+) -> Schema:
+    """As `schema_of`, of the tables of several silos."""
+    if schema is None and (options["label"] is None or options["sensitive"] is None):
+        text = "Files need a schema, or the names of the label and the sensitive columns."
+        raise ConfigError(text, key="schema")
+    return schema_of(schema, frames, settled, **options)
+
+
 def schema_of(
     schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
 ) -> Schema:
@@ -122,9 +132,6 @@ def schema_of(
     """
     given = {key: value for key, value in settled.items() if value is not None}
     if schema is None:
-        if options["label"] is None or options["sensitive"] is None:
-            text = "Files need a schema, or the names of the label and the sensitive columns."
-            raise ConfigError(text, key="schema")
         made = infer_schema(frames, **options, **given)
         check_inputs(made)
         return made
