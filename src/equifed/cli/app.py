@@ -11,6 +11,9 @@ from equifed.cli.console import print_json, say, show
 from equifed.cli.flower import flower_app
 from equifed.cli.options import (
     MARGIN,
+    Agreed,
+    Asked,
+    Columns,
     FailIf,
     Goal,
     Margin,
@@ -38,7 +41,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets: list them, look at one, fetch its files.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets, and your own tables: list, look at and fetch data sets; describe, check and summarise files.",
+    no_args_is_help=True,
+)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 
@@ -346,11 +352,36 @@ def data_list(json: Json = False) -> None:
 
 
 @command(data_app, "describe")
-def data_describe(name: DatasetName, json: Json = False) -> None:
-    """Describe a data set: where it comes from, its presets, its files."""
-    from equifed.cli.describe import outcomes, presets_table
-    from equifed.data import get_dataset
+def data_describe(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATASET|FILE...",
+            help="A data set of `equifed data list`, or your own files or a folder of them.",
+        ),
+    ],
+    json: Json = False,
+    *,
+    columns: Columns,
+) -> None:
+    """Describe a data set: where it comes from, its presets, its files. Or your own files: columns, kinds, missing
+    values, labels and groups, what would be an input, and what would not and why.
 
+    Your own files are described to you with exact counts: do not hand them on. `equifed data summarise` makes what may
+    be.
+    """
+    from equifed.cli.describe import outcomes, presets_table
+    from equifed.cli.own import describe
+    from equifed.data import DATASETS, get_dataset
+    from equifed.errors import ConfigError
+    from equifed.federation.tables import SUFFIXES
+
+    name = names[0]
+    if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):
+        describe(names, columns, json)
+        return
+    if columns.section():
+        raise ConfigError("Options about columns belong to your own files, not to a data set.")
     about = get_dataset(name).describe()
     if json:
         print_json(about)
@@ -373,3 +404,51 @@ def data_fetch(name: DatasetName, json: Json = False) -> None:
     else:
         show(*(f"{file}: {place}" for file, place in files.items()))
         say(f"Data home: {data_home()}")
+
+
+OwnFiles = Annotated[list[str], typer.Argument(metavar="FILE...", help="Your own files, or a folder of them.")]
+
+
+@command(data_app, "check")
+def data_check(
+    files: OwnFiles,
+    schema: Annotated[Path, typer.Option(metavar="FILE", help="The schema that all silos share.")],
+    json: Json = False,
+) -> None:
+    """Say what each file lacks to be used with a schema, all of it at once. Exit code 3 if one does not fit."""
+    from equifed.cli.own import check
+
+    check(files, schema, json)
+
+
+@command(data_app, "summarise")
+def data_summarise(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A silo's table.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
+    *,
+    asked: Asked,
+) -> None:
+    """At a silo: write what may be told of its table, so that all can agree on a schema. Give the same options at every
+    silo.
+
+    It lists what at least --min-count rows have in common, and nothing of fewer: no name, identifier, rare category or
+    single value.
+    """
+    from equifed.cli.own import summarise_file
+
+    with naming_options():
+        summarise_file(file, asked, out)
+
+
+@command(data_app, "agree")
+def data_agree(
+    files: Annotated[list[Path], typer.Argument(metavar="SUMMARY...", help="Of `equifed data summarise`.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
+    *,
+    agreed: Agreed,
+) -> None:
+    """Make the schema that all silos share, from their summaries."""
+    from equifed.cli.own import agree_on
+
+    with naming_options():
+        agree_on(files, agreed, out)

@@ -116,15 +116,24 @@ _DATA: dict[str, tuple[str, str, Any, str, str]] = {
         "dates",
         list[str],
         "COLUMN=PARTS",
-        "A column of dates that is an input, and as which parts: admitted=year,month. May be repeated.",
+        "A column of dates that is an input, and as which parts: admitted=year,month (also quarter, week, day, weekday, "
+        "hour, days, ...). May be repeated.",
     ),
-    "missing": (OWN, "missing", str, "RULE", "What is done about missing values."),
+    "missing": (
+        OWN,
+        "missing",
+        str,
+        "RULE",
+        "What is done about missing values: impute (the median, and a category of its own), mean, category, drop or refuse. "
+        "(default: impute)",
+    ),
     "min_count": (
         OWN,
         "min-count",
         int,
         "N",
-        "A category with fewer rows than this becomes part of 'other'.",
+        "What fewer rows of a file have in common is not written into a schema: such a category becomes part of 'other'. "
+        "(default: 10)",
     ),
     "test": (OWN, "test", float, "X", "Share of the rows to test on. (default: 0.2)"),
     "sensitive": (
@@ -147,16 +156,13 @@ _DATA: dict[str, tuple[str, str, Any, str, str]] = {
 """Options of the section [data]: the panel of the help, the key, the type, the metavar and the help."""
 
 
-def _of_data(*names: str) -> Iterator[tuple[str, Any, Any]]:
+def _of_data(*names: str, panels: bool = False) -> Iterator[tuple[str, Any, Any]]:
     """Fields for options of [data]."""
     for name in names:
         panel, key, kind, metavar, text = _DATA[name]
         repeated = {"repeated": True} if kind == list[str] and metavar != "A,B,..." else {}
-        facts = {"key": f"data.{key}", "metavar": metavar, "help": text, "panel": panel, **repeated}
-        yield name, kind | None, field(default=None, metadata=facts)
-
-
-_COLUMNS = tuple(name for name in _DATA if name not in ("data", "schema", "test", "validation"))
+        facts = {"key": f"data.{key}", "metavar": metavar, "help": text, **repeated}
+        yield name, kind | None, field(default=None, metadata=facts | ({"panel": panel} if panels else {}))
 
 
 class _Data:
@@ -175,17 +181,32 @@ class _Data:
                 found[key] = _dates(value) if key == "dates" else str(base / value) if key == "schema" else value
         return found
 
+    def arguments(self) -> dict[str, Any]:
+        """What was given, by the names of the arguments in Python."""
+        return {key.replace("-", "_"): value for key, value in self.section().items()}
+
+
+_ASKED = ("label", "features", "drop", "date", "min_count", "sensitive")
+_AGREED = ("positive", "meaning", "missing", "min_group")
+
 
 @dataclass(frozen=True)
-class Columns(make_dataclass("GeneratedColumns", _of_data(*_COLUMNS), frozen=True), _Data):  # type: ignore[misc]
-    """What the columns of somebody's own tables mean."""
-
-
-_TABLES = tuple(_DATA)
+class Asked(make_dataclass("GeneratedAsked", _of_data(*_ASKED), frozen=True), _Data):  # type: ignore[misc]
+    """What every silo must know to summarise its table."""
 
 
 @dataclass(frozen=True)
-class Tables(make_dataclass("GeneratedTables", _of_data(*_TABLES), frozen=True), _Data):  # type: ignore[misc]
+class Agreed(make_dataclass("GeneratedAgreed", _of_data(*_AGREED), frozen=True), _Data):  # type: ignore[misc]
+    """What is settled when the summaries are there."""
+
+
+@dataclass(frozen=True)
+class Columns(make_dataclass("GeneratedColumns", _of_data(*_ASKED, *_AGREED), frozen=True), _Data):  # type: ignore[misc]
+    """What the columns of somebody's own tables mean: all of that."""
+
+
+@dataclass(frozen=True)
+class Tables(make_dataclass("GeneratedTables", _of_data(*_DATA, panels=True), frozen=True), _Data):  # type: ignore[misc]
     """Somebody's own tables, and what is held back of them or of a data set."""
 
     def of(self, name: str | None) -> dict[str, Any]:
@@ -223,6 +244,16 @@ def _sources(given: Sequence[str], base: Path) -> dict[str, Any]:
             raise ConfigError(text, key="--data")
         files[name] = str(base / file)
     return {"files": files}
+
+
+def files_of(given: Sequence[str]) -> dict[str, Path]:
+    """Files that a command is given, or all tables of a folder, by the silos' names."""
+    from equifed.federation.tables import files_in, named_paths
+
+    found = _sources(given, Path())
+    if "folder" in found:
+        return named_paths(files_in(Path(found["folder"])))
+    return named_paths(found.get("files") or [found["table"]])
 
 
 def _dates(given: Sequence[str]) -> dict[str, list[str]]:

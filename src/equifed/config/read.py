@@ -19,7 +19,7 @@ from equifed import methods, models, partition
 from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, described, kebab
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
-from equifed.federation.tables import SUFFIXES
+from equifed.federation.tables import SUFFIXES, files_in
 from equifed.files import read_regular
 from equifed.protocol import Method
 from equifed.registry import Registry
@@ -200,7 +200,7 @@ def _listed(data: DataSection, folder: Path) -> DataSection:
     """With the files in place of the folder, so that a run's own configuration says which they were."""
     place = folder / str(data.folder)
     try:
-        files = sorted(path.name for path in place.iterdir() if path.name.endswith(SUFFIXES) and path.name[0] != ".")
+        files = [path.name for path in files_in(place)]
     except OSError as error:
         raise ConfigError(f"{quoted(str(data.folder))} cannot be read: {error.strerror}.", key="folder") from None
     if not files:

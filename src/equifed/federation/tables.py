@@ -84,6 +84,12 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
     return named
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The tables of a folder; hidden files are leftovers of other programs."""
+    found = (path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and not path.name.startswith("."))
+    return sorted(path for path in found if path.is_file())
+
+
 def titles(paths: Mapping[str, Path]) -> dict[str, str]:
     """What the silos' files are called in messages: by their names, with the silo's where two have the same."""
     names = [path.name for path in paths.values()]
