@@ -57,7 +57,7 @@ def test_commands_run(folder: Path) -> None:
 
 def test_commands_of_a_federation(folder: Path) -> None:
     """`init` makes its folder. The others start programs, as tests/flower does; they are known, with their options."""
-    (folder / "sample.csv").write_text("age,sex,outcome\n31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n")
+    (folder / "sample.csv").write_text("age,sex,outcome\n" + "31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n" * 5)
     seen = []
     for command in commands(flower=True):
         _, _, name, *rest = shlex.split(command)

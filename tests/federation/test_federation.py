@@ -15,7 +15,7 @@ import torch
 
 import equifed as ef
 from equifed.config import parse_config
-from equifed.data import Schema, get_dataset
+from equifed.data import Schema, Summary, agree, get_dataset, summarise
 from equifed.errors import ConfigError, DataError, EquifedWarning
 from equifed.federation import Federation
 
@@ -206,7 +206,7 @@ def test_bad_frames_are_refused() -> None:
         Federation.from_frame(frame, **make)
     with pytest.raises(DataError, match="'age', row 9"):
         Federation.from_frame(table().astype({"age": float}).replace({"age": {}}).assign(
-            age=lambda f: f["age"].where(f.index != 9)), **make)  # fmt: skip
+            age=lambda f: f["age"].where(f.index != 9)), missing="refuse", **make)  # fmt: skip
     with pytest.raises(DataError, match="Column 'gender': the column is missing"):
         Federation.from_frame(table(), **{**make, "sensitive": "gender"})
     with pytest.raises(DataError, match="only one class"):
@@ -258,7 +258,7 @@ def test_numbered_columns_are_columns() -> None:
     fed = Federation.from_frame(
         numbered, label=5, sensitive=[2], partition=ef.partition.Natural(4), **options | {"features": [0, 1]}
     )
-    assert fed.features == ("0", "1=clerk", "1=nurse", "1=pilot")
+    assert fed.features == ("0", "1=clerk", "1=nurse", "1=pilot", "1=(other)")
     assert list(numbered.columns) == list(range(6))
     for a, b in zip(fed.rows, named.rows, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -364,7 +364,7 @@ def test_constructors_show_their_options() -> None:
 
 def write_silos(folder: Path) -> tuple[list[Path], Path]:
     frame = table(300)
-    schema = Schema.infer(frame, label="ill", sensitive="sex", positive="yes", features=["age", "job"])
+    schema = Schema.infer(frame, label="ill", sensitive="sex", positive="yes", features=["age", "job"], min_count=0)
     (folder / "schema.json").write_text(schema.to_json())
     paths = []
     for name, own in frame.groupby("hospital"):
@@ -421,7 +421,7 @@ def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -
     with pytest.raises(DataError, match="There is no such file"):
         Federation.from_files([tmp_path / "east.csv"], schema=schema)
     (tmp_path / "east.txt").write_text("")
-    with pytest.raises(DataError, match=r"must be \.csv, \.csv\.gz or \.parquet"):
+    with pytest.raises(DataError, match=r"must be \.csv, \.csv\.gz, \.parquet"):
         Federation.from_files([tmp_path / "east.txt"], schema=schema)
     with pytest.raises(ConfigError, match="Files need a schema"):
         Federation.from_files(paths)
@@ -447,8 +447,8 @@ def test_an_empty_silo_is_a_client_without_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("age", "oops", r"Column 'age', row 2 of south\.csv: 'oops' is not a number, but 299 of 300 values are"),
-        ("age", None, r"Column 'age', row 2 of south\.csv: the value is missing"),
+        ("age", "oops", r"south\.csv: Column 'age', row 2: 'oops' is not a number, but \d+ of \d+ values are"),
+        ("age", None, r"south\.csv: Column 'age', row 2: the value is missing"),
         ("ill", None, r"south\.csv: Column 'ill', row 2: the value is missing"),
     ],
 )
@@ -460,7 +460,54 @@ def test_inference_over_files_names_the_file_and_its_row(
     broken.loc[2, column] = value
     broken.to_csv(paths[1], index=False)
     with pytest.raises(DataError, match=message):
-        Federation.from_files(paths, label="ill", sensitive="sex")
+        Federation.from_files(paths, label="ill", sensitive="sex", missing="refuse")
+
+
+def test_files_that_lack_columns_are_blamed_and_no_others(tmp_path: Path) -> None:
+    frames = {name: table(120).rename(columns={"age": "bp"}) for name in ("north", "south", "west")}
+
+    def made(**changed: pd.DataFrame) -> Federation:
+        for name, frame in (frames | changed).items():
+            frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        return Federation.from_files([tmp_path / f"{name}.csv" for name in frames], label="ill", sensitive="sex")
+
+    west = frames["west"]
+    with pytest.raises(DataError, match="'blood_pressure' is there: is it 'bp'") as caught:
+        made(west=west.rename(columns={"bp": "blood_pressure"}))
+    assert (caught.value.file, caught.value.column) == ("west.csv", "bp")
+    with pytest.raises(DataError, match="Column 'sex': the column is missing") as caught:
+        made(west=west.rename(columns={"sex": "gender"}))
+    assert (caught.value.file, caught.value.column) == ("west.csv", "sex")
+    with pytest.raises(DataError, match="The columns 'bp', 'job' are missing") as caught:
+        made(north=frames["north"].drop(columns=["bp", "job"]))
+    assert caught.value.file == "north.csv"
+    fed = made(west=west.assign(ward=np.resize(["a", "b"], len(west))))
+    assert fed.schema.left_out[-1].model_dump() == {"column": "ward", "reason": "not in every table"}
+    assert fed.features == made().features
+
+
+def test_files_are_read_as_deployed_silos_would(tmp_path: Path) -> None:
+    """The schema is that of summaries that went through JSON; rows are dropped and counted by the rule."""
+    frame = table(300)
+    frame.loc[::9, "age"] = None
+    frame["patient_id"] = np.arange(300)
+    paths = {}
+    for number, name in enumerate(("north", "south")):
+        paths[name] = tmp_path / f"{name}.csv"
+        frame[number::2].to_csv(paths[name], index=False)
+    told = [
+        Summary.from_json(summarise(pd.read_csv(path), label="ill", sensitive="sex", name=path.name).to_json())
+        for path in paths.values()
+    ]
+    fed = Federation.from_files(paths, label="ill", sensitive="sex", missing="drop")
+    assert fed.schema == agree(told, missing="drop")
+    assert fed.provenance["dropped_rows"] == frame["age"].isna().sum()
+    result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=1)
+    notes = {note.kind: note.fields for note in result.notes}
+    assert notes["rows-dropped"] == {"rows": int(frame["age"].isna().sum())}
+    assert "identifier" in notes["columns-left-out"]["columns"]["patient_id"]
+    with pytest.raises(ConfigError, match="missing is not for tables with a schema"):
+        Federation.from_files(paths, schema=fed.schema, missing="mean")
 
 
 # -- named data --------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def table(n: int = 400, seed: int = 0) -> pd.DataFrame:
 
 
 def of_table(frame: pd.DataFrame, **options: object) -> ef.Federation:
-    options = {"label": "y", "sensitive": ["sex", "race"], "partition": ONE, **options}
+    options = {"label": "y", "sensitive": ["sex", "race"], "partition": ONE, "min_count": 0, **options}
     return ef.Federation.from_frame(frame, **options)
 
 
@@ -188,10 +188,10 @@ def test_silos_merge_by_their_rows_together(tmp_path: Path):
     sizes = pair_sizes(frame)
     at_most = {name: max(pair_sizes(part).get(name, 0) for part in parts.values()) for name in sizes}
     assert any(at_most[name] < 20 <= rows for name, rows in sizes.items())
-    fed = ef.Federation.from_files(files, label="y", sensitive=["sex", "race"], min_group=20)
+    fed = ef.Federation.from_files(files, label="y", sensitive=["sex", "race"], min_group=20, min_count=0)
     small = {name: rows for name, rows in sizes.items() if rows < 20}
     assert fed.provenance["merged_groups"] == small
-    schema = Schema.infer(frame, label="y", sensitive=["sex", "race"], min_group=20)
+    schema = Schema.infer(frame, label="y", sensitive=["sex", "race"], min_group=20, min_count=0)
     text = schema.to_json()
     assert Schema.from_json(text) == schema
     assert not any(re.search(rf"\b{rows}\b", text) for rows in small.values())
@@ -285,7 +285,7 @@ def test_thresholds_and_continuous_columns_with_unknown_groups():
     frame = table().assign(age=np.random.default_rng(0).integers(18, 80, 400).astype(float))
     frame.loc[::7, "age"] = np.nan
     age = Sensitive(column="age", threshold=40, below="young", at_least="older", continuous=True)
-    encoded = Schema.infer(frame, label="y", sensitive=age, features=["x"]).encode(frame)
+    encoded = Schema.infer(frame, label="y", sensitive=age, features=["x"], min_count=0).encode(frame)
     known = frame["age"].notna().to_numpy()
     assert encoded.s.tolist() == np.where(known, frame["age"] >= 40, -1).astype(int).tolist()
     assert encoded.attribute is not None

@@ -512,7 +512,7 @@ def refused_to_join(made: Setting, grid: Nodes, runs: Path) -> str:
 def test_a_row_that_does_not_fit_is_named_without_its_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_files(tmp_path)
     frame = pd.read_parquet(tmp_path / "b.parquet")
-    frame.loc[7, "sex"] = "secret"
+    frame.loc[7, "bought"] = "secret"
     frame.to_parquet(tmp_path / "b.parquet")
     made = setting(tmp_path, flower={"min-replies": 4, "join-deadline": 0.2})
     said = federate(made, nodes(made), tmp_path / "runs")
@@ -520,9 +520,9 @@ def test_a_row_that_does_not_fit_is_named_without_its_value(tmp_path: Path, capl
     made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     said = refused_to_join(made, nodes(made), tmp_path / "more")
     assert "Only 5 of 6 silos joined and at least 6 are needed." in said
-    assert "b: its file does not fit the schema: Column 'sex', row 7 (its own log says why)." in said
+    assert "b: its file does not fit the schema: Column 'bought', row 7 (its own log says why)." in said
     assert "secret" not in said
-    assert "'secret' is not a known group" in caplog.text  # the silo's own log
+    assert "'secret' is not a known class" in caplog.text  # the silo's own log
 
 
 def test_rows_are_numbered_not_named(tmp_path: Path) -> None:
@@ -530,11 +530,11 @@ def test_rows_are_numbered_not_named(tmp_path: Path) -> None:
     write_files(tmp_path)
     frame = pd.read_parquet(tmp_path / "b.parquet")
     frame.index = pd.Index([f"Jane Doe {i}" for i in range(len(frame))])
-    frame.iloc[7, list(frame.columns).index("sex")] = "secret"
+    frame.iloc[7, list(frame.columns).index("bought")] = "secret"
     frame.to_parquet(tmp_path / "b.parquet")
     made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     said = refused_to_join(made, nodes(made), tmp_path / "runs")
-    assert "b: its file does not fit the schema: Column 'sex', row 7 (" in said
+    assert "b: its file does not fit the schema: Column 'bought', row 7 (" in said
     assert "Jane" not in said
 
 

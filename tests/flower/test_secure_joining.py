@@ -147,12 +147,12 @@ def test_a_row_that_does_not_fit_is_not_numbered(tmp_path: Path, caplog: pytest.
     """A row's number says that the silo has so many."""
     write_files(tmp_path)
     frame = pd.read_parquet(tmp_path / "b.parquet")
-    frame.loc[7, "sex"] = "secret"
+    frame.loc[7, "bought"] = "secret"
     frame.to_parquet(tmp_path / "b.parquet")
     made = secure_setting(tmp_path)
     link = joined(made, keyed_nodes(made, None, tmp_path / "state"))
-    assert link.refused["b"] == "its file does not fit the schema: Column 'sex' (its own log says why)"
-    assert "Column 'sex', row 7: 'secret' is not a known group" in caplog.text  # the silo's own log
+    assert link.refused["b"] == "its file does not fit the schema: Column 'bought' (its own log says why)"
+    assert "Column 'bought', row 7: 'secret' is not a known class" in caplog.text  # the silo's own log
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

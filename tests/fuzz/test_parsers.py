@@ -6,6 +6,7 @@ of each kind.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tempfile
@@ -21,14 +22,16 @@ from hypothesis import strategies as st
 
 from equifed.codec import CODECS, pack, unpack
 from equifed.config import Config, load_config
-from equifed.data import Schema
+from equifed.data import Schema, Summary, agree, summarise
 from equifed.errors import DataError, EquifedError
-from equifed.federation.tables import read_schema, read_table
+from equifed.federation.reading import read_table
+from equifed.federation.tables import read_schema
 from equifed.words import MOST
 from fuzz.mutations import bytes_like, fuzzed
 
 FRAME = pd.DataFrame({"age": [20.0, 31, 44, 50], "job": list("abca"), "sex": list("fmfm"), "ill": [0, 1, 1, 0]})
 SCHEMA = Schema.infer(FRAME, label="ill", sensitive="sex", min_count=0, missing="category")
+OWN = Schema.infer(pd.concat([FRAME] * 5), label="ill", sensitive="sex", features=["age", "job"])
 CSV = FRAME.to_csv(index=False).encode()
 TOML = b"""[run]
 rounds = 3
@@ -192,23 +195,57 @@ def parquet() -> bytes:
     return stream.getvalue()
 
 
-@fuzzed
-@given(st.sampled_from(["x.csv", "x.csv.gz", "x.parquet"]), st.data())
-def test_tables_of_silos(name: str, data: st.DataObject) -> None:
-    import gzip
+def arrow(compression: str | None) -> bytes:
+    import pyarrow as pa
 
-    real = {"x.csv": CSV, "x.csv.gz": gzip.compress(CSV, mtime=0), "x.parquet": parquet()}[name]
-    path = written(data.draw(bytes_like(real)), name)
+    stream, table = io.BytesIO(), pa.Table.from_pandas(FRAME)
+    with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return stream.getvalue()
+
+
+FILES = {
+    "x.csv": CSV,
+    "x.csv.gz": gzip.compress(CSV, mtime=0),
+    "x.parquet": parquet(),
+    "x.arrow": arrow(None),
+    "x.feather": arrow("zstd"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@fuzzed
+@given(data=st.data())
+def test_tables_of_silos(name: str, data: st.DataObject) -> None:
+    """200 damaged files in `make test`: a schema that refuses what it does not list, and one that never does."""
+    path = written(data.draw(bytes_like(FILES[name])), name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            encoded = SCHEMA.encode(read_table(path))
+            frame = read_table(path)
+            for schema in (OWN, SCHEMA):
+                encoded = schema.encode(frame)
+                assert np.isfinite(encoded.x).all()
+            again = Schema.infer(frame, label="ill", sensitive="sex", min_count=2)
+            assert np.isfinite(again.inputs(frame)).all()
     except EquifedError as error:
         clean_error(error)
-    else:
-        assert np.isfinite(encoded.x).all()
     finally:
         removed(path)
+
+
+def test_summaries() -> None:
+    real = summarise(FRAME, label="ill", sensitive="sex", min_count=1).to_json().encode()
+
+    @fuzzed
+    @given(bytes_like(real))
+    def parsed(content: bytes) -> None:
+        try:
+            assert isinstance(agree([Summary.from_json(content)]), Schema)
+        except EquifedError as error:
+            clean_error(error)
+
+    parsed()
 
 
 @fuzzed

@@ -374,7 +374,7 @@ def data_describe(
     from equifed.cli.own import describe
     from equifed.data import DATASETS, get_dataset
     from equifed.errors import ConfigError
-    from equifed.federation.tables import SUFFIXES
+    from equifed.federation.reading import SUFFIXES
 
     name = names[0]
     if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):

@@ -116,24 +116,24 @@ _DATA: dict[str, tuple[str, str, Any, str, str]] = {
         "dates",
         list[str],
         "COLUMN=PARTS",
-        "A column of dates that is an input, and as which parts: admitted=year,month (also quarter, week, day, weekday, "
-        "hour, days, ...). May be repeated.",
+        "A column of dates that is an input, and as which parts: admitted=year,month (also quarter, week, day, "
+        "weekday, hour, days, ...). May be repeated.",
     ),
     "missing": (
         OWN,
         "missing",
         str,
         "RULE",
-        "What is done about missing values: impute (the median, and a category of its own), mean, category, drop or refuse. "
-        "(default: impute)",
+        "What is done about missing values: impute (the median, and a category of its own), mean, category, drop or "
+        "refuse. (default: impute)",
     ),
     "min_count": (
         OWN,
         "min-count",
         int,
         "N",
-        "What fewer rows of a file have in common is not written into a schema: such a category becomes part of 'other'. "
-        "(default: 10)",
+        "What fewer rows of a file have in common is not written into a schema: such a category becomes part of "
+        "'other'. (default: 10)",
     ),
     "test": (OWN, "test", float, "X", "Share of the rows to test on. (default: 0.2)"),
     "sensitive": (

@@ -16,7 +16,8 @@ from equifed.data import Schema, Summary, agree, summarise
 from equifed.data.describe import ColumnFacts, TableFacts, describe_tables
 from equifed.data.fit import Misfit, misfits
 from equifed.errors import ConfigError, DataError, blaming
-from equifed.federation.tables import check_inputs, infer_schema, read_schema, read_table, titles
+from equifed.federation.reading import read_table
+from equifed.federation.tables import check_inputs, infer_schema, read_schema, titles
 from equifed.files import read_regular, write_atomic
 from equifed.words import clean, quoted
 

@@ -12,7 +12,7 @@ import numpy as np
 from equifed.config.sections import Config, kebab
 from equifed.errors import EquifedError, blaming
 from equifed.federation import Federation, load
-from equifed.federation.tables import read_table
+from equifed.federation.reading import read_table
 from equifed.simulation import Simulation
 from equifed.simulator import make_job
 

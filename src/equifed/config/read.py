@@ -19,7 +19,8 @@ from equifed import methods, models, partition
 from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, described, kebab
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
-from equifed.federation.tables import SUFFIXES, files_in
+from equifed.federation.reading import SUFFIXES
+from equifed.federation.tables import files_in
 from equifed.files import read_regular
 from equifed.protocol import Method
 from equifed.registry import Registry

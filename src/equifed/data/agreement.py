@@ -47,8 +47,8 @@ def agree(
     check_number("min_group", min_group, whole=True, low=0)
     filled = [summary for summary in summaries if summary.rows]
     if not filled:
-        which = listed([summary.name for summary in summaries]) if len(summaries) > 1 else ""
-        raise DataError(f"None of the tables has a row: {which}." if which else "The table has no rows.")
+        names = ", ".join(summary.name for summary in summaries if summary.name)
+        raise DataError(f"None of the files has a row: {names}." if names else "The table has no rows.")
     asked = filled[0].asked
     for summary in filled:
         if summary.asked != asked:
@@ -60,7 +60,8 @@ def agree(
     columns, left_out = _choose(filled, asked, min_count, rules, scaling)
     with blaming(key="label"):
         classes = _agree_classes(filled, asked, positive, min_count)
-    sensitive = tuple(_agree_rule(filled, number, rule, min_count) for number, rule in enumerate(asked.sensitive))
+    with blaming(key="sensitive"):
+        sensitive = tuple(_agree_rule(filled, number, rule, min_count) for number, rule in enumerate(asked.sensitive))
     groups = _agree_groups(filled, sensitive, privileged, min_group, min_count)
     return Schema.checked(
         {
@@ -390,7 +391,6 @@ def _agree_rule(summaries: Sequence[Summary], number: int, rule: Sensitive, min_
         if not min_count
         else f"no table has {min_count} rows of any value (min_count), so that no group is known.",
         column=rule.column,
-        key="sensitive",
     )
     if rule.continuous and (rule.mean is None or rule.deviation is None):
         found = _together([summary.moments[number] for summary in summaries])

@@ -144,9 +144,10 @@ def _role_of_text(present: pd.Series[Any], name: str) -> Role:
         return "identifier"
     if len(present) < ENOUGH_ROWS:
         return "input"
-    counts = present.astype(str).value_counts()
+    counts = present.value_counts()
+    counts = counts[counts > 0]  # a category dtype lists others too
     share = len(counts) / len(present)
-    texts = counts.index[:1000].to_series().str.slice(stop=1000)
+    texts = pd.Series(counts.index[:1000].astype(str)).str.slice(stop=1000)
     length, words = texts.str.len().mean(), (texts.str.count(r"\s+") + 1).mean()
     if len(counts) > ENOUGH_ROWS and share > 0.1 and (length > LONG_TEXT or words > MANY_WORDS):
         return "free text"

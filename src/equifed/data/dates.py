@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equifed.data.encode import row_error
+from equifed.partition.base import as_text
 from equifed.words import quoted
 
 DatePart = Literal["year", "quarter", "month", "week", "day", "weekday", "yearday", "hour", "minute", "days"]
@@ -21,8 +22,8 @@ PARTS: dict[DatePart, Callable[[Any], Any]] = {
     "month": lambda dates: dates.month,
     "week": lambda dates: dates.isocalendar().week,
     "day": lambda dates: dates.day,
-    "weekday": lambda dates: dates.weekday,  # Monday is 0
-    "yearday": lambda dates: dates.dayofyear,
+    "weekday": lambda dates: dates.day_of_week,  # Monday is 0
+    "yearday": lambda dates: dates.day_of_year,
     "hour": lambda dates: dates.hour,
     "minute": lambda dates: dates.minute,
     "days": lambda dates: (dates - pd.Timestamp(0)) // pd.Timedelta(days=1),  # since 1970
@@ -42,7 +43,7 @@ _WRITTEN = (
     (re.compile(rf"{_TWO}/{_TWO}/{_YEAR}{_TIME}"), ("%d/%m/%Y", "%m/%d/%Y")),
     (re.compile(rf"{_TWO}-{_TWO}-{_YEAR}{_TIME}"), ("%d-%m-%Y", "%m-%d-%Y")),
     (re.compile(rf"{_TWO} [A-Za-z]{{3}} {_YEAR}{_TIME}"), ("%d %b %Y",)),
-    (re.compile(rf"{_TWO} [A-Za-z]{{4,9}} {_YEAR}{_TIME}"), ("%d %B %Y",)),
+    (re.compile(rf"{_TWO} [A-Za-z]{{3,9}} {_YEAR}{_TIME}"), ("%d %B %Y",)),
     (re.compile(rf"{_TWO}-[A-Za-z]{{3}}-{_YEAR}{_TIME}"), ("%d-%b-%Y",)),
     (re.compile(rf"[A-Za-z]{{3}} {_TWO}, {_YEAR}{_TIME}"), ("%b %d, %Y",)),
     (re.compile(r"\d{1,2}:\d{2}(?::\d{2})?"), ()),  # a time of day: recognised, but without parts
@@ -94,7 +95,7 @@ def parts_of(series: pd.Series[Any], part: DatePart, written: str) -> NDArray[np
     if bad.any():
         row = int(np.argmax(bad))
         how = "YYYY-MM-DD" if written == ISO else written
-        raise row_error(series, row, f"{quoted(series.iloc[row])} is not a date written as {how}.")
+        raise row_error(series, row, f"{quoted(as_text(series.iloc[row]))} is not a date written as {how}.")
     return np.asarray(PARTS[part](dates), dtype=np.float64)
 
 

@@ -155,15 +155,9 @@ class Sensitive(Strict):
         if self.threshold is not None or self.groups:
             return self
         series = column_of(frame, self.column)
-        values = sorted_texts(series)
+        values = group_values(series)
         if not values:
             raise DataError("the column has no value at all, so that no group is known.", column=self.column)
-        if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
-            raise DataError(
-                f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
-                "equifed.data.Sensitive), or a column that names the groups.",
-                column=self.column,
-            )
         return self.model_copy(update={"groups": {value: value for value in values}})
 
     @property
@@ -192,8 +186,9 @@ class Sensitive(Strict):
         )
         return codes, names
 
-    def numbers(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """The column as numbers without a false order [n, d]: see `Data.sensitive`."""
+    def numbers(self, frame: pd.DataFrame, merged: bool) -> NDArray[np.float32]:
+        """The column as numbers without a false order [n, d]: see `Data.sensitive`. merged: whether rows of `MERGED`
+        are a group; otherwise theirs is unknown."""
         if self.continuous:
             series = column_of(frame, self.column)
             assert self.mean is not None and self.deviation is not None  # noqa: PT018 - filled by `infer`
@@ -201,6 +196,8 @@ class Sensitive(Strict):
             values[series.notna()] = (numbers_of(series.dropna()) - self.mean) / self.deviation
             return values.astype(np.float32)[:, None]
         codes, names = self.names(frame)
+        if not merged and MERGED in names:  # always the last
+            codes, names = np.where(codes == names.index(MERGED), UNKNOWN, codes), names[:-1]
         return as_numbers(codes, len(names))
 
 
@@ -420,7 +417,7 @@ class Schema(Strict):
     def _attribute(self, frame: pd.DataFrame) -> NDArray[np.float32] | None:
         if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
             return None
-        return np.concatenate([rule.numbers(frame) for rule in self.sensitive], axis=1)
+        return np.concatenate([rule.numbers(frame, MERGED in self.groups) for rule in self.sensitive], axis=1)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
@@ -509,6 +506,18 @@ class Schema(Strict):
             values = (values - low) / (high - low)
             check_size(values, series)
         return values.astype(np.float32)
+
+
+def group_values(series: pd.Series[Any]) -> list[str]:
+    """The values of a sensitive column, each of which is a group; so many numbers that none can be are refused."""
+    values = sorted_texts(series)
+    if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
+        raise DataError(
+            f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
+            "equifed.data.Sensitive), or a column that names the groups.",
+            column=str(series.name),
+        )
+    return values
 
 
 def intersections(frame: pd.DataFrame, rules: Sequence[Sensitive]) -> tuple[NDArray[np.int64], list[str]]:

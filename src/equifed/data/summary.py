@@ -21,9 +21,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from equifed.data.choose import REASONS, Distinct, Kind, Look, Role, look, require_columns
 from equifed.data.dates import PARTS, DatePart, parts_of
-from equifed.data.encode import column_of, holds_numbers, in_order, numbers_of, row_error, sorted_texts
+from equifed.data.encode import column_of, holds_numbers, in_order, numbers_of, row_error
 from equifed.data.schema import (
-    MAX_GROUPS,
     MERGED,
     MISSING,
     OTHER,
@@ -31,11 +30,12 @@ from equifed.data.schema import (
     Strict,
     TaskKind,
     first_message,
+    group_values,
     intersections,
     rows_by_name,
 )
 from equifed.disclosure import MIN_COUNT
-from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
+from equifed.errors import ConfigError, EquifedWarning, blaming, check_number, unknown_name
 from equifed.partition.base import as_text, check_column
 from equifed.words import quoted
 
@@ -165,11 +165,19 @@ def summarise(
     """
     check_number("min_count", min_count, whole=True, low=0)
     asked = _asked(label, sensitive, features, drop, dates, categorical, task, with_classes, sensitive_as_input)
-    rules = {rule.column for rule in asked.sensitive}
     named = dict.fromkeys([*(asked.features or ()), *asked.dates])
-    require_columns(frame, [asked.label, *rules, *named, *asked.categorical])
+    needed = {
+        "label": [asked.label],
+        "sensitive": [rule.column for rule in asked.sensitive],
+        "features": asked.features or (),
+        "dates": asked.dates,
+        "categorical": asked.categorical,
+    }
+    absent = [key for key, wanted in needed.items() if not set(wanted) <= set(frame.columns)]
+    with blaming(key=absent[0] if absent else ""):
+        require_columns(frame, [name for wanted in needed.values() for name in wanted])
     if asked.features is None:
-        hidden = {asked.label, *exclude} | (set() if sensitive_as_input else rules)
+        hidden = {asked.label, *exclude} | (set() if sensitive_as_input else set(needed["sensitive"]))
         chosen = [column for column in map(str, frame.columns) if column not in hidden]
     else:
         chosen = list(named)
@@ -256,7 +264,7 @@ def _column(frame: pd.DataFrame, name: str, asked: Asked, min_count: int) -> Col
     if seen.role not in ("input", "constant"):
         return ColumnSummary(**facts)
     if seen.kind == "categorical":
-        if min_count and OTHER in set(present.astype(str)):
+        if min_count and OTHER in present.unique():
             warnings.warn(
                 f"Column {name!r} has the value {OTHER!r}, which stands for all values that are not frequent: its rows "
                 "will count among them.",
@@ -306,7 +314,7 @@ def _as_dates(series: pd.Series[Any]) -> Look:
         return Look("date", "empty", "one")
     if seen.kind != "date" or not seen.formats:
         row = int(np.argmax(series.notna()))
-        raise row_error(series, row, f"{quoted(series.iloc[row])} and most others are no dates (YYYY-MM-DD).")
+        raise row_error(series, row, f"{quoted(as_text(series.iloc[row]))} and most others are no dates (YYYY-MM-DD).")
     return seen
 
 
@@ -340,23 +348,13 @@ def _groups(
         series = column_of(frame, rule.column)
         by_value = asks(rule)
         if by_value:
-            _check_groups(series, rule.column)
+            group_values(series)
         told = _frequent(_counts(series.dropna()), min_count) if by_value else {}
         values.append(told)
         moments.append(_numbers(numbers_of(series.dropna()), min_count) if rule.continuous else None)
         filled.append(with_groups(rule, told, min_count) if by_value else rule)
     rows = rows_by_name(*intersections(frame, filled))
     return tuple(values), tuple(moments), _merged(rows, min_count)
-
-
-def _check_groups(series: pd.Series[Any], name: str) -> None:
-    values = sorted_texts(series)
-    if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
-        raise DataError(
-            f"{len(values)} different numbers are too many for groups. Give a threshold (in Python, an "
-            "equifed.data.Sensitive), or a column that names the groups.",
-            column=name,
-        )
 
 
 def _merged(rows: Mapping[str, int], min_count: int) -> dict[str, int]:
@@ -369,7 +367,7 @@ def _counts(present: pd.Series[Any]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for value, rows in present.value_counts().items():
         counts[as_text(value)] += int(rows)
-    return counts
+    return +counts  # without those that a category dtype lists and no row has
 
 
 def _frequent(counts: Mapping[str, int], min_count: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from equifed.errors import ConfigError
+from equifed.federation.reading import with_text_names
 
 
 def frame_of(table: Any) -> pd.DataFrame:
@@ -39,8 +40,3 @@ def _classes(table: Any) -> Iterator[tuple[str, Any]]:
     for name, feature in features.items() if isinstance(features, Mapping) else ():
         if hasattr(feature, "int2str"):
             yield str(name), feature
-
-
-def with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table with the columns' names as text."""
-    return frame.set_axis([str(column) for column in frame.columns], axis=1)

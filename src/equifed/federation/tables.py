@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import inspect
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,23 +13,17 @@ import pandas as pd
 from equifed.data import Encoded, Schema, Summary, agree, summarise
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
-from equifed.federation.frames import frame_of, with_text_names
+from equifed.federation.frames import frame_of
+from equifed.federation.reading import SUFFIXES, existing, read_table
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
 from equifed.partition.base import client_columns_of, columns_of
-from equifed.words import clean, quoted
+from equifed.words import quoted
 
 AGREED = frozenset(inspect.signature(agree).parameters) - {"summaries"}
 """The options that silos need not know to summarise their tables."""
-SUFFIXES = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 MOST_SCHEMA = 2**24
 """Bytes of a schema file."""
-MOST_BYTES = 2**33
-"""Of a silo's table when it is unpacked."""
-MOST_RATIO = 100
-"""How much larger than its packed file a text may be,"""
-SMALL = 2**26
-"""unless it has no more bytes than this."""
 
 
 def encode_frame(
@@ -112,7 +104,7 @@ def read_schema(path: str | Path) -> Schema:
     """The schema file that silos share."""
     with blaming(key="schema", file=str(path)):
         try:
-            return Schema.from_json(read_regular(_existing(path), MOST_SCHEMA).decode("utf-8"))
+            return Schema.from_json(read_regular(existing(path), MOST_SCHEMA).decode("utf-8"))
         except UnicodeDecodeError:
             raise DataError("The schema is not a text file in UTF-8.") from None
         except OSError as error:
@@ -179,88 +171,3 @@ def known_groups(groups: Mapping[str, str] | None, silos: Sequence[str]) -> np.n
             raise unknown_name("client in client_groups", silo, silos, key="client_groups")
     known = sorted({str(group) for group in groups.values()})
     return np.array([known.index(str(groups[silo])) for silo in silos], dtype=np.int64)
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """A silo's file as it is."""
-    _existing(path)
-    try:
-        if path.suffix == ".parquet":
-            # the index is dropped unread: it may hold people's names
-            _check_parquet(path)
-            return with_text_names(pd.read_parquet(path)).reset_index(drop=True)
-        if path.name.endswith((".csv", ".csv.gz")):
-            _check_header(path)
-            with _opened(path) as file:
-                return pd.read_csv(file)
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"The file cannot be read: {clean(error)}", file=path.name) from error
-    raise DataError("Silo files must be .csv, .csv.gz or .parquet.", file=path.name)
-
-
-def _check_header(path: Path) -> None:
-    """Refuse names that stand there twice, of which the reader would rename the second."""
-    with _opened(path) as file:
-        first = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
-    names = [name for name in first.to_numpy().reshape(-1).tolist() if name]
-    for name in names:
-        if names.count(name) > 1:
-            text = f"the column appears {names.count(name)} times in the file. Keep one."
-            raise DataError(text, file=path.name, column=name)
-
-
-def _check_parquet(path: Path) -> None:
-    """Refuse a table that would need far more memory than its file takes on the disk, before it is read."""
-    from pyarrow import parquet
-
-    about = parquet.read_metadata(path)
-    unpacked = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-    if max(unpacked, 8 * about.num_rows * about.num_columns) > MOST_BYTES:
-        raise _too_large(path)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """A text file, unpacked where it is packed, of which no more is read than a table may have."""
-    return io.BufferedReader(_Bounded(path))
-
-
-class _Bounded(io.RawIOBase):
-    """A file that fails when more is read from it than a table may have: a megabyte of packed zeros is a gigabyte."""
-
-    def __init__(self, path: Path) -> None:
-        self._inside = gzip.GzipFile(path) if path.suffix == ".gz" else open(path, "rb")  # noqa: SIM115 - see `close`
-        self._path, self._read = path, 0
-        self._most = min(MOST_BYTES, max(SMALL, MOST_RATIO * path.stat().st_size))
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        content = self._inside.read(len(into))
-        self._read += len(content)
-        if self._read > self._most:
-            raise _too_large(self._path)
-        into[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        self._inside.close()
-        super().close()
-
-
-def _too_large(path: Path) -> DataError:
-    return DataError(
-        f"The table is too large, or suspiciously well packed: at most {MOST_BYTES / 2**30:.0f} GiB are read, and at "
-        f"most {MOST_RATIO} times the size of a packed file. Leave out columns, or unpack the file.",
-        file=path.name,
-    )
-
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        what = "This is no ordinary file." if path.exists() else "There is no such file."
-        raise DataError(what, file=path)
-    return path

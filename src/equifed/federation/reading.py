@@ -1,0 +1,248 @@
+"""Reading a silo's table from a file, of which no more is unpacked than a table of that size may have.
+
+A megabyte of packed zeros is a gigabyte, and a text that a dictionary repeats takes more than the file says. What a
+file would become is added up first, piece by piece, and refused as soon as it is too much.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from equifed.errors import DataError
+from equifed.words import clean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_BYTES = 2**33
+"""Of a silo's table in memory."""
+MOST_RATIO = 100
+"""How much larger than its file a table may be,"""
+SMALL = 2**28
+"""unless it has no more bytes than this."""
+MOST_COLUMNS = 2**17
+CELL = 8
+"""Bytes of a number; the reader of text files takes about as much again."""
+BLOCK = 2**20
+ROWS = 2**14
+"""Rows that are looked at in one piece."""
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
+_ARROW, _OLD_FEATHER = b"ARROW1", b"FEA1"
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A silo's file as it is."""
+    existing(path)
+    try:
+        if path.suffix == ".parquet":
+            _check_parquet(path)
+            # the index is dropped unread: it may hold people's names
+            return with_text_names(pd.read_parquet(path)).reset_index(drop=True)
+        if path.suffix in (".arrow", ".feather"):
+            return with_text_names(_read_arrow(path)).reset_index(drop=True)
+        if path.name.endswith((".csv", ".csv.gz")):
+            _check_text(path)
+            with _opened(path) as file:
+                return pd.read_csv(file)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"The file cannot be read: {clean(error)}", file=path.name) from error
+    raise DataError(f"Silo files must be {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.", file=path.name)
+
+
+def with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same table with the columns' names as text."""
+    return frame.set_axis([str(column) for column in frame.columns], axis=1)
+
+
+def existing(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        what = "This is no ordinary file." if path.exists() else "There is no such file."
+        raise DataError(what, file=path)
+    return path
+
+
+class _Budget:
+    """How large a table may become, spent piece by piece."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._spent = path, 0
+        self._most = min(MOST_BYTES, max(SMALL, MOST_RATIO * path.stat().st_size))
+
+    def spend(self, count: int) -> None:
+        self._spent += count
+        if self._spent > self._most:
+            raise DataError(
+                f"The table is too large, or suspiciously well packed: at most {MOST_BYTES / 2**30:.0f} GiB are read, "
+                f"and at most {MOST_RATIO} times the size of the file. Leave out columns, or unpack the file.",
+                file=self._path.name,
+            )
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def _opened(path: Path) -> io.BufferedIOBase:
+    """A text file, unpacked where it is packed."""
+    return gzip.GzipFile(path) if path.suffix == ".gz" else open(path, "rb")
+
+
+def _check_text(path: Path) -> None:
+    """Refuse a file that would fill the memory, and names that stand there twice, of which the reader would rename the
+    second."""
+    budget = _Budget(path)
+    with _opened(path) as file:
+        while block := file.read(BLOCK):
+            cells, lines = block.count(b","), block.count(b"\n")
+            if cells > MOST_COLUMNS * (lines + 1):
+                raise DataError(f"A line has more than {MOST_COLUMNS:,} columns.", file=path.name)
+            if path.suffix == ".gz":
+                budget.spend(len(block) + 2 * CELL * (cells + lines))
+    with _opened(path) as file:
+        header = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
+    names = [name for name in header.to_numpy().reshape(-1).tolist() if name]
+    twice = next((name for name, count in pd.Series(names, dtype=object).value_counts().items() if count > 1), None)
+    if twice is not None:
+        text = f"the column appears {names.count(twice)} times in the file. Keep one."
+        raise DataError(text, file=path.name, column=str(twice))
+
+
+# -- Parquet and Arrow -------------------------------------------------------------------------------------------------
+
+
+def _check_parquet(path: Path) -> None:
+    from pyarrow import parquet, types
+
+    about = parquet.read_metadata(path)
+    stated = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+    _check_width(path, about.num_columns)
+    _Budget(path).spend(max(stated, CELL * about.num_rows * about.num_columns))
+    schema = parquet.read_schema(path)
+    texts = [field.name for field in schema if _is_text(field.type) or types.is_dictionary(field.type)]
+    with parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False) as file:
+        _check_batches(path, file.iter_batches(batch_size=ROWS))
+
+
+def _read_arrow(path: Path) -> pd.DataFrame:
+    """A file or a stream of Arrow's record batches; Feather is the former."""
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as file:  # no memory map: the rows must not change, or go, with the file
+        start = bytes(file.read(8))
+        if start.startswith(_OLD_FEATHER):
+            text = "This is a Feather file of version 1. Write it again as version 2, or as Parquet."
+            raise DataError(text, file=path.name)
+        whole = start.startswith(_ARROW)
+        file.seek(8 if whole else 0)
+        budget = _Budget(path)
+        for message in _messages(file):
+            budget.spend(_unpacked(message))
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if whole else pa.ipc.open_stream(file)
+        _check_width(path, len(reader.schema))
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)] if whole else list(reader)
+        for batch in batches:
+            batch.validate(full=True)  # offsets that point anywhere would end the process
+        _check_batches(path, batches)
+        return pa.Table.from_batches(batches, reader.schema).to_pandas()
+
+
+def _check_width(path: Path, columns: int) -> None:
+    if columns > MOST_COLUMNS:
+        raise DataError(f"The file has {columns:,} columns, more than {MOST_COLUMNS:,}.", file=path.name)
+
+
+def _check_batches(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    """Add up what the batches are in memory, where no dictionary spares the repetitions of a text."""
+    budget = _Budget(path)
+    for batch in batches:
+        for column in batch.columns:
+            budget.spend(max(_size(column), CELL * len(column)))
+
+
+def _size(column: pa.Array) -> int:
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    if types.is_dictionary(column.type) and _is_text(column.type.value_type):
+        lengths = pc.binary_length(column.dictionary)
+        return int(pc.sum(pc.take(lengths, column.indices)).as_py() or 0)
+    return int(column.nbytes)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _messages(file: pa.NativeFile) -> Iterator[pa.Message]:
+    """What an Arrow file consists of, not yet unpacked."""
+    import pyarrow as pa
+
+    while True:
+        try:
+            yield pa.ipc.read_message(file)
+        except EOFError:
+            return
+
+
+def _unpacked(message: pa.Message) -> int:
+    """Bytes of the message's buffers when they are unpacked: by Arrow's format, every packed one begins with them."""
+    metadata, body = memoryview(message.metadata), message.body
+    table = _Table.root(metadata).table(2)  # Message.header
+    if message.type == "dictionary":
+        table = table.table(1) if table else None  # DictionaryBatch.data
+    if table is None or body is None or message.type not in ("record batch", "dictionary"):
+        return 0
+    if table.table(3) is None:  # RecordBatch.compression
+        return int(body.size)
+    total, packed = 0, memoryview(body)
+    for offset, length in table.pairs(2):  # RecordBatch.buffers
+        if length >= 8:
+            stated = struct.unpack_from("<q", packed, offset)[0]
+            total += length if stated < 0 else stated  # -1: this one is not packed
+    return total
+
+
+class _Table:
+    """A table of a flat buffer: Arrow's description of a message."""
+
+    def __init__(self, buffer: memoryview, at: int) -> None:
+        self._buffer, self._at = buffer, at
+
+    @classmethod
+    def root(cls, buffer: memoryview) -> _Table:
+        return cls(buffer, struct.unpack_from("<I", buffer, 0)[0])
+
+    def _field(self, number: int) -> int | None:
+        """Where a field is; None: it is not given."""
+        offsets = self._at - struct.unpack_from("<i", self._buffer, self._at)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", self._buffer, offsets)[0]:
+            return None
+        offset = struct.unpack_from("<H", self._buffer, offsets + 4 + 2 * number)[0]
+        return self._at + offset if offset else None
+
+    def table(self, number: int) -> _Table | None:
+        at = self._field(number)
+        return None if at is None else _Table(self._buffer, at + struct.unpack_from("<I", self._buffer, at)[0])
+
+    def pairs(self, number: int) -> list[tuple[int, int]]:
+        """A vector of two 64-bit numbers each."""
+        at = self._field(number)
+        if at is None:
+            return []
+        at += struct.unpack_from("<I", self._buffer, at)[0]
+        count = struct.unpack_from("<I", self._buffer, at)[0]
+        return [struct.unpack_from("<qq", self._buffer, at + 4 + 16 * i) for i in range(count)]
