@@ -54,11 +54,13 @@ def _about_rows(frame: pd.DataFrame) -> Iterator[Misfit]:
         yield Misfit("", text, refused=False)
 
 
-def _about_values(schema: Schema, frame: pd.DataFrame) -> Iterator[Misfit]:
+def _about_values(schema: Schema, whole: pd.DataFrame) -> Iterator[Misfit]:
+    droppable = {column.name for column in schema.columns if column.missing == "drop"}
+    frame = whole.dropna(subset=[name for name in whole.columns if name in droppable])
     for name in dict.fromkeys(column.name for column in schema.columns):
         if name in frame.columns:
             parts = tuple(column for column in schema.columns if column.name == name)
-            found = list(_about_input(schema, parts, frame))
+            found = [*_about_missing(parts[0], whole), *_about_input(schema, parts[0], frame)]
             yield from _or_error(found, name, lambda parts=parts: _encode(schema, parts, frame))
     if schema.label in frame.columns:
         found = list(_about_label(schema, column_of(frame, schema.label)))
@@ -72,8 +74,7 @@ def _about_values(schema: Schema, frame: pd.DataFrame) -> Iterator[Misfit]:
 
 
 def _encode(schema: Schema, columns: tuple[Column, ...], frame: pd.DataFrame) -> None:
-    alone = schema.model_copy(update={"columns": columns})
-    alone._inputs(alone._complete(frame))
+    schema.model_copy(update={"columns": columns})._inputs(frame)
 
 
 def _or_error(found: list[Misfit], name: str, encode: Any) -> Iterator[Misfit]:
@@ -91,8 +92,7 @@ def _plain(error: DataError) -> str:
     return f"Row {error.row}: {error.text}" if error.row else error.text
 
 
-def _about_input(schema: Schema, parts: tuple[Column, ...], frame: pd.DataFrame) -> Iterator[Misfit]:
-    column = parts[0]
+def _about_missing(column: Column, frame: pd.DataFrame) -> Iterator[Misfit]:
     series = column_of(frame, column.name)
     empty = int(series.isna().sum())
     if empty:
@@ -103,7 +103,10 @@ def _about_input(schema: Schema, parts: tuple[Column, ...], frame: pd.DataFrame)
             yield Misfit(column.name, f"{share}, and the schema has no rule for that.")
         else:
             yield Misfit(column.name, f"{share} ({column.missing}).", refused=False)
-    present = series.dropna()
+
+
+def _about_input(schema: Schema, column: Column, frame: pd.DataFrame) -> Iterator[Misfit]:
+    present = column_of(frame, column.name).dropna()
     if column.kind == "categorical":
         texts = present.map(as_text)
         unlisted = texts[~texts.isin(column.categories).to_numpy()]
