@@ -51,6 +51,8 @@ def output(words: list[str]) -> str:
 
 def test_commands_run(folder: Path) -> None:
     """In order, in one folder: the comparison's runs are there for `list`."""
+    for silo in ("north", "south"):
+        (folder / f"{silo}.csv").write_text("age,sex,ill\n" + "31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n" * 10)
     for command in commands(flower=False):
         assert output(shlex.split(command)[1:]), command
 

@@ -9,7 +9,7 @@ import tomli_w
 from store.silos import config, write_config, write_silos
 
 from equifed import methods, models, partition
-from equifed.config import RunSection, build, load_config, parse_config
+from equifed.config import RunSection, build, load_config, load_federations, parse_config
 from equifed.errors import ConfigError, DataError
 from equifed.options import options_of
 from equifed.settings import Local
@@ -321,3 +321,48 @@ def test_every_key_is_described():
 def test_text_in_place_of_a_list_reads_well() -> None:
     with pytest.raises(ConfigError, match=r'run.seeds: must be a list or a whole number, got "a"\.'):
         parse_config({"run": {"seeds": "a"}, "data": {"name": "compas"}, "method": {"name": "fedavg"}})
+
+
+def test_a_folder_is_the_files_in_it(tmp_path):
+    (tmp_path / "here").mkdir()
+    write_silos(tmp_path / "here")
+    for ignored in (".silo-9.csv", "notes.txt", "schema.json"):
+        (tmp_path / "here" / ignored).write_text("")
+    raw = {"data": {"folder": "here", "label": "label", "sensitive": "sex"}, "method": {"name": "fedavg"}}
+    made = parse_config(raw, folder=tmp_path)
+    assert made.resolved(tmp_path)["data"]["files"] == {f"silo-{k}": f"here/silo-{k}.csv" for k in range(4)}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(made.resolved(tmp_path)))
+    assert load_config(tmp_path / "config.toml").fingerprint(tmp_path) == made.fingerprint(tmp_path)
+
+
+def test_every_seed_splits_and_deals_one_table_anew(tmp_path):
+    write_silos(tmp_path, clients=1, rows=200)
+    data = {"table": "silo-0.csv", "label": "label", "sensitive": "sex", "features": ["a", "b"]}
+    raw = {"data": data, "partition": {"kind": "iid", "num-partitions": 3}, "method": {"name": "fedavg"}}
+    made = parse_config(raw | {"run": {"seeds": 2}}, folder=tmp_path)
+    first, second = load_federations(made)
+    assert (first.num_clients, first.features, first.name) == (3, ("a", "b"), "silo-0")
+    assert first.rows.x is second.rows.x
+    assert set(first.test) != set(second.test)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "config.toml").write_text(tomli_w.dumps(made.resolved(tmp_path / "runs")))
+    again = load_federations(load_config(tmp_path / "runs" / "config.toml"))
+    assert [set(fed.test) for fed in again] == [set(first.test), set(second.test)]
+
+
+@pytest.mark.parametrize(
+    ("data", "where", "text"),
+    [
+        ({"files": ["a.csv"], "table": "b.csv"}, "data.table", "has files and table. Keep one"),
+        ({"table": "b.csv"}, "partition.kind", "One table needs a partition"),
+        ({"table": "b.csv", "client-groups": {"a": "b"}}, "data.client-groups", "belongs to one file per client"),
+        ({"folder": "nowhere"}, "data.folder", "cannot be read: No such file"),
+        ({"files": ["a.csv"], "schema": "s.json", "drop": ["x"]}, "data.drop", "The schema, which is given too"),
+        ({"files": ["a.csv"], "dates": ["x"]}, "data.dates", "must be a table"),
+    ],
+)
+def test_keys_about_own_tables_must_go_together(tmp_path, data, where, text):
+    with pytest.raises(ConfigError) as error:
+        parse_config({"data": {"label": "y", "sensitive": "s"} | data, "method": {"name": "fedavg"}}, folder=tmp_path)
+    assert error.value.where == where
+    assert text in str(error.value)

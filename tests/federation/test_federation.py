@@ -239,7 +239,7 @@ def test_bad_frames_are_refused() -> None:
         ({"seed": -1}, "seed must be a whole number .*at least 0, got -1"),
         ({"task": "regresion"}, "Did you mean 'regression'"),
         ({"test": "0.2"}, "test must be a number"),
-        ({"frame": [1, 2]}, "from_frame needs a pandas data frame, got list"),
+        ({"frame": [1, 2]}, "A table is needed: a data frame, .* got list"),
     ],
 )
 def test_wrong_options_of_from_frame_are_explained(change: dict, message: str) -> None:
@@ -506,7 +506,7 @@ def test_files_are_read_as_deployed_silos_would(tmp_path: Path) -> None:
     notes = {note.kind: note.fields for note in result.notes}
     assert notes["rows-dropped"] == {"rows": int(frame["age"].isna().sum())}
     assert "identifier" in notes["columns-left-out"]["columns"]["patient_id"]
-    with pytest.raises(ConfigError, match="missing is not for files with a schema"):
+    with pytest.raises(ConfigError, match="missing is not for tables with a schema"):
         Federation.from_files(paths, schema=fed.schema, missing="mean")
 
 

@@ -12,12 +12,16 @@ from equifed.cli.flower import flower_app
 from equifed.cli.monitor import monitor_app
 from equifed.cli.options import (
     MARGIN,
+    Agreed,
+    Asked,
+    Columns,
     FailIf,
     Goal,
     Margin,
     Output,
     ReportOptions,
     Settings,
+    Tables,
     Tracking,
     Which,
     command,
@@ -41,7 +45,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets: list them, look at one, fetch its files.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets, and your own tables: list, look at and fetch data sets; describe, check and summarise files.",
+    no_args_is_help=True,
+)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 app.add_typer(monitor_app, name="monitor")
@@ -60,6 +67,10 @@ Watch = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
+MaybeDataset = Annotated[
+    str | None,
+    typer.Argument(metavar="[DATASET]", help="A data set of `equifed data list`; or give --data.", show_default=False),
+]
 
 
 def _version(asked: bool) -> None:
@@ -93,20 +104,22 @@ def run(
     *,
     goal: Goal,
     tracking: Tracking,
+    tables: Tables,
     output: Output,
 ) -> None:
     """Train what a configuration file describes: a run, a sweep if the file has a [sweep] section, or as many as it
     takes to meet a target if it has a [seek] section.
 
     It is saved in a folder of its own, with a checkpoint after every round; `equifed resume` continues it where it
-    stopped.
+    stopped. Options about data take the place of what the file says; --data, of its data set or files.
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import new_run
     from equifed.cli.seek import seek
     from equifed.config import load_config
 
-    config, checks = load_config(file, [*(set or ()), *goal.overrides, *keyed(tracking)]), parse_checks(fail_if)
+    overrides, checks = [*(set or ()), *goal.overrides, *keyed(tracking)], parse_checks(fail_if)
+    config = load_config(file, overrides, data=tables.section(Path.cwd()))
     if config.seek is None:
         new_run(config, output, checks, watch)
     else:
@@ -115,7 +128,7 @@ def run(
 
 @command(app)
 def compare(
-    data: DatasetName,
+    name: MaybeDataset = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -129,10 +142,11 @@ def compare(
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
     *,
+    tables: Tables,
     settings: Settings,
     output: Output,
 ) -> None:
-    """Compare methods on a data set: a table with accuracy, fairness and cost, a verdict, and a report.
+    """Compare methods on a data set or your own files: a table with accuracy, fairness and cost, a verdict, a report.
 
     All methods get the same clients, splits and initial models. Every method is a run of its own.
     """
@@ -140,12 +154,13 @@ def compare(
     from equifed.cli.runs import compare as compare_methods
 
     with naming_options():
-        compare_methods(data, methods, settings, report, output, parse_checks(fail_if), margin)
+        compare_methods(tables.of(name), methods, settings, report, output, parse_checks(fail_if), margin)
 
 
 @command(app)
 def sweep(
-    data: DatasetName,
+    name: MaybeDataset = None,
+    *,
     method: Annotated[str, typer.Option(help="The method whose hyper-parameters are swept.")],
     over: Annotated[
         list[str] | None,
@@ -158,7 +173,7 @@ def sweep(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report to this file.")] = None,
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
-    *,
+    tables: Tables,
     seek: SeekSettings,
     settings: Settings,
     output: Output,
@@ -175,12 +190,12 @@ def sweep(
     from equifed.config import parse_config
     from equifed.errors import ConfigError
 
-    raw: dict[str, Any] = {"data": {"name": data}, "method": {"name": method}}
     if not over and not settings.target:
         raise ConfigError(
             "Which values? Give --over NAME=V1,V2,..., or a --target 'METRIC <= NUMBER' for which they are searched."
         )
     with naming_options():
+        raw: dict[str, Any] = {"data": tables.of(name), "method": {"name": method}}
         if over:
             raw["sweep"] = _swept(over)
         else:
@@ -349,11 +364,36 @@ def data_list(json: Json = False) -> None:
 
 
 @command(data_app, "describe")
-def data_describe(name: DatasetName, json: Json = False) -> None:
-    """Describe a data set: where it comes from, its presets, its files."""
-    from equifed.cli.describe import outcomes, presets_table
-    from equifed.data import get_dataset
+def data_describe(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATASET|FILE...",
+            help="A data set of `equifed data list`, or your own files or a folder of them.",
+        ),
+    ],
+    json: Json = False,
+    *,
+    columns: Columns,
+) -> None:
+    """Describe a data set: where it comes from, its presets, its files. Or your own files: columns, kinds, missing
+    values, labels and groups, what would be an input, and what would not and why.
 
+    Your own files are described to you with exact counts: do not hand them on. `equifed data summarise` makes what may
+    be.
+    """
+    from equifed.cli.describe import outcomes, presets_table
+    from equifed.cli.own import describe
+    from equifed.data import DATASETS, get_dataset
+    from equifed.errors import ConfigError
+    from equifed.federation.reading import SUFFIXES
+
+    name = names[0]
+    if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):
+        describe(names, columns, json)
+        return
+    if columns.section():
+        raise ConfigError("Options about columns belong to your own files, not to a data set.")
     about = get_dataset(name).describe()
     if json:
         print_json(about)
@@ -376,6 +416,54 @@ def data_fetch(name: DatasetName, json: Json = False) -> None:
     else:
         show(*(f"{file}: {place}" for file, place in files.items()))
         say(f"Data home: {data_home()}")
+
+
+OwnFiles = Annotated[list[str], typer.Argument(metavar="FILE...", help="Your own files, or a folder of them.")]
+
+
+@command(data_app, "check")
+def data_check(
+    files: OwnFiles,
+    schema: Annotated[Path, typer.Option(metavar="FILE", help="The schema that all silos share.")],
+    json: Json = False,
+) -> None:
+    """Say what each file lacks to be used with a schema, all of it at once. Exit code 3 if one does not fit."""
+    from equifed.cli.own import check
+
+    check(files, schema, json)
+
+
+@command(data_app, "summarise")
+def data_summarise(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A silo's table.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
+    *,
+    asked: Asked,
+) -> None:
+    """At a silo: write what may be told of its table, so that all can agree on a schema. Give the same options at every
+    silo.
+
+    It lists what at least --min-count rows have in common, and nothing of fewer: no name, identifier, rare category or
+    single value.
+    """
+    from equifed.cli.own import summarise_file
+
+    with naming_options():
+        summarise_file(file, asked, out)
+
+
+@command(data_app, "agree")
+def data_agree(
+    files: Annotated[list[Path], typer.Argument(metavar="SUMMARY...", help="Of `equifed data summarise`.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
+    *,
+    agreed: Agreed,
+) -> None:
+    """Make the schema that all silos share, from their summaries."""
+    from equifed.cli.own import agree_on
+
+    with naming_options():
+        agree_on(files, agreed, out)
 
 
 @command(app)

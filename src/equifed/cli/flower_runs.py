@@ -13,15 +13,14 @@ from typing import Any
 import typer
 
 from equifed.cli.console import err, near, say
-from equifed.cli.options import Output, split_names
+from equifed.cli.options import Output, dates_of, split_names
 from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
-from equifed.data import Schema, Summary, agree
-from equifed.errors import ConfigError, DataError, RunError, blaming
-from equifed.federation.reading import SUFFIXES
-from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_table
-from equifed.files import read_regular
+from equifed.data import Schema, agree
+from equifed.errors import ConfigError, RunError
+from equifed.federation.reading import SUFFIXES, read_table
+from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_summary
 from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment.bundle import Bundle, write_bundle
 from equifed.flower.deployment.folder import NAME, Folder, create, service_of
@@ -31,7 +30,6 @@ from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, li
 from equifed.notes import Note
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
-from equifed.words import quoted
 
 PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
@@ -39,8 +37,6 @@ CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
 LISTS = frozenset(("sensitive", "features", "drop"))
 """Options of `init` that list columns."""
-MOST_SUMMARY = 2**24
-"""Bytes of a silo's summary."""
 
 
 def schema_of_options(
@@ -61,7 +57,7 @@ def schema_of_options(
             raise ConfigError(
                 f"{asked}: the summaries say that already. `equifed data summarise` takes it, at each silo."
             )
-        return agree([_read_summary(path) for path in summaries], **columns)
+        return agree([read_summary(path) for path in summaries], **columns)
     if columns:
         raise ConfigError(f"{_options(columns)}: of which table? Name it with --table FILE.")
     return None if schema is None else read_schema(schema)
@@ -79,33 +75,12 @@ def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema
     for name in LISTS & columns.keys():
         columns[name] = split_names(columns[name], f"--{name}")
     if "date" in columns:
-        columns["dates"] = _dates(columns.pop("date"))
+        columns["dates"] = dates_of(columns.pop("date"))
     # by their names alone: the schema may say which of them lacks a column, and no path of this machine
     frames = {path.name: read_table(path) for path in named_paths(tables).values()}
     schema = infer_schema(frames, **columns)
     check_inputs(schema)
     return schema
-
-
-def _dates(given: Sequence[str]) -> dict[str, list[str]]:
-    """What --date says: columns, and the parts of their dates."""
-    dates = {}
-    for text in given:
-        column, _, parts = text.rpartition("=")
-        if not column or not parts:
-            raise ConfigError(
-                f"--date {quoted(text)} is not of the form COLUMN=PARTS, e.g. --date admitted=year,month."
-            )
-        dates[column] = split_names(parts, "--date")
-    return dates
-
-
-def _read_summary(path: Path) -> Summary:
-    with blaming(file=near(path)):
-        try:
-            return Summary.from_json(read_regular(path, MOST_SUMMARY))
-        except OSError as error:
-            raise DataError(f"The summary cannot be read: {error.strerror}.") from None
 
 
 def _options(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
 from equifed.settings import MARGIN, Local, RunSettings
+from equifed.words import quoted
 
 
 @dataclass(frozen=True)
@@ -107,41 +108,216 @@ class Tracking:
     May be repeated. (default: what the file says, else $EQUIFED_TRACK)"""
 
 
-_OTHER_SECTIONS = {
-    "preset": (
-        "data.preset",
-        "NAME",
-        "How to read the data: a preset of `equifed data describe`. (default: its first)",
+OWN = "Your own files, in place of a data set"
+DATA = "Data"
+TRAINING = "Training"
+"""Panels of the help."""
+_DATA: dict[str, tuple[str, str, Any, str, str]] = {
+    "data": (
+        OWN,
+        "data",
+        list[str],
+        "FILE,...",
+        "One CSV, Parquet or Arrow file per client, called after it or NAME=FILE; or a folder of such files; or one "
+        "table that --partition deals to clients. May be repeated.",
     ),
+    "schema": (OWN, "schema", Path, "FILE", "The schema that they fit. (default: read off them, by the options below)"),
+    "label": (OWN, "label", str, "COLUMN", "The column to be predicted."),
+    "positive": (OWN, "positive", str, "VALUE", "The label's value that is class 1."),
+    "meaning": (OWN, "meaning", str, "TEXT", "What that value says of a row, in a few words for the report."),
+    "features": (
+        OWN,
+        "features",
+        list[str],
+        "A,B,...",
+        "The input columns. (default: all that look like inputs; `equifed data describe` says which)",
+    ),
+    "drop": (OWN, "drop", list[str], "A,B,...", "Columns that are no inputs."),
+    "date": (
+        OWN,
+        "dates",
+        list[str],
+        "COLUMN=PARTS",
+        "A column of dates that is an input, and as which parts: admitted=year,month (also quarter, week, day, "
+        "weekday, hour, days, ...). May be repeated.",
+    ),
+    "missing": (
+        OWN,
+        "missing",
+        str,
+        "RULE",
+        "What is done about missing values: impute (the median, and a category of its own), mean, category, drop or "
+        "refuse. (default: impute)",
+    ),
+    "min_count": (
+        OWN,
+        "min-count",
+        int,
+        "N",
+        "What fewer rows of a file have in common is not written into a schema: such a category becomes part of "
+        "'other'. (default: 10)",
+    ),
+    "test": (OWN, "test", float, "X", "Share of the rows to test on. (default: 0.2)"),
     "sensitive": (
-        "data.sensitive",
+        DATA,
+        "sensitive",
+        list[str],
         "A,B,...",
         "Columns whose values are the groups; of several, their intersections. (default: the preset's)",
     ),
-    "min_group": ("data.min-group", "N", "Merge groups with fewer rows than this into one. (default: 0)"),
-    "partition": (
-        "partition.kind",
-        "KIND",
-        "Who holds which rows: iid, dirichlet, skewed, natural, ... (default: the preset's own clients, or dirichlet)",
-    ),
-    "num_partitions": ("partition.num-partitions", "N", "Clients. (default: the preset's)"),
-    "alpha": ("partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),
+    "min_group": (DATA, "min-group", int, "N", "Merge groups with fewer rows than this into one. (default: 0)"),
     "validation": (
-        "data.validation",
+        DATA,
+        "validation",
+        float,
         "X",
         "Share of the rows to hold back from training, for choosing by a target; the test rows stay the same. "
         "(default: the preset's; 0.1 if it has none and there is a target)",
     ),
-    "model": ("model.kind", "KIND", "logistic, linear, mlp or lenet. (default: by the data)"),
 }
-"""Options of other sections than [run] and [local]: the key, the metavar and the help."""
+"""Options of the section [data]: the panel of the help, the key, the type, the metavar and the help."""
+
+
+def _of_data(*names: str, panels: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    """Fields for options of [data]."""
+    for name in names:
+        panel, key, kind, metavar, text = _DATA[name]
+        repeated = {"repeated": True} if kind == list[str] and metavar != "A,B,..." else {}
+        facts = {"key": f"data.{key}", "metavar": metavar, "help": text, **repeated}
+        yield name, kind | None, field(default=None, metadata=facts | ({"panel": panel} if panels else {}))
+
+
+class _Data:
+    """Options of [data]."""
+
+    def section(self, base: Path = Path()) -> dict[str, Any]:
+        """What was given, as [data] of a configuration; the files are found from `base`."""
+        found: dict[str, Any] = {}
+        for each in fields(self):  # type: ignore[arg-type]
+            value, key = getattr(self, each.name), each.metadata["key"].removeprefix("data.")
+            if value is None:
+                continue
+            if key == "data":
+                found |= _sources(value, base)
+            else:
+                found[key] = dates_of(value) if key == "dates" else str(base / value) if key == "schema" else value
+        return found
+
+    def arguments(self) -> dict[str, Any]:
+        """What was given, by the names of the arguments in Python."""
+        return {key.replace("-", "_"): value for key, value in self.section().items()}
+
+
+_ASKED = ("label", "features", "drop", "date", "min_count", "sensitive")
+_AGREED = ("positive", "meaning", "missing", "min_group")
+
+
+@dataclass(frozen=True)
+class Asked(make_dataclass("GeneratedAsked", _of_data(*_ASKED), frozen=True), _Data):  # type: ignore[misc]
+    """What every silo must know to summarise its table."""
+
+
+@dataclass(frozen=True)
+class Agreed(make_dataclass("GeneratedAgreed", _of_data(*_AGREED), frozen=True), _Data):  # type: ignore[misc]
+    """What is settled when the summaries are there."""
+
+
+@dataclass(frozen=True)
+class Columns(make_dataclass("GeneratedColumns", _of_data(*_ASKED, *_AGREED), frozen=True), _Data):  # type: ignore[misc]
+    """What the columns of somebody's own tables mean: all of that."""
+
+
+@dataclass(frozen=True)
+class Tables(make_dataclass("GeneratedTables", _of_data(*_DATA, panels=True), frozen=True), _Data):  # type: ignore[misc]
+    """Somebody's own tables, and what is held back of them or of a data set."""
+
+    def of(self, name: str | None) -> dict[str, Any]:
+        """[data] for a data set of this name, or for the tables."""
+        from equifed.data import DATASETS
+
+        if name is None and not self.data:
+            raise ConfigError(
+                "Which data? Name a data set of `equifed data list`, or give your own files: "
+                "--data north.csv,south.csv --label COLUMN --sensitive COLUMN."
+            )
+        if name is not None and self.data:
+            raise ConfigError(f"The data set {quoted(name)} and --data are both given. Keep one of them.")
+        if name is not None and name not in DATASETS and Path(name).exists():
+            raise ConfigError(f"{quoted(name)} is no data set but a file or a folder. Give it as --data {name}.")
+        return ({} if name is None else {"name": name}) | self.section()
+
+
+def _sources(given: Sequence[str], base: Path) -> dict[str, Any]:
+    """What --data says: a folder, a table, or one file per client."""
+    texts = [text for entry in given for text in ([entry] if Path(entry).exists() else split_names(entry, "--data"))]
+    if len(texts) == 1 and Path(texts[0]).is_dir():
+        return {"folder": str(base / texts[0])}
+    if len(texts) == 1 and ("=" not in texts[0] or Path(texts[0]).exists()):
+        return {"table": str(base / texts[0])}
+    files: dict[str, str] = {}
+    for text in texts:
+        name, sign, file = text.partition("=")
+        if not sign or Path(text).exists():
+            name, file = Path(text).stem, text
+        if Path(file).is_dir():
+            raise ConfigError(f"{quoted(file)} is a folder. Give one folder, or files.", key="--data")
+        if name in files:
+            text = f"Two files are called {quoted(name)}. Name the clients: --data north=FILE,south=FILE."
+            raise ConfigError(text, key="--data")
+        files[name] = str(base / file)
+    return {"files": files}
+
+
+def files_of(given: Sequence[str]) -> dict[str, Path]:
+    """Files that a command is given, or all tables of a folder, by the silos' names."""
+    from equifed.federation.tables import files_in, named_paths
+
+    found = _sources(given, Path())
+    if "folder" in found:
+        return named_paths(files_in(Path(found["folder"])))
+    return named_paths(found.get("files") or [found["table"]])
+
+
+def dates_of(given: Sequence[str]) -> dict[str, list[str]]:
+    """What --date says: columns and the parts of their dates."""
+    found: dict[str, list[str]] = {}
+    for text in given:
+        column, sign, parts = text.rpartition("=")
+        if not sign or not column.strip() or not parts.strip():
+            raise ConfigError(
+                f"--date {quoted(text)} is not of the form COLUMN=PARTS, e.g. --date admitted=year,month."
+            )
+        found[column.strip()] = split_names(parts, "--date")
+    return found
+
+
+_OTHER_SECTIONS = {
+    "preset": (
+        DATA,
+        "data.preset",
+        "NAME",
+        "How to read a data set: a preset of `equifed data describe`. (default: its first)",
+    ),
+    "partition": (
+        DATA,
+        "partition.kind",
+        "KIND",
+        "Who holds which rows of a data set or of one table: iid, dirichlet, skewed, natural, ... (default: the "
+        "preset's own clients, or dirichlet)",
+    ),
+    "num_partitions": (DATA, "partition.num-partitions", "N", "Clients. (default: the preset's)"),
+    "alpha": (DATA, "partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),
+    "by": (DATA, "partition.column", "COLUMN", "Of --partition natural: the column that says whose row it is."),
+    "model": (TRAINING, "model.kind", "KIND", "logistic, linear, mlp or lenet. (default: by the data)"),
+}
+"""Options of other sections than [run] and [local]: the panel of the help, the key, the metavar and the help."""
 
 
 def _generated() -> Iterator[tuple[str, Any, Any]]:
     """A field for each key of a configuration that is an option of `compare` and `sweep`, as text."""
-    for name, (key, metavar, text) in _OTHER_SECTIONS.items():
-        hint = (list[str] if metavar == "A,B,..." else str) | None
-        yield name, hint, field(default=None, metadata={"key": key, "metavar": metavar, "help": text})
+    for name, (panel, key, metavar, text) in _OTHER_SECTIONS.items():
+        facts = {"key": key, "metavar": metavar, "help": text, "panel": panel}
+        yield name, str | None, field(default=None, metadata=facts)
     for section, kind in (("run", RunSettings), ("local", Local)):
         for option in options_of(kind):
             yield option.key, *_option(section, option)
@@ -152,7 +328,8 @@ def _option(section: str, option: Option) -> tuple[Any, Any]:
     own = next(each for each in fields(option.owner) if each.name == option.name).metadata
     key = f"{section}.{option.key.replace('_', '-')}"
     if type(option.default) is bool:
-        return bool | None, field(default=None, metadata={"key": key, "help": option.description})
+        facts = {"key": key, "help": option.description, "panel": TRAINING}
+        return bool | None, field(default=None, metadata=facts)
     metavar = own.get("metavar") or {int: "N", float: "X", str: "NAME"}.get(type(option.default), "VALUE")
     default = "" if option.default in (None, ()) else f" (default: {str(option.default).lower()})"
     more = " May be repeated." if "repeated" in own else ""
@@ -161,6 +338,7 @@ def _option(section: str, option: Option) -> tuple[Any, Any]:
         "key": key,
         "metavar": metavar,
         "help": option.description + default + more,
+        "panel": TRAINING,
     }
     return (list[str] if "repeated" in own else str) | None, field(default=None, metadata=facts)
 
@@ -169,7 +347,7 @@ def _option(section: str, option: Option) -> tuple[Any, Any]:
 class Settings(Tracking, make_dataclass("Generated", _generated(), frozen=True)):  # type: ignore[misc]
     """The settings of `compare` and `sweep`: a configuration without a file."""
 
-    set: list[str] | None = field(default=None, metadata={"metavar": "KEY=VALUE", "repeated": True})
+    set: list[str] | None = field(default=None, metadata={"metavar": "KEY=VALUE", "repeated": True, "panel": TRAINING})
     """Any other setting, e.g. --set model.hidden=[10], or a hyper-parameter of a method: --set fedprox.mu=0.1. May be
     repeated."""
 
@@ -207,16 +385,20 @@ def _override(key: str, value: str | bool | list[str]) -> str:
     return f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
+_ALSO = {"data.files": "--data", "data.folder": "--data", "data.table": "--data", "partition": "--partition"}
+"""Options that have another name than their key."""
+
+
 @contextmanager
 def naming_options() -> Iterator[None]:
     """Errors about a setting name the option that gives it, --rounds, not the key of a configuration file."""
     try:
         yield
     except EquifedError as error:
-        for each in fields(Settings):
-            if each.metadata.get("key") == error.where:
-                error.section, error.key = "", _flag(each.name)
-                break
+        known = (*fields(Tables), *fields(Settings))
+        flags = {each.metadata["key"]: _flag(each.name) for each in known if "key" in each.metadata} | _ALSO
+        if error.where in flags:
+            error.section, error.key = "", flags[error.where]
         raise
 
 
@@ -276,7 +458,13 @@ def _expanded(function: Callable[..., None]) -> Callable[..., None]:
             if hint == list[str] | None and "repeated" not in facts:
                 lists[each.name], hint = flag, str | None
             text = " ".join((facts.get("help") or option.description).split())
-            info = typer.Option(*facts.get("flags", [flag]), metavar=metavar, help=text, min=option.low)
+            info = typer.Option(
+                *facts.get("flags", [flag]),
+                metavar=metavar,
+                help=text,
+                min=option.low,
+                rich_help_panel=facts.get("panel"),
+            )
             parameters.append(parameter.replace(name=each.name, default=each.default, annotation=Annotated[hint, info]))
 
     @functools.wraps(function)

@@ -138,7 +138,7 @@ def resume_run(
 
 
 def compare(
-    data: str,
+    data: dict[str, Any],
     names: str | None,
     settings: Settings,
     report: Path | None,
@@ -156,7 +156,7 @@ def compare(
     configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    page = report or store.root / f"compare-{data.replace(':', '-')}-{stamp}.html"
+    page = report or store.root / f"compare-{configs[0].data.title.replace(':', '-')}-{stamp}.html"
     check_page(page, "--report")
     feds = load_federations(configs[0])
     # every job is made before the first trains: what is wrong with the last method must not come after hours of others
@@ -218,11 +218,11 @@ def _shared_notes(results: Sequence[Result]) -> list[Note]:
     return [note for note in results[0].notes if all(note in result.notes for result in results)]
 
 
-def _config(data: str, method: str, settings: Settings, methods: Sequence[str]) -> Config:
+def _config(data: dict[str, Any], method: str, settings: Settings, methods: Sequence[str]) -> Config:
     overrides = settings.overrides(method, {*methods} - {method})
     changed = any(text.startswith("method.") for text in overrides)
     source = f"compare ({method})" if changed else "compare"
-    raw = {"data": {"name": data}, "method": {"name": method}}
+    raw = {"data": data, "method": {"name": method}}
     return parse_config(raw, overrides, source=source, chosen_from=len(methods) > 1)
 
 
@@ -249,13 +249,14 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
     settings, data, run = config.resolved(), config.data, config.run
     if output.json:
         kept = {key: settings[key] for key in ("run", "data", "partition", "model", "local") if key in settings}
-        facts = {"data": data.name, "preset": data.preset, "rounds": run.rounds, "seeds": run.seed_list}
+        facts = {"data": data.title, "preset": data.preset, "rounds": run.rounds, "seeds": run.seed_list}
         print_json(facts | {"settings": kept, "methods": records} | more)
         return
     show(
-        f"{fed.name} ({data.preset}): {fed.num_clients} clients, {run.clients_per_round or fed.sampled} per round, "
-        f"{run.rounds} rounds, {len(run.seed_list)} seeds, {settings['model']['kind']}, "
-        f"partition {settings['partition']['kind']}"
+        f"{fed.name}{f' ({data.preset})' if data.preset else ''}: {fed.num_clients} clients, "
+        f"{run.clients_per_round or fed.sampled} per round, {run.rounds} rounds, {len(run.seed_list)} seeds, "
+        f"{settings['model']['kind']}"
+        + (f", partition {settings['partition']['kind']}" if "partition" in settings else "")
         + (f", updates gathered by {run.robust} against a share of {run.liars:g} liars" if run.robust else "")
         + (f", groups by {', '.join(fed.provenance['sensitive'])}\n" if "sensitive" in fed.provenance else "\n"),
         comparison(records),

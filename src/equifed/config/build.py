@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equifed.config.sections import Config, kebab
 from equifed.errors import EquifedError, blaming
 from equifed.federation import Federation, load
+from equifed.federation.reading import read_table
 from equifed.simulation import Simulation
 from equifed.simulator import make_job
 
@@ -34,27 +35,46 @@ def load_federations(config: Config) -> list[Federation]:
                 seeds=seeds,
             )
             return feds
-        made = [
-            Federation.from_files(
-                config.paths(),
-                schema=None if data.schema_ is None else config.folder / data.schema_,
-                label=data.label,
-                sensitive=data.sensitive,
-                min_group=data.min_group or 0,
-                positive=data.positive,
-                meaning=data.meaning,
-                test=data.test,
-                validation=data.validation or 0.0,
-                validation_file=None if data.validation_file is None else config.folder / data.validation_file,
-                client_groups=data.client_groups,
-                seed=seed,
-                name=data.title,
-            )
-            for seed in seeds
-        ]
+        made = _own(config)
     first = made[0]
     same = all(np.array_equal(fed.rows.x, first.rows.x) for fed in made)
     return [dataclasses.replace(fed, rows=first.rows) for fed in made] if same else made
+
+
+def _own(config: Config) -> list[Federation]:
+    """Of the configuration's own files."""
+    data = config.data
+    options: dict[str, Any] = {
+        key: value
+        for key in ("label", "sensitive", "positive", "features", "drop", "dates", "missing", "min_count")
+        if (value := getattr(data, key)) is not None
+    }
+    options |= {
+        "min_group": data.min_group or 0,
+        "meaning": data.meaning,
+        "schema": None if data.schema_ is None else config.folder / data.schema_,
+        "test": data.test,
+        "validation": data.validation or 0.0,
+        "name": data.title,
+    }
+    if data.table is not None:
+        with blaming(key="table"):
+            frame = read_table(config.folder / data.table)
+        assert config.partition is not None
+        return [
+            Federation.from_frame(frame, partition=config.partition, seed=seed, **options)
+            for seed in config.run.seed_list
+        ]
+    return [
+        Federation.from_files(
+            config.paths(),
+            validation_file=None if data.validation_file is None else config.folder / data.validation_file,
+            client_groups=data.client_groups,
+            seed=seed,
+            **options,
+        )
+        for seed in config.run.seed_list
+    ]
 
 
 def build(config: Config, federations: Sequence[Federation] | None = None) -> Simulation:

@@ -19,6 +19,8 @@ from equifed import methods, models, partition
 from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, described, kebab
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
+from equifed.federation.reading import SUFFIXES
+from equifed.federation.tables import files_in
 from equifed.files import read_regular
 from equifed.protocol import Method
 from equifed.registry import Registry
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseModel)
 NAMED = {"name", "preset", "sensitive", "min_group", "validation"}
 """Keys of [data] that go with a named data set."""
+SOURCES = ("name", "files", "folder", "table")
+"""Keys of [data] that say where the rows are: one of them."""
+PER_CLIENT = ("validation_file", "client_groups")
+"""Keys of [data] that go with one file per client."""
+IN_SCHEMA = ("features", "drop", "dates", "missing", "min_count")
+"""Keys of [data] that say how to make a schema."""
 
 
 VALIDATION = 0.1
@@ -44,8 +52,14 @@ MOST_BYTES = 2**24
 """Of a configuration, or of the schema that it names."""
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """Read and check a TOML file; `overrides` are "section.key=value" with a TOML value (or plain text)."""
+def load_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, Any] | None = None
+) -> Config:
+    """Read and check a TOML file; `overrides` are "section.key=value" with a TOML value (or plain text).
+
+    data: values that take the place of those in [data]; if they say where the rows are, nothing is left of what the
+    file says about that.
+    """
     file = Path(path)
     try:
         text = read_regular(file, MOST_BYTES).decode("utf-8")
@@ -59,6 +73,10 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise _syntax(str(file), text, error) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         raise ConfigError(f"cannot be read as TOML: {clean(error)}.", source=str(file)) from None
+    section = raw.get("data", {})
+    if data and isinstance(section, dict):
+        replaced = {*SOURCES, "preset"} if any(key in data for key in SOURCES) else set()
+        raw["data"] = {key: value for key, value in section.items() if key not in replaced} | dict(data)
     return parse_config(raw, overrides, source=str(file), folder=file.parent)
 
 
@@ -81,13 +99,24 @@ def parse_config(
     run: RunSection | None = reader.made("run", RunSection)
     data = reader.section("data", DataSection)
     preset = reader.checked("data", partial(_data_of, data)) if data else None
+    if data is not None and data.folder is not None:
+        data = reader.checked("data", partial(_listed, data, folder))
     reader.stop_if_wrong()
     assert run is not None
     assert data is not None
     usual = {} if preset is None else described(preset.default_partition(), partition.REGISTRY)
-    division = None if data.files else reader.choice("partition", "kind", partition.REGISTRY, usual)
+    division = None
     if data.files and "partition" in merged:
-        reader.problem("The files already say which client holds which rows; remove this section.", "partition")
+        text = "The files already say which client holds which rows. Leave this out, or give one table."
+        reader.problem(text, "partition")
+    elif data.table and "partition" not in merged:
+        text = (
+            "One table needs a partition that deals its rows to clients, such as iid or dirichlet with their "
+            "num-partitions, or natural with a column; or give one file per client."
+        )
+        reader.problem(ConfigError(text, allowed=sorted(partition.REGISTRY)), "partition", "kind")
+    elif not data.files:
+        division = reader.choice("partition", "kind", partition.REGISTRY, usual)
     task = _schema_task(data, folder) if preset is None else preset.task
     usual = {"kind": "linear" if task == "regression" else "logistic"}
     if preset is not None:
@@ -118,19 +147,7 @@ def parse_config(
 def _data_of(data: DataSection) -> Preset | None:
     """The preset of a named data set, after checking that the section's keys go together."""
     if data.name is None:
-        if not data.files:
-            raise ConfigError("needs a name (see `equifed data list`) or files, one per client.")
-        if data.preset is not None:
-            raise ConfigError("belongs to a named data set, not to files.", key="preset")
-        if data.schema_ is None and (data.label is None or data.sensitive is None):
-            raise ConfigError("Files need a schema, or a label and a sensitive column.", key="schema")
-        if data.validation_file is not None and data.validation:
-            raise ConfigError(
-                "A file for validation and a share of the rows, `validation`, are both given; keep one of them.",
-                key="validation_file",
-            )
-        if isinstance(data.files, list) and len({Path(file).stem for file in data.files}) < len(data.files):
-            raise ConfigError('need different names; otherwise write them as a table, client = "file".', key="files")
+        _check_own(data)
         return None
     given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - NAMED]
     if given:
@@ -142,6 +159,58 @@ def _data_of(data: DataSection) -> Preset | None:
         dataset = get_dataset(data.name)
     with blaming(key="preset"):
         return dataset.preset(data.preset)
+
+
+def _check_own(data: DataSection) -> None:
+    """Whether the keys go together that describe rows of one's own."""
+    sources = [key for key in SOURCES if getattr(data, key)]
+    if not sources:
+        raise ConfigError("needs a name (see `equifed data list`), or files, one per client, or a folder, or a table.")
+    if len(sources) > 1:
+        raise ConfigError(f"The section has {' and '.join(sources)}. Keep one of them.", key=sources[1])
+    if data.preset is not None:
+        raise ConfigError(f"belongs to a named data set, not to {_own(data)}.", key="preset")
+    if data.schema_ is None and (data.label is None or data.sensitive is None):
+        raise ConfigError(f"{_own(data).capitalize()} need a schema, or a label and a sensitive column.", key="schema")
+    settled = [key for key in IN_SCHEMA if data.schema_ is not None and key in data.model_fields_set]
+    if settled:
+        raise ConfigError("The schema, which is given too, has settled this. Keep one of them.", key=settled[0])
+    for key in PER_CLIENT:
+        if data.table is not None and getattr(data, key) is not None:
+            raise ConfigError("belongs to one file per client, not to a table that a partition deals.", key=key)
+    if data.validation_file is not None and data.validation:
+        raise ConfigError(
+            "A file for validation and a share of the rows, `validation`, are both given; keep one of them.",
+            key="validation_file",
+        )
+    if isinstance(data.files, list):
+        _check_names(data.files, "files")
+
+
+def _own(data: DataSection) -> str:
+    return "tables" if data.table else "files"
+
+
+def _check_names(files: Sequence[str], key: str) -> None:
+    """Clients are called after their files."""
+    if len({Path(file).stem for file in files}) < len(files):
+        raise ConfigError('need different names; otherwise write them as a table, client = "file".', key=key)
+
+
+def _listed(data: DataSection, folder: Path) -> DataSection:
+    """With the files in place of the folder, so that a run's own configuration says which they were."""
+    place = folder / str(data.folder)
+    try:
+        files = [path.name for path in files_in(place)]
+    except OSError as error:
+        raise ConfigError(f"{quoted(str(data.folder))} cannot be read: {error.strerror}.", key="folder") from None
+    if not files:
+        raise ConfigError(
+            f"{quoted(str(data.folder))} has no file of a client: those end in {', '.join(SUFFIXES)}.", key="folder"
+        )
+    _check_names(files, "folder")
+    inside = {Path(file).stem: os.path.join(str(data.folder), file) for file in files}
+    return data.model_copy(update={"files": inside, "folder": None})
 
 
 def _has_validation(data: DataSection, preset: Preset | None, division: Any) -> bool:

@@ -52,18 +52,32 @@ class RunSection(RunSettings):
 
 
 class DataSection(_Section):
-    """[data]: a data set by name, or one file per client."""
+    """[data]: a data set by name, one file per client, or one table that [partition] deals to clients."""
 
     name: str | None = None
     """A data set of `equifed data list`."""
     preset: str | None = None
     """One of its presets; left out: its first."""
     files: list[str] | dict[str, str] | None = None
-    """One CSV or Parquet file per client: a list, or a table client = "file". Relative to this config file."""
+    """One CSV, Parquet or Arrow file per client: a list, or a table client = "file". Relative to this config file."""
+    folder: str | None = None
+    """In place of files: a folder with one such file per client. Relative to this config file."""
+    table: str | None = None
+    """In place of files: one file with all rows; [partition] says who holds which. Relative to this config file."""
     schema_: str | None = None
     """The schema file that all clients share (JSON)."""
     label: str | None = None
     """The label's column, when there is no schema."""
+    features: list[str] | None = None
+    """The input columns, when there is no schema. Left out: all that look like inputs."""
+    drop: list[str] | None = None
+    """Columns that are no inputs, when there is no schema."""
+    dates: dict[str, list[str]] | None = None
+    """Columns of dates that are inputs, and as which parts, when there is no schema: admitted = ["year", "month"]."""
+    missing: str | None = None
+    """What is done about missing values, when there is no schema."""
+    min_count: int | None = Field(None, ge=0)
+    """A category needs so many rows to stand by itself, when there is no schema; the others become one."""
     sensitive: str | list[str] | None = None
     """The sensitive column or columns, when there is no schema; several: their intersections are the groups. Of a named
     data set: in place of the preset's."""
@@ -74,7 +88,7 @@ class DataSection(_Section):
     meaning: str = ""
     """What that class says of a row, in a few words for the report, when there is no schema."""
     test: float = Field(0.2, ge=0, lt=1)
-    """Share of each file's rows that goes to the test set."""
+    """Share of each file's rows, or of the table's, that goes to the test set."""
     validation: float | None = Field(None, ge=0, lt=1)
     """Share of the rows that the server takes from the training rows, to choose settings on; the test rows stay the
     same. Left out: the preset's own validation rows; where there are none, 0.1 if a target chooses among several
@@ -86,7 +100,8 @@ class DataSection(_Section):
 
     @property
     def title(self) -> str:
-        return self.name or "files"
+        """What the data are called in reports."""
+        return self.name or (Path(self.table).stem if self.table else "files")
 
 
 class FlowerSection(_Section):
@@ -130,9 +145,15 @@ class Config:
             own = ("name", "preset", "sensitive", "min-group", "validation")
             data = {key: data[key] for key in own if key in data}
         elif folder is not None:
-            named = {"schema": self.data.schema_, "validation-file": self.data.validation_file}
+            named = {
+                "table": self.data.table,
+                "schema": self.data.schema_,
+                "validation-file": self.data.validation_file,
+            }
             files = {key: self.folder / file for key, file in named.items() if file is not None}
-            data |= _relative(files, folder) | {"files": _relative(self.paths(), folder)}
+            data |= _relative(files, folder)
+            if self.data.files:
+                data["files"] = _relative(self.paths(), folder)
         sections: dict[str, Any] = {"run": _options(self.run), "data": data}
         if self.partition is not None:
             sections["partition"] = described(self.partition, partition.REGISTRY)
@@ -157,6 +178,11 @@ class Config:
         files = self.data.files or {}
         named = files if isinstance(files, dict) else {Path(file).stem: file for file in files}
         return {name: self.folder / file for name, file in named.items()}
+
+    def tables(self) -> dict[str, Path]:
+        """All files whose rows are dealt to clients or are theirs, by name."""
+        table = self.data.table
+        return self.paths() if table is None else {Path(table).stem: self.folder / table}
 
 
 def identity(resolved: Mapping[str, Any]) -> dict[str, Any]:

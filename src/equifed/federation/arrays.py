@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from equifed.errors import DataError
 from equifed.partition.base import UNKNOWN, as_numbers, as_text, is_missing
 from equifed.task import TaskKind
+
+if TYPE_CHECKING:
+    from equifed.data import Encoded
 
 
 class Rows(NamedTuple):
@@ -64,6 +67,21 @@ def join(named: Sequence[tuple[str, Any]], task: TaskKind) -> Joined:
     ranges = [np.arange(stop - len(part[1]), stop) for part, stop in zip(parts, stops, strict=True)]
     rows = Rows(np.concatenate([part[0] for part in parts]), y, s, _attribute(named))
     return Joined(rows, classes, groups, ranges)
+
+
+def encoded(
+    rows: Rows,
+    features: tuple[str, ...],
+    classes: tuple[str, ...],
+    groups: tuple[str, ...],
+    task: TaskKind,
+    scaling: Literal["standard", "none"],
+) -> Encoded:
+    """Rows of numbers as those of a table."""
+    from equifed.data import Encoded
+
+    scaled = np.full(len(features), scaling == "standard") if rows.x.ndim == 2 else np.zeros(len(features), dtype=bool)
+    return Encoded(rows.x, rows.y, rows.s, features, classes, groups, scaled, task, rows.attribute)
 
 
 def check_ids(ids: Sequence[str] | None, count: int) -> tuple[str, ...]:

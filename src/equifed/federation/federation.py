@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from equifed.disclosure import MIN_COUNT
 from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
 from equifed.federation import arrays
 from equifed.federation.arrays import Rows
@@ -22,8 +20,6 @@ from equifed.partition.base import UNKNOWN
 from equifed.task import LabelKind, TaskKind, label_kind
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from equifed.data import Encoded, Missing, Schema, Sensitive
     from equifed.data.dates import DatePart
 
@@ -169,18 +165,19 @@ class Federation:
     @classmethod
     def from_frame(
         cls,
-        frame: pd.DataFrame,
+        frame: Any,
         *,
-        label: str,
-        sensitive: str | Sensitive | Sequence[str | Sensitive],
+        label: str | None = None,
+        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
         partition: AnyPartitioner,
+        schema: str | Path | Schema | None = None,
         seed: int = 0,
         min_group: int = 0,
         features: Sequence[str] | None = None,
         drop: Sequence[str] = (),
         dates: Mapping[str, Sequence[DatePart]] | None = None,
-        missing: Missing | Mapping[str, Missing] = "impute",
-        min_count: int = MIN_COUNT,
+        missing: Missing | Mapping[str, Missing] | None = None,
+        min_count: int | None = None,
         positive: object = None,
         meaning: str = "",
         task: TaskKind = "classification",
@@ -192,8 +189,9 @@ class Federation:
         sensitive_as_input: bool = False,
         name: str = "",
     ) -> Federation:
-        """From a data frame: encoded, split by `seed`, and dealt to clients by a partitioner.
+        """From one table: encoded, split by `seed`, and dealt to clients by a partitioner.
 
+        frame: a data frame, a `pyarrow.Table` or a Hugging Face `datasets.Dataset`.
         label, sensitive: column names; several sensitive columns make their intersections the groups. min_group: groups
         with fewer rows than this become one, "other (merged)". Where a sensitive column is empty, the group is unknown:
         the row takes part in training, but in nothing said of groups.
@@ -209,6 +207,7 @@ class Federation:
         validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
         rows kept for its own test (default 0).
         encoding: "onehot" or "ordinal"; scaling: "standard" (fitted on training rows), "minmax" or "none".
+        schema: a file or an `equifed.data.Schema` that says all this of the columns.
         """
         check_partition(partition)
         check_seed(seed)
@@ -219,14 +218,10 @@ class Federation:
         encoded = tables.encode_frame(
             frame,
             partition,
-            features,
+            schema,
+            _settled(features, drop, dates, missing, min_count, min_group),
             label=label,
             sensitive=sensitive,
-            min_group=min_group,
-            drop=drop,
-            dates=dates,
-            missing=missing,
-            min_count=min_count,
             sensitive_as_input=sensitive_as_input,
             positive=positive,
             meaning=meaning,
@@ -285,38 +280,117 @@ class Federation:
         paths = tables.named_paths(files)
         with blaming(key="files"):
             frames = {silo: tables.read_table(path) for silo, path in paths.items()}
-        if schema is None:
-            if label is None or sensitive is None:
-                text = "Files need a schema, or the names of the label and the sensitive columns."
-                raise ConfigError(text, key="schema")
-            schema = tables.infer_schema(
-                {str(paths[silo].name): frame for silo, frame in frames.items()},
-                label=label,
-                sensitive=sensitive,
-                features=features,
-                drop=drop,
-                dates=dates,
-                missing="impute" if missing is None else missing,
-                min_count=MIN_COUNT if min_count is None else min_count,
-                positive=positive,
-                meaning=meaning,
-                min_group=min_group,
-            )
-            tables.check_inputs(schema)
-        elif min_group:
-            raise ConfigError("is 0 where there is a schema: it lists the groups.", key="min_group", value=min_group)
-        elif features is not None or drop or dates or missing is not None or min_count is not None:
-            given = {"features": features, "drop": drop or None, "dates": dates or None, "missing": missing}
-            key = next((name for name, value in given.items() if value is not None), "min_count")
-            raise ConfigError("is not for files with a schema: it says what becomes of every column.", key=key)
-        elif isinstance(schema, str | os.PathLike):
-            schema = tables.read_schema(schema)
+        named = tables.titles(paths)
+        schema = tables.agreed_schema(
+            schema,
+            {named[silo]: frame for silo, frame in frames.items()},
+            _settled(features, drop, dates, missing, min_count, min_group),
+            label=label,
+            sensitive=sensitive,
+            positive=positive,
+            meaning=meaning,
+        )
         silos = {silo: tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()}
         server = tables.encode_file(schema, validation_file, named="validation_file")
         groups = tables.known_groups(client_groups, list(paths))
         whole, holdings = split_silos(silos, server, groups, seed=seed, test=test, validation=validation)
         provenance = {"silos": {silo: path.name for silo, path in paths.items()}}
         return cls.of(whole, holdings, seed=seed, name=name, provenance=provenance).checked()
+
+    @classmethod
+    def from_frames(
+        cls,
+        frames: Mapping[str, Any],
+        *,
+        schema: str | Path | Schema | None = None,
+        label: str | None = None,
+        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
+        min_group: int = 0,
+        features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        dates: Mapping[str, Sequence[DatePart]] | None = None,
+        missing: Missing | Mapping[str, Missing] | None = None,
+        min_count: int | None = None,
+        positive: object = None,
+        meaning: str = "",
+        test: float = 0.2,
+        validation: float = 0.0,
+        client_groups: Mapping[str, str] | None = None,
+        seed: int = 0,
+        name: str = "",
+    ) -> Federation:
+        """From one table per silo, {"north": table, ...}: a data frame, a `pyarrow.Table` or a Hugging Face
+        `datasets.Dataset`. All else is as in `from_files`.
+        """
+        check_seed(seed)
+        for option, share in (("validation", validation), ("test", test)):
+            check_number(option, share, low=0, high=1)
+        if not isinstance(frames, Mapping):
+            text = f"must be a table per silo by its name, {{'north': table, ...}}, got {type(frames).__name__}."
+            raise ConfigError(text, key="frames")
+        if not frames:
+            raise DataError("No silo's table was given.", key="frames")
+        from equifed.federation import tables
+
+        made = {str(silo): tables.frame_of(table) for silo, table in frames.items()}
+        schema = tables.agreed_schema(
+            schema,
+            made,
+            _settled(features, drop, dates, missing, min_count, min_group),
+            label=label,
+            sensitive=sensitive,
+            positive=positive,
+            meaning=meaning,
+        )
+        silos: dict[str, Encoded] = {}
+        for silo, frame in made.items():
+            with blaming(file=silo):
+                silos[silo] = schema.encode(frame)
+        groups = tables.known_groups(client_groups, list(silos))
+        server = tables.no_rows(schema)
+        whole, holdings = split_silos(silos, server, groups, seed=seed, test=test, validation=validation)
+        return cls.of(whole, holdings, seed=seed, name=name).checked()
+
+    @classmethod
+    def from_xy(
+        cls,
+        X: Any,
+        y: Any,
+        *,
+        sensitive_features: Any,
+        partition: AnyPartitioner,
+        seed: int = 0,
+        features: Sequence[str] | None = None,
+        task: TaskKind = "classification",
+        validation: float = 0.2,
+        test: float = 0.2,
+        client_test: float = 0.0,
+        scaling: Literal["standard", "none"] = "standard",
+        name: str = "",
+    ) -> Federation:
+        """From arrays of all rows, as scikit-learn and fairlearn take them: split by `seed`, and dealt to clients by a
+        partitioner.
+
+        X: numbers [n, d], an array or a data frame. y: labels. sensitive_features: groups [n], or [n, k] for the
+        intersections of k columns; None, nan or -1: unknown. partition: one of `equifed.partition` that needs no column
+        of a table. features: names of the inputs (default: a data frame's own). scaling: "standard" (fitted on the
+        training rows) or "none". validation, test, client_test: shares, as in `from_frame`.
+        """
+        check_partition(partition)
+        check_seed(seed)
+        for option, share in (("validation", validation), ("test", test), ("client_test", client_test)):
+            check_number(option, share, low=0, high=1)
+        if scaling not in ("standard", "none"):
+            raise unknown_name("scaling", scaling, ("standard", "none"), key="scaling")
+        if features is None and hasattr(X, "columns"):
+            features = [str(column) for column in X.columns]
+        # the rows are checked as those of a federation whose one client has them all
+        pooled = cls.from_arrays([(X, y, sensitive_features)], ids=["all rows"], task=task, features=features)
+        encoded = arrays.encoded(pooled.rows, pooled.features, pooled.classes, pooled.groups, task, scaling)
+        split = (1 - validation - test, validation, test)
+        (holdings,) = deal(encoded, partition, [seed], split, client_test=client_test)
+        provenance = {"partition": describe(partition)}
+        return cls.of(encoded, holdings, seed=seed, name=name, provenance=provenance).checked()
 
     @classmethod
     def of(
@@ -464,6 +538,25 @@ class Federation:
             f"rows, {len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)}"
             + (f", unknown in {unknown} rows)" if (unknown := sum(self.unknown_groups.values())) else ")")
         )
+
+
+def _settled(
+    features: Sequence[str] | None,
+    drop: Sequence[str],
+    dates: Mapping[str, Sequence[DatePart]] | None,
+    missing: Missing | Mapping[str, Missing] | None,
+    min_count: int | None,
+    min_group: int,
+) -> dict[str, Any]:
+    """What a schema settles, by the arguments' names; None where it is not given."""
+    return {
+        "features": features,
+        "drop": drop or None,
+        "dates": dates or None,
+        "missing": missing,
+        "min_count": min_count,
+        "min_group": min_group or None,
+    }
 
 
 def check_seed(seed: object) -> int:

@@ -13,7 +13,8 @@ import pandas as pd
 from equifed.data import Encoded, Schema, Summary, agree, summarise
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
-from equifed.federation.reading import existing, read_table, with_text_names
+from equifed.federation.frames import frame_of
+from equifed.federation.reading import SUFFIXES, existing, read_table
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
 from equifed.partition.base import client_columns_of, columns_of
@@ -22,28 +23,30 @@ from equifed.words import quoted
 AGREED = frozenset(inspect.signature(agree).parameters) - {"summaries"}
 """The options that silos need not know to summarise their tables."""
 MOST_SCHEMA = 2**24
-"""Bytes of a schema file."""
+"""Bytes of a schema or summary."""
 
 
 def encode_frame(
-    frame: pd.DataFrame, partition: AnyPartitioner, features: Sequence[str] | None, **options: Any
+    table: Any,
+    partition: AnyPartitioner,
+    schema: str | Path | Schema | None,
+    settled: Mapping[str, Any],
+    **options: Any,
 ) -> Encoded:
-    """A frame as numbers, with the columns that the partitioner looks at; `options`: of `Schema.infer`."""
-    if not isinstance(frame, pd.DataFrame):
-        raise ConfigError(f"from_frame needs a pandas data frame, got {type(frame).__name__}.")
-    frame = with_text_names(frame)
+    """A table as numbers, with the columns that the partitioner looks at. For the rest see `schema_of`."""
+    frame = frame_of(table)
     columns = columns_of(partition)
     for column in columns:
         with blaming_partition(partition):
             if column not in frame.columns:
                 raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
     check_complete(frame, columns)
+    features = settled["features"]
     if features is not None and not len(features):
         text = f"must be a list of column names with at least one, got {features!r}."
         raise ConfigError(text, key="features", value=features)
-    schema = Schema.infer(frame, features=features, exclude=client_columns_of(partition), **options)
-    check_inputs(schema)
-    return schema.encode(frame, columns=columns)
+    made = schema_of(schema, {"": frame}, settled, exclude=client_columns_of(partition), **options)
+    return made.encode(frame, columns=columns)
 
 
 def check_inputs(schema: Schema) -> None:
@@ -73,10 +76,23 @@ def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
     return named
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The tables of a folder; hidden files are leftovers of other programs."""
+    found = (path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and not path.name.startswith("."))
+    return sorted(path for path in found if path.is_file())
+
+
+def titles(paths: Mapping[str, Path]) -> dict[str, str]:
+    """What the silos' files are called in messages: by their names, with the silo's where two have the same."""
+    names = [path.name for path in paths.values()]
+    return {silo: f"{path.name} of {silo}" if names.count(path.name) > 1 else path.name for silo, path in paths.items()}
+
+
 def infer_schema(frames: Mapping[str, pd.DataFrame], **options: Any) -> Schema:
     """The schema that the silos of these files would agree on: none sees another's rows. `options`: of `Schema.infer`,
     those of `summarise` and `agree`."""
     agreed = {name: options.pop(name) for name in AGREED & options.keys()}
+    options["with_classes"] = options.get("task") != "regression" or agreed.get("positive") is not None
     summaries: list[Summary] = []
     for file, frame in frames.items():
         with blaming(file=file):
@@ -93,6 +109,43 @@ def read_schema(path: str | Path) -> Schema:
             raise DataError("The schema is not a text file in UTF-8.") from None
         except OSError as error:
             raise DataError(f"The schema cannot be read: {error.strerror}.") from None
+
+
+def read_summary(path: str | Path) -> Summary:
+    """What a silo has told of its table."""
+    with blaming(file=str(path)):
+        try:
+            return Summary.from_json(read_regular(existing(path), MOST_SCHEMA))
+        except OSError as error:
+            raise DataError(f"The summary cannot be read: {error.strerror}.") from None
+
+
+def agreed_schema(
+    schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
+) -> Schema:
+    """As `schema_of`, of the tables of several silos."""
+    if schema is None and (options["label"] is None or options["sensitive"] is None):
+        text = "Files need a schema, or the names of the label and the sensitive columns."
+        raise ConfigError(text, key="schema")
+    return schema_of(schema, frames, settled, **options)
+
+
+def schema_of(
+    schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
+) -> Schema:
+    """The schema that is given, or the one that the tables, by what they are called, agree on.
+
+    settled: options that a schema has settled, None where they are not given; `options`: the others.
+    """
+    given = {key: value for key, value in settled.items() if value is not None}
+    if schema is None:
+        made = infer_schema(frames, **options, **given)
+        check_inputs(made)
+        return made
+    if given:
+        text = "is not for tables with a schema: it says what becomes of every column and group."
+        raise ConfigError(text, key=next(iter(given)), value=next(iter(given.values())))
+    return schema if isinstance(schema, Schema) else read_schema(schema)
 
 
 def encode_file(

@@ -43,7 +43,7 @@ def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, 
         "preset": config.data.preset,
         "seeds": config.run.seed_list,
         "provenance": dict(first.provenance),
-        "files": {name: _hash(path) for name, path in config.paths().items() if path.is_file()},
+        "files": {name: _hash(path) for name, path in config.tables().items() if path.is_file()},
         "fingerprint": fingerprint(federations),
     }
 
