@@ -7,6 +7,7 @@ them, forge a line, or send a command to somebody's terminal.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from itertools import islice
 
 MOST = 300
@@ -36,6 +37,20 @@ def quoted(value: object, most: int = SHORT) -> str:
     if not isinstance(value, str | bytes):
         return clean(repr(value), most)
     return clean(repr(value[: most + 1]), most, len(value))  # the escapes need not be made for all of it
+
+
+def shortened(names: Iterable[str]) -> str:
+    """The first of many names."""
+    return _first([clean(name, SHORT) for name in names])
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of many names, each as Python writes it."""
+    return _first([quoted(name) for name in names])
+
+
+def _first(shown: list[str], most: int = 20) -> str:
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from equifed.data.choose import REASONS, Kind, alike, listed
+from equifed.data.choose import REASONS, Kind, alike
 from equifed.data.dates import DatePart
-from equifed.data.encode import in_order, shortened
+from equifed.data.encode import in_order
 from equifed.data.schema import (
     FAR_DEVIATIONS,
     MERGED,
@@ -28,7 +28,7 @@ from equifed.data.schema import (
 from equifed.data.summary import Asked, ColumnSummary, Numbers, Summary, asks, with_groups
 from equifed.errors import ConfigError, DataError, blaming, check_number, unknown_name
 from equifed.partition.base import as_text
-from equifed.words import quoted
+from equifed.words import listed, quoted, shortened
 
 
 def agree(

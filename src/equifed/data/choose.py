@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from equifed.data.dates import formats_of
-from equifed.data.encode import holds_numbers, shortened
+from equifed.data.encode import holds_numbers
 from equifed.errors import DataError, RowError
-from equifed.words import quoted
+from equifed.words import listed, shortened
 
 Kind = Literal["numeric", "categorical", "date"]
 Role = Literal["input", "identifier", "free text", "many values", "constant", "empty"]
@@ -205,10 +205,6 @@ def require_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:
         text += " " + " ".join(hints)
     has = f" The table has: {shortened(there)}." if there else " The table has no columns."
     raise DataError(text + has, column=absent[0] if len(absent) == 1 else "")
-
-
-def listed(names: Sequence[str]) -> str:
-    return ", ".join(quoted(name) for name in names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _separator(names: Sequence[str]) -> str:

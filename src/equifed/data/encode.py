@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equifed.errors import MAX_FLOAT32, DataError, RowError
 from equifed.partition.base import as_text
-from equifed.words import SHORT, clean, quoted
+from equifed.words import quoted, shortened
 
 MAX_STANDARDISED = 1e15
 """Of a column that is standardised: the squares of so large numbers can still be added up, over any number of rows."""
@@ -148,10 +148,3 @@ def check_size(values: NDArray[np.float64], series: pd.Series[Any], most: float 
 
 def row_error(series: pd.Series[Any], row: int, text: str) -> RowError:
     return RowError(text, column=str(series.name), row=series.index[row])
-
-
-def shortened(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(clean(name, SHORT) for name in listed[:20]) + (
-        f" and {len(listed) - 20} more" if len(listed) > 20 else ""
-    )

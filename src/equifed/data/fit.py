@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from equifed.data.choose import alike
-from equifed.data.encode import column_of, shortened
+from equifed.data.encode import column_of
 from equifed.data.schema import MERGED, MISSING, OTHER, Column, Schema
 from equifed.disclosure import MIN_COUNT
 from equifed.errors import DataError, EquifedWarning
 from equifed.partition.base import UNKNOWN, as_text
-from equifed.words import quoted
+from equifed.words import quoted, shortened
 
 
 class Misfit(NamedTuple):

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from equifed import randomness, tree
-from equifed.data.choose import listed
-from equifed.data.encode import shortened
 from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.partition.base import UNKNOWN, is_missing
 from equifed.protocol import Data, Method, Task, adjusted
 from equifed.tree import Tree
+from equifed.words import listed, shortened
 
 if TYPE_CHECKING:
     from equifed.data import Schema
