@@ -73,7 +73,7 @@ def test_compare_on_own_files(wards, invoke, given):
     data = tomllib.loads((folder / "config.toml").read_text())["data"]
     assert data["files"] == {name: f"../../wards/{name}.csv" for name in SILOS}
     assert (data["label"], data["positive"], data["meaning"]) == ("ill", "yes", "is ill")
-    schema = Schema.from_json((folder / "schema.json").read_text())
+    schema = Schema.from_json((folder / "model" / "schema.json").read_text())
     assert [column.name for column in schema.columns] == ["age", "bp", "ward"]
     again = found(invoke("run", str(folder / "config.toml"), "--json"))
     assert again["metrics"]["accuracy"] == told["methods"][0]["metrics"]["accuracy"]
@@ -102,7 +102,7 @@ def test_options_about_columns(wards, invoke):
     data = tomllib.loads((folder / "config.toml").read_text())["data"]
     assert data["dates"] == {"admitted": ["year", "month"]}
     assert (data["drop"], data["missing"], data["min-count"], data["test"]) == (["ward"], "drop", 5, 0.3)
-    schema = Schema.from_json((folder / "schema.json").read_text())
+    schema = Schema.from_json((folder / "model" / "schema.json").read_text())
     assert schema.input_names == ("admitted (year)", "admitted (month)", "age", "bp")
 
 

@@ -117,6 +117,14 @@ def init(
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="What the silos' own files are: csv, csv.gz, parquet, arrow or feather. (default: what --table is, "
+            "else parquet)",
+        ),
+    ] = None,
     secure: Secure = False,
     json: Json = False,
 ) -> None:
@@ -148,7 +156,7 @@ def init(
         address=address,
         port=port,
         schema=given,
-        suffix=suffix_of(table[0]) if table else None,
+        suffix=suffix_of(format, table),
         secure=secure,
     )
     if json:

@@ -18,7 +18,7 @@ from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
 from equifed.data import Schema, agree
-from equifed.errors import ConfigError, RunError
+from equifed.errors import ConfigError, RunError, unknown_name
 from equifed.federation.reading import SUFFIXES, read_table
 from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_summary
 from equifed.flower.agreement import Setting, reason_file
@@ -63,9 +63,13 @@ def schema_of_options(
     return None if schema is None else read_schema(schema)
 
 
-def suffix_of(table: Path) -> str:
-    """Of the silos' files, where a sample of them has this name."""
-    return next(suffix for suffix in SUFFIXES if table.name.endswith(suffix))
+def suffix_of(kind: str | None, samples: Sequence[Path] | None) -> str | None:
+    """Of the silos' files: as --format says, else that of a sample of them; None where nothing says it."""
+    if kind is not None:
+        if f".{kind}" not in SUFFIXES:
+            raise unknown_name("kind of file", kind, [suffix[1:] for suffix in SUFFIXES], key="--format")
+        return f".{kind}"
+    return next(suffix for suffix in SUFFIXES if samples[0].name.endswith(suffix)) if samples else None
 
 
 def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema:
