@@ -211,7 +211,7 @@ def test_silos_agree_on_a_schema_and_check_their_files(wards, invoke):
         "north.csv (120 rows): fits",
         "odd.csv (120 rows): does not fit",
         "- bp: the column is missing. Is it 'b_p'?",
-        "- age: 1 rows hold no number: 'old' in row 2",
+        "- age: 1 of 120 rows hold no number: 'old' in row 2",
         "- ill: 1 of 120 rows have no label.",
         "- ill: 1 labels, of 4 rows, are not in the schema. Known: no, yes.",
         "no.csv: does not fit",

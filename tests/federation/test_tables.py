@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import datasets
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 from sklearn.preprocessing import StandardScaler
 
 import equifed as ef
+from equifed.data import Schema
 from equifed.errors import ConfigError, DataError
 from equifed.federation.frames import frame_of
 
@@ -150,3 +153,18 @@ def test_wrong_arrays_are_refused():
         ef.Federation.from_xy(frame[["age"]], frame["ill"][1:], **options)
     with pytest.raises(ConfigError, match="Unknown scaling 'minmax'"):
         ef.Federation.from_xy(frame[["age"]], frame["ill"], scaling="minmax", **options)
+
+
+def test_what_contradicts_a_schema_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"age": [*range(20)] * 2, "sex": ["f", "m"] * 20, "ill": ["no", "no", "yes", "yes"] * 10})
+    schema = Schema.infer(frame, label="ill", sensitive="sex", positive="yes")
+    frame.to_csv(tmp_path / "north.csv", index=False)
+    said = {"label": "age", "sensitive": ["sex", "age"], "positive": "no"}
+    for key, value in said.items():
+        with pytest.raises(ef.ConfigError, match="is not what the schema says") as error:
+            ef.Federation.from_files([tmp_path / "north.csv"], schema=schema, **{key: value})
+        assert error.value.key == key
+    same = ef.Federation.from_files(
+        [tmp_path / "north.csv"], schema=schema, label="ill", sensitive="sex", positive="yes"
+    )
+    assert same.group_names == ("f", "m")

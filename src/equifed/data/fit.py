@@ -111,7 +111,7 @@ def _about_input(schema: Schema, column: Column, frame: pd.DataFrame) -> Iterato
         texts = present.map(as_text)
         unlisted = texts[~texts.isin(column.categories).to_numpy()]
         if len(unlisted):
-            text = f"{unlisted.nunique():,} categories, of {len(unlisted):,} rows, are not in the schema"
+            text = f"{len(unlisted):,} of {len(frame):,} rows have a category that is not in the schema"
             other = bool(schema.min_count) and OTHER in column.categories
             more = " and count as 'other'." if other else f". Known: {shortened(column.categories)}."
             yield Misfit(column.name, text + more, refused=not other)
@@ -120,7 +120,7 @@ def _about_input(schema: Schema, column: Column, frame: pd.DataFrame) -> Iterato
         wrong = present[~np.isfinite(numbers.to_numpy(dtype=np.float64, na_value=np.nan))]
         if len(wrong):
             example = f"{quoted(wrong.iloc[0])} in row {wrong.index[0]}"
-            yield Misfit(column.name, f"{len(wrong):,} rows hold no number: {example}, for example.")
+            yield Misfit(column.name, f"{len(wrong):,} of {len(frame):,} rows hold no number: {example}, for example.")
 
 
 def _about_label(schema: Schema, series: pd.Series[Any]) -> Iterator[Misfit]:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equifed.data import Encoded, Schema, Summary, agree, summarise
+from equifed.data import Encoded, Schema, Sensitive, Summary, agree, summarise
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
 from equifed.federation.frames import frame_of
 from equifed.federation.reading import SUFFIXES, existing, read_table
 from equifed.federation.split import AnyPartitioner, blaming_partition
 from equifed.files import read_regular
-from equifed.partition.base import client_columns_of, columns_of
+from equifed.partition.base import as_text, client_columns_of, columns_of
 from equifed.words import quoted
 
 AGREED = frozenset(inspect.signature(agree).parameters) - {"summaries"}
@@ -145,7 +145,29 @@ def schema_of(
     if given:
         text = "is not for tables with a schema: it says what becomes of every column and group."
         raise ConfigError(text, key=next(iter(given)), value=next(iter(given.values())))
-    return schema if isinstance(schema, Schema) else read_schema(schema)
+    found = schema if isinstance(schema, Schema) else read_schema(schema)
+    _check_same(found, **options)
+    return found
+
+
+def _check_same(schema: Schema, *, label: Any = None, sensitive: Any = None, positive: Any = None, **_: Any) -> None:
+    """Refuse what contradicts the schema."""
+    named = [sensitive] if isinstance(sensitive, str | Sensitive) else sensitive or []
+    columns = {rule.column if isinstance(rule, Sensitive) else str(rule) for rule in named}
+    said = (
+        ("label", label, label in (None, schema.label), schema.label),
+        (
+            "sensitive",
+            sensitive,
+            columns <= {rule.column for rule in schema.sensitive},
+            ", ".join(rule.column for rule in schema.sensitive),
+        ),
+        ("positive", positive, positive is None or as_text(positive) in schema.classes[-1:], *schema.classes[-1:]),
+    )
+    for key, value, fits, *known in said:
+        if not fits:
+            text = f"is not what the schema says: {', '.join(map(str, known)) or 'none'}. Leave it out, or correct it."
+            raise ConfigError(text, key=key, value=value)
 
 
 def encode_file(
