@@ -200,7 +200,7 @@ def test_silos_merge_by_their_rows_together(tmp_path: Path):
     # an intersection that nobody had when the schema was made is small too
     alone = schema.encode(frame[:3].assign(race=["c", "c", "c"], sex=["f", "m", "f"]))
     assert [schema.groups[code] for code in alone.s] == [MERGED] * 3
-    with pytest.raises(ConfigError, match="it lists the groups"):
+    with pytest.raises(ConfigError, match="it says what becomes of every column and group"):
         ef.Federation.from_files(files, schema=schema, min_group=3)
 
 
