@@ -59,10 +59,12 @@ def problems(asked: Iterable[str], locked: Mapping[str, str]) -> set[str]:
 
 
 def asked_for() -> list[str]:
-    """The dependencies of the package and of all its extras."""
-    extras = PYPROJECT["project"]["optional-dependencies"].values()
-    lines = PYPROJECT["project"]["dependencies"] + [line for extra in extras for line in extra]
-    return [line for line in lines if Requirement(line).name != "equifed"]  # an extra that names others
+    """The dependencies of the package and of the extras that `make` installs: `dev`, and those that it names."""
+    extras, lines = PYPROJECT["project"]["optional-dependencies"], [*PYPROJECT["project"]["dependencies"]]
+    for line in extras["dev"]:
+        named = Requirement(line)
+        lines += [each for extra in named.extras for each in extras[extra]] if named.name == "equifed" else [line]
+    return lines
 
 
 def test_everything_that_is_installed_is_locked() -> None:
