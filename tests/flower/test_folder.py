@@ -483,7 +483,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
         ([*OWN, "--drop", "age,ward"], 3, "The table has no input column"),
         ([*OWN, "--table", "other/own.csv"], 2, "Two silo files are called 'own'"),
         (["--min-count", "5", "--drop", "age"], 2, "--drop, --min-count: of which table?"),
-        (["--summary", "none.json"], 3, "none.json: The summary cannot be read: No such file"),
+        (["--summary", "none.json"], 3, "none.json: There is no such file"),
         (["--summary", "own.csv"], 2, "own.csv: Not a valid summary"),
         (["--summary", "own.csv", "--label", "cured"], 2, "--label: the summaries say that already"),
         (
