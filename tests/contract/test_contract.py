@@ -272,11 +272,8 @@ TRAINS_ITS_OWN_WAY = {
     "frl": "scores in place of weights",
     "kffl": "after other exchanges",
 }
-"""One method for each shape of local training; what the optimiser does is the same for the others."""
-FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
-
-
-@pytest.mark.parametrize(
+"""One method for each shape of local training; optimisers and kernels do the same for the others."""
+one_of_each_shape = pytest.mark.parametrize(
     "method",
     [
         *(pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full) for m in METHODS),
@@ -284,6 +281,10 @@ FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
     ],
     ids=shown,
 )
+FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
+
+
+@one_of_each_shape
 @pytest.mark.parametrize(
     "local",
     [
@@ -316,7 +317,7 @@ def test_one_client_after_another_equals_reference(method: Method, uneven: Feder
     assert_same(clients, plain(method, uneven, engine="reference"))
 
 
-@every_method_in_full
+@one_of_each_shape
 def test_fused_and_traced_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

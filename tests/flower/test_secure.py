@@ -615,7 +615,7 @@ def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Pa
     assert found.log["replied"].tolist() == [5]
 
 
-@pytest.mark.parametrize("stage", ["masked", "done"])
+@pytest.mark.parametrize("stage", ["masked", pytest.param("done", marks=pytest.mark.full)])
 def test_who_was_summed_takes_part_though_the_server_died_then(stage: str, silos: Path, tmp_path: Path) -> None:
     """c masks its rows, the server dies, and c is not back when the run goes on: its rows are in the totals."""
     secure = everyone(silos, run={"rounds": 2}, flower={"join-deadline": 0.05})

@@ -250,13 +250,20 @@ def renamed(result: ef.Result, text: str) -> ef.Result:
     return replace(result, info=info, metrics=result.metrics.assign(scope=scopes), rejections=lost)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_silos_names_cannot_break_the_page(text: str, trouble: ef.Result, tmp_path: Path) -> None:
-    plain = page_of([renamed(trouble, "tame")], tmp_path, title="tame")
+@pytest.fixture(scope="module")
+def tame(trouble: ef.Result, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The page with a name that breaks nothing."""
+    return page_of([renamed(trouble, "tame")], tmp_path_factory.mktemp("tame"), title="tame")
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=pytest.mark.full if i % 3 else ()) for i, text in enumerate(HOSTILE)]
+)
+def test_silos_names_cannot_break_the_page(text: str, tame: Any, trouble: ef.Result, tmp_path: Path) -> None:
     page = page_of([renamed(trouble, text)], tmp_path, title="tame")
-    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
-    assert [set(attributes) for _, attributes in page.tags] == [set(attributes) for _, attributes in plain.tags]
-    assert page.scripts["code"] == plain.scripts["code"]
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in tame.tags]
+    assert [set(attributes) for _, attributes in page.tags] == [set(attributes) for _, attributes in tame.tags]
+    assert page.scripts["code"] == tame.scripts["code"]
     assert text in page.text
 
 

@@ -32,7 +32,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.full), 0.02])
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.full), 0.01])
 def test_a_death_at_any_step_of_the_store_leaves_no_trace(
     tmp_path: Path, rng: np.random.Generator, share: float
 ) -> None:
