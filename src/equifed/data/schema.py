@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -60,6 +60,20 @@ NO_VALUE = (
 
 class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Document(Strict):
+    """What silos hand to one another, as JSON."""
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(f"Not a valid {cls.__name__.lower()}: {first_message(error)}.") from error
 
 
 class Column(Strict):
@@ -230,7 +244,7 @@ class Encoded:
     """None for images, whose pixels are the inputs."""
 
 
-class Schema(Strict):
+class Schema(Document):
     """What every silo must agree on to turn its table into the same numbers. JSON in and out."""
 
     columns: tuple[Column, ...]
@@ -418,16 +432,6 @@ class Schema(Strict):
         if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
             return None
         return np.concatenate([rule.numbers(frame, MERGED in self.groups) for rule in self.sensitive], axis=1)
-
-    def to_json(self) -> str:
-        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Schema:
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise ConfigError(f"Not a valid schema: {first_message(error)}.") from error
 
     def _inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         width = len(self.input_names)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from equifed.data.choose import REASONS, Distinct, Kind, Look, Role, look, require_columns
 from equifed.data.dates import PARTS, DatePart, parts_of
@@ -26,10 +26,10 @@ from equifed.data.schema import (
     MERGED,
     MISSING,
     OTHER,
+    Document,
     Sensitive,
     Strict,
     TaskKind,
-    first_message,
     group_values,
     intersections,
     rows_by_name,
@@ -108,7 +108,7 @@ class Asked(Strict):
     sensitive_as_input: bool = False
 
 
-class Summary(Strict):
+class Summary(Document):
     """What a silo tells of its table. JSON in and out."""
 
     name: str = ""
@@ -127,16 +127,6 @@ class Summary(Strict):
     """Of every sensitive column that is continuous."""
     groups: Counts = Field(default_factory=dict)
     """Rows of each group that has at least `min_count`; the others together are `MERGED`, where they have as many."""
-
-    def to_json(self) -> str:
-        return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Summary:
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise ConfigError(f"Not a valid summary: {first_message(error)}.") from error
 
 
 # -- at a silo ---------------------------------------------------------------------------------------------------------
