@@ -476,7 +476,8 @@ def print_corruptions(place: Path, rng: np.random.Generator, count: int = 10_000
         with folder_of(case, kind) as (path, old, use):
             for name, how, came in corruptions(path, round(share * count), rng, use, old):
                 verdict = came.split()[0]
-                table.setdefault((kind, name if "/" not in name else "scores/..."), Counter())[verdict] += 1
+                shown = name if "/" not in name else f"{name.partition('/')[0]}/..."
+                table.setdefault((kind, shown), Counter())[verdict] += 1
                 if verdict in ("SILENT", "UNCLEAN"):
                     print(f"{kind}: {name}: {how}: {came}")
     frame = pd.DataFrame(table).T.fillna(0).astype(int)
