@@ -81,6 +81,26 @@ every_method_in_full = pytest.mark.parametrize(
 )
 """For tests that take long: the registry's methods always, the others in `make test-full`."""
 
+TRAINS_ITS_OWN_WAY = {
+    "fedavg": "the mean loss",
+    "fedprox": "a context",
+    "fedavg-lr": "values per row",
+    "fedem": "several models",
+    "sffl": "several models, and a free loss",
+    "local-kernel": "random features",
+    "frl": "scores in place of weights",
+    "kffl": "after other exchanges",
+}
+"""One method for each shape of local training; what engines, optimisers and kernels do is the same for the others."""
+one_of_each_shape = pytest.mark.parametrize(
+    "method",
+    [
+        *(pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full) for m in METHODS),
+        *(pytest.param(m, marks=pytest.mark.full) for m in OTHERS),
+    ],
+    ids=shown,
+)
+
 SETTINGS = {
     "model": ef.models.MLP(hidden=(3,), activation="tanh"),
     "rounds": 4,
@@ -139,7 +159,7 @@ def partly_unknown(uneven: Federation) -> Federation:
     return dataclasses.replace(uneven, rows=uneven.rows._replace(s=s))
 
 
-@every_method_in_full
+@one_of_each_shape
 def test_rows_of_unknown_group_take_part(method: Method, partly_unknown: Federation) -> None:
     """Both engines agree on them, everything stays finite, and they are counted."""
     few = {"rounds": 2, "clients_per_round": 8, "dropout": 0.0, "seeds": (0,)}
@@ -157,7 +177,7 @@ def test_rows_of_unknown_group_take_part(method: Method, partly_unknown: Federat
     assert values["group:0", "count"] + values["group:1", "count"] == (120 - unknown["test"]) * models
 
 
-@every_method
+@every_method_in_full
 def test_lanes_equal_reference(method: Method, uneven: Federation) -> None:
     lanes, reference = plain(method, uneven), plain(method, uneven, engine="reference")
     assert_same(lanes, reference)
@@ -169,7 +189,14 @@ SUMMED = [method for method in (*METHODS, *VARIANTS, *SKETCHES) if method.summed
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=() if m in METHODS else pytest.mark.full) for m in SUMMED], ids=shown
+    "method",
+    [
+        pytest.param(
+            m, marks=() if m in METHODS and (m.name in TRAINS_ITS_OWN_WAY or m.summed != m) else pytest.mark.full
+        )
+        for m in SUMMED
+    ],
+    ids=shown,
 )
 def test_secure_sums(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines agree; the model is that of plain sums; and no bit of it depends on the order of replies."""
@@ -262,25 +289,6 @@ def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
             assert len(ends) == 2 or bound.per_row is not None or bound.norm is not None, f"{name} can be anything"
 
 
-TRAINS_ITS_OWN_WAY = {
-    "fedavg": "the mean loss",
-    "fedprox": "a context",
-    "fedavg-lr": "values per row",
-    "fedem": "several models",
-    "sffl": "several models, and a free loss",
-    "local-kernel": "random features",
-    "frl": "scores in place of weights",
-    "kffl": "after other exchanges",
-}
-"""One method for each shape of local training; optimisers and kernels do the same for the others."""
-one_of_each_shape = pytest.mark.parametrize(
-    "method",
-    [
-        *(pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full) for m in METHODS),
-        *(pytest.param(m, marks=pytest.mark.full) for m in OTHERS),
-    ],
-    ids=shown,
-)
 FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
 
 
@@ -328,7 +336,7 @@ def test_fused_and_traced_steps_equal_eager_ones(
     assert_same(eager, plain(method, uneven))
 
 
-@every_method_in_full
+@one_of_each_shape
 def test_same_seed_twice_is_identical(method: Method, uneven: Federation) -> None:
     first, second = plain(method, uneven), run(method, uneven)
     for seed, parameters in first.parameters.items():
@@ -337,7 +345,7 @@ def test_same_seed_twice_is_identical(method: Method, uneven: Federation) -> Non
     assert first.metrics["value"].to_numpy().tobytes() == second.metrics["value"].to_numpy().tobytes()
 
 
-@every_method_in_full
+@one_of_each_shape
 def test_seeds_together_equal_each_alone(method: Method, uneven: Federation) -> None:
     together = plain(method, uneven)
     for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]
@@ -369,7 +377,7 @@ def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) ->
     assert_same(a, b)
 
 
-@every_method_in_full
+@one_of_each_shape
 def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """More padding, and a stranger's extreme row standing in the padded places."""
     x, y, s, _ = uneven.rows
@@ -386,7 +394,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
     assert_same(plain(method, uneven, local=FULL_BATCH), run(method, poisoned, local=FULL_BATCH))
 
 
-@every_method_in_full
+@one_of_each_shape
 def test_absent_clients_change_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stacked reply that never came is zeros with `present` 0, and must weigh nothing."""
     whole = plain(method, uneven, engine="reference")
@@ -432,7 +440,15 @@ def numbers_of(method: Method) -> list[str]:
     return [name for name, value in method.hyper.items() if isinstance(value, float)]
 
 
-@pytest.mark.parametrize("method", [m for m in (*METHODS, *SKETCHES) if numbers_of(m)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full)
+        for m in (*METHODS, *SKETCHES)
+        if numbers_of(m)
+    ],
+    ids=lambda m: m.name,
+)
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
     values = [method.hyper[numbers[0]], 0.25]

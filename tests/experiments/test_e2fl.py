@@ -53,6 +53,7 @@ def test_lenet_as_in_the_paper() -> None:
     assert sum(p.numel() for p in small.parameters()) == 20_432
 
 
+@pytest.mark.full
 def test_the_bytes_of_lenet() -> None:
     """What a client of the paper's federation sends and receives, with known and with inferred groups."""
     model = ef.models.LeNet()

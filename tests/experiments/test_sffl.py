@@ -109,6 +109,7 @@ def test_a_row_is_what_was_measured(needs: Callable[[str], None]) -> None:
     assert rows[0].published_eop != rows[0].published_eop
 
 
+@pytest.mark.full
 def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
     needs("acs_income")
     part, _ = show.figure7(Request(datasets=["acs_income"], rounds=3), silent)
@@ -144,6 +145,7 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
     assert len(list(tmp_path.glob("sffl-table1-*.csv"))) == 1
 
 
+@pytest.mark.full
 def test_figures_as_json(tmp_path: Path, needs: Callable[[str], None]) -> None:
     needs("acs_employment")
     small = ("--datasets", "acs_employment", "--alpha", "0.1,10")

@@ -46,7 +46,7 @@ from equifed.store.folder import FEDERATION
 from flower.hostile import Attack, changed, of_record, of_words
 from flower.inprocess import Fault, Nodes, answer, federate, memory_of, nodes, setting
 
-ALWAYS = ("fedavg", "kffl", "fairfed", "fedminmax", "fair-fate", "ifca", "local")
+ALWAYS = ("fedavg", "kffl", "fair-fate", "ifca", "local")
 SUMMING = [
     pytest.param(method, marks=[] if method.name in ALWAYS else pytest.mark.full)
     for method in (*METHODS, *VARIANTS)
@@ -601,6 +601,7 @@ def test_a_server_that_dies_after_an_evaluation_has_its_scores(silos: Path, tmp_
     assert_same_bits(found, expected)
 
 
+@pytest.mark.full
 def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Path, tmp_path: Path) -> None:
     """Whoever has come since was not there when the rows were summed."""
     secure = everyone(silos, run={"rounds": 1}, flower={"join-deadline": 0.05})
@@ -622,7 +623,8 @@ def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Pa
     assert found.log["replied"].tolist() == [5]
 
 
-@pytest.mark.parametrize("stage", ["masked", pytest.param("done", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["masked", "done"])
 def test_who_was_summed_takes_part_though_the_server_died_then(stage: str, silos: Path, tmp_path: Path) -> None:
     """c masks its rows, the server dies, and c is not back when the run goes on: its rows are in the totals."""
     secure = everyone(silos, run={"rounds": 2}, flower={"join-deadline": 0.05})

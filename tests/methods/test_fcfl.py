@@ -190,6 +190,7 @@ def biased(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return np.c_[x[:, 1:], s[:, None]], y, s
 
 
+@pytest.mark.full
 def test_it_lowers_the_gap_of_the_worst_client() -> None:
     rng = np.random.default_rng(3)
     fed = Federation.from_arrays([biased(rng, 800), biased(rng, 600)], test=biased(rng, 3000))

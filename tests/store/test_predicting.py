@@ -87,7 +87,7 @@ def packaged(live: ef.Result, fed: Federation, folder: Path) -> ef.Model:
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(each, marks=() if each.name in ("ifca", "e2fl", "local") else pytest.mark.full) for each in VARIANTS],
+    [pytest.param(each, marks=() if each.name in ("e2fl", "local") else pytest.mark.full) for each in VARIANTS],
     ids=lambda method: f"{method.name}",
 )
 def test_programs_of_every_method(uneven: Federation, method: M.Method, tmp_path: Path) -> None:
