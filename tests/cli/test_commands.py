@@ -91,6 +91,7 @@ def test_fail_if(place, invoke, text, code):
     assert invoke("show", "latest", "--fail-if", text).exit_code == code
 
 
+@pytest.mark.full
 def test_fail_if_the_constraint_is_violated(place, invoke):
     """Two rounds from nothing do not meet a tight constraint; a loose one is met at once."""
     path = str(write_config(place, method={"name": "fedfair"}, sweep={"epsilon": [0.0, 9.0]}))
@@ -317,6 +318,7 @@ def test_a_methods_own_hyper_parameters(place, invoke, tiny):
         assert said in outcome.stderr
 
 
+@pytest.mark.full
 def test_compare_by_other_columns(needs, place, invoke):
     needs("german")
     options = ("compare", "german", *SMALL, "--methods", "fedavg,local", "--sensitive", "sex,foreign_worker")

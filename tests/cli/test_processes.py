@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pandas as pd
+import pytest
 from store.silos import write_config
 
 from equifed.store import RunFolder, Store, load_result
@@ -84,6 +85,7 @@ def test_a_finished_run_is_not_resumed(place, invoke):
     assert "already finished" in done.stderr
 
 
+@pytest.mark.full
 def test_two_runs_at_once(place, spawn):
     path = write_config(place, run={"rounds": 10})
     processes = [spawn("run", str(path), "--json") for _ in range(2)]
@@ -106,6 +108,7 @@ def test_a_closed_pipe_is_no_error(place, spawn):
         assert process.wait(timeout=WAIT) == 0
 
 
+@pytest.mark.full
 def test_a_run_does_not_need_listeners(place, spawn):
     with spawn("run", str(write_config(place)), "--json") as process:
         process.stderr.close()

@@ -90,6 +90,7 @@ def test_rows_by_their_name() -> None:
         sffl.chosen(arms, ["fedm"])
 
 
+@pytest.mark.full
 def test_a_row_is_what_was_measured(needs: Callable[[str], None]) -> None:
     """Means over clients and seeds of one setting, from the clients' own metrics."""
     needs("acs_income")

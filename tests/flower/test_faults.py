@@ -309,7 +309,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("method", "moment"),
     [
-        (methods.FedAvg(), "in the last phase of round 3"),
+        pytest.param(methods.FedAvg(), "in the last phase of round 3", marks=pytest.mark.full),
         pytest.param(methods.KFFL(), "in the last phase of round 3", marks=pytest.mark.full),
         pytest.param(methods.SFFL(), "in the last phase of round 3", marks=pytest.mark.full),
         pytest.param(methods.FairFate(lambda0=0.4), "in the last phase of round 3", marks=pytest.mark.full),

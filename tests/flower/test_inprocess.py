@@ -74,7 +74,7 @@ def test_clipped_at_the_silos_as_in_the_simulator(method: Method, silos: Path, t
 
 
 @pytest.mark.parametrize("method", [methods.FedAvg(), methods.FairFate(), methods.FedFair()], ids=repr)
-@pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
+@pytest.mark.parametrize("rule", [pytest.param("trimmed-mean", marks=pytest.mark.full), "multi-krum"])
 def test_a_robust_rule_at_the_server_as_in_the_simulator(
     rule: str, method: Method, silos: Path, tmp_path: Path
 ) -> None:
@@ -95,7 +95,8 @@ def test_a_robust_rule_at_the_server_as_in_the_simulator(
 
 
 def test_a_round_with_too_few_silos_for_the_rule_is_not_applied(silos: Path, tmp_path: Path) -> None:
-    made = setting(silos, run={"robust": "krum", "liars": 0.2, "rounds": 2, "clients-per-round": "all"})
+    run = {"robust": "krum", "liars": 0.2, "rounds": 2, "clients-per-round": "all"}
+    made = setting(silos, run=run, flower={"join-deadline": 0.05})
     grid = nodes(made)
     grid.gone = {"a", "b"}  # e has no rows, so that three updates are left of the five that krum needs
     found = federate(made, grid, tmp_path)

@@ -162,7 +162,9 @@ AFTER = {3: {"b"}, 4: {"b"}, 6: {"c", "f"}}
 
 
 @pytest.mark.parametrize(
-    "method", [methods.FedAvg(), methods.KFFL(), pytest.param(methods.FairFed(), marks=pytest.mark.full)], ids=repr
+    "method",
+    [methods.FedAvg(), *(pytest.param(each, marks=pytest.mark.full) for each in (methods.KFFL(), methods.FairFed()))],
+    ids=repr,
 )
 def test_whoever_is_gone_before_or_after_masking(method: Method, silos: Path, tmp_path: Path) -> None:
     """One before: the sum of the others. One after: the sum with it. Both at once, or two: no sum. Always the bits of

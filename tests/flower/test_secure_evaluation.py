@@ -250,7 +250,9 @@ def test_silos_that_are_gone_and_sums_that_fail(silos: Path, tmp_path: Path) -> 
     }
 
 
-@pytest.mark.parametrize("silent", ["", "a", "ac"])
+@pytest.mark.parametrize(
+    "silent", [pytest.param("", marks=pytest.mark.full), "a", pytest.param("ac", marks=pytest.mark.full)]
+)
 def test_a_run_that_died_after_its_last_round_knows_its_figures(
     silos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:

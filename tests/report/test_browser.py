@@ -232,7 +232,7 @@ SOMETHING_IS_DRAWN = "document.getElementById('rounds-chart').data[0].y.some((va
 """Not the accuracy, where nothing is known of it."""
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.full)])
 def test_a_federation(window, federated, width):
     for page, rows, drawn in zip(federated, (5, 3), (FIRST_IS_ACCURACY, SOMETHING_IS_DRAWN), strict=True):
         window.open(page, width=width)

@@ -88,6 +88,7 @@ def test_beside_a_simulation_each_is_said_of_its_own(secure: ef.Result, tmp_path
     assert "Each client on its own test rows" in text
 
 
+@pytest.mark.full
 def test_totals_that_are_withheld(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     own = tmp_path_factory.mktemp("hidden")
     hidden = secured(own, own / "runs", own / "keys", flower={"min-count": 100})
