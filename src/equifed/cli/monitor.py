@@ -10,6 +10,7 @@ import typer
 
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import Output, command, split_names
+from equifed.disclosure import MIN_COUNT
 
 if TYPE_CHECKING:
     from equifed.monitor import History
@@ -56,7 +57,7 @@ def count(
             help="The range of a number column whose schema says none, the same at every silo. May be repeated.",
         ),
     ] = None,
-    min_count: Annotated[int, typer.Option(metavar="N", min=0, help="Withhold counts below this.")] = 10,
+    min_count: Annotated[int, typer.Option(metavar="N", min=0, help="Withhold counts below this.")] = MIN_COUNT,
     revises: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="What this silo handed in before, of which this is a later version."),

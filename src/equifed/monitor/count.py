@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from equifed.data import Schema
 from equifed.data.encode import codes_of, column_of, row_error
 from equifed.data.schema import MISSING, OTHER, Column
+from equifed.disclosure import MIN_COUNT
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.metrics.withholding import small_bins, small_groups
 from equifed.monitor.handin import Counts, HandIn, what_is_wrong
@@ -55,7 +56,7 @@ def count(
     period: Kind = "month",
     date_format: str | None = None,
     ranges: Mapping[str, Range] | None = None,
-    min_count: int = 10,
+    min_count: int = MIN_COUNT,
 ) -> Counted:
     """Counts by period, group, decision and, where it is known, label; small ones are withheld.
 
