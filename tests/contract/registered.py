@@ -33,4 +33,5 @@ METHODS: tuple[Method, ...] = (
     methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
+    methods.FedFACT(gap=0.02, local_gap=0.05, dual_step_size=1.0),
 )

@@ -57,6 +57,8 @@ VARIANTS: tuple[Method, ...] = (
     methods.E2FL(groups="lowest-loss", num_groups=3, use="global"),
     methods.E2FL(groups="one-shot", num_groups=3),
     methods.E2FL(groups="binary", num_groups=5),
+    methods.FedFACT(level="global", dual_step_size=1.0, shared_only=True),
+    methods.FedFACT(notion="equalized_odds", level="local", dual_step_size=2.0, largest_price=0.5),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 

@@ -32,6 +32,7 @@ STATISTICS: dict[Method, set[str]] = {
     AgnosticFair(steps=1, penalty=0.0): {"known", "s", "cov"},
     FairFed(): {"counts"},
     FCFL(): {"gap", "gap_gradient", "defined"},
+    ef.methods.FedFACT(): {"counts", "decisions", "constraints", "violated", "excess"},
     EqualizedOdds(FEDAVG, fit="global"): {"decisions"},
     CalibratedEqualizedOdds(FEDAVG, fit="global"): {"scores"},
     Fair(FEDAVG): {"histogram"},

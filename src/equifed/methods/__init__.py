@@ -17,6 +17,7 @@ from equifed.methods.fcfl import FCFL as FCFL
 from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
 from equifed.methods.fedem import FedEM as FedEM
+from equifed.methods.fedfact import FedFACT as FedFACT
 from equifed.methods.fedfair import FedFair as FedFair
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
@@ -45,7 +46,7 @@ from equifed.registry import Registry
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
-    FCFL, FRL, E2FL, IFCA, QFFL,
+    FCFL, FRL, E2FL, IFCA, QFFL, FedFACT,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
