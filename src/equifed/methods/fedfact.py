@@ -116,8 +116,9 @@ class FedFACT(Method):
     """xi: the largest difference between two groups over the training rows of all clients; 1 asks for nothing."""
     local_gap: float = hyper(0.01, low=0, high=1)
     """xi_k: the largest difference between two groups over the training rows of each client; 1 asks for nothing."""
-    dual_step_size: float = hyper(0.3, low=0)
-    """eta: step of the prices; 0 leaves them at 0, which is FedAvg, beside which every client trains a model alone."""
+    dual_step_size: float = hyper(0.1, low=0)
+    """eta: step of the prices, usually 0.03 to 0.3: a larger one is quicker, until the gap swings. 0 leaves them at 0,
+    which is FedAvg, beside which every client trains a model alone."""
     largest_price: float = hyper(5.0, low=1e-3)
     """What all prices of the global gap, and all of a client's, may add up to."""
     weight_step_size: float = hyper(0.3, low=0)
