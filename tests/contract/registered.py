@@ -33,5 +33,8 @@ METHODS: tuple[Method, ...] = (
     methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
+    methods.FedFB(alpha=0.5),
+    methods.FedFairGrad(dual_step_size=0.5),
+    methods.FedGFT(fairness_weight=5.0),
     methods.FedFACT(gap=0.02, local_gap=0.05, dual_step_size=1.0),
 )

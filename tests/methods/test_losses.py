@@ -110,6 +110,8 @@ DECLARED = {
     "fedem": EmpiricalRisk(weights="q", models=True),
     "ifca": MEAN,
     "q-ffl": MEAN,
+    "fedfb": WEIGHTED,
+    "fed-fairgrad": WEIGHTED,
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",
@@ -117,6 +119,7 @@ FREE = {
     "sffl": "adds the gap between groups of the batch",
     "fedfact": "has a cost for every decision of a row, and two models",
     "frl": "trains scores through a mask",
+    "fedgft": "adds probabilities by weights of both signs",
     "e2fl": "trains scores through a mask",
 }
 WITHOUT = {
