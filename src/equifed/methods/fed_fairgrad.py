@@ -70,7 +70,7 @@ class FedFairGrad(FedAvg):
     fairness: str = hyper(DEMOGRAPHIC, choices=(*DIFFERENCES, ACCURACY))
     """What is to be equal between groups: the selection rate (of two classes), the share of positive labels predicted
     right (of more classes, of every label), that of every label, or the accuracy."""
-    epsilon: float = hyper(0.01, low=0)
+    epsilon: float = hyper(0.03, low=0)
     """How far a group's rate may lie from that of all rows, on training rows; 1 asks for nothing."""
     dual_step_size: float = hyper(0.1, low=0, vanishes=True)
     """eta: step of the multipliers per round, usually 0.001 to 0.5; 0 gives FedAvg."""
