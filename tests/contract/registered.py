@@ -33,4 +33,7 @@ METHODS: tuple[Method, ...] = (
     methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
+    methods.FedFB(alpha=0.5),
+    methods.FedFairGrad(dual_step_size=0.5),
+    methods.FedGFT(fairness_weight=5.0),
 )

@@ -110,12 +110,15 @@ DECLARED = {
     "fedem": EmpiricalRisk(weights="q", models=True),
     "ifca": MEAN,
     "q-ffl": MEAN,
+    "fedfb": WEIGHTED,
+    "fed-fairgrad": WEIGHTED,
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",
     "centralized-kernel": "adds the dependence within the batch",
     "sffl": "adds the gap between groups of the batch",
     "frl": "trains scores through a mask",
+    "fedgft": "adds probabilities by weights of both signs",
     "e2fl": "trains scores through a mask",
 }
 WITHOUT = {

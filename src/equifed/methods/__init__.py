@@ -16,10 +16,13 @@ from equifed.methods.e2fl import E2FL as E2FL
 from equifed.methods.fair_fate import FairFate as FairFate
 from equifed.methods.fairfed import FairFed as FairFed
 from equifed.methods.fcfl import FCFL as FCFL
+from equifed.methods.fed_fairgrad import FedFairGrad as FedFairGrad
 from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
 from equifed.methods.fedem import FedEM as FedEM
 from equifed.methods.fedfair import FedFair as FedFair
+from equifed.methods.fedfb import FedFB as FedFB
+from equifed.methods.fedgft import FedGFT as FedGFT
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
 from equifed.methods.fedprox import FedProx as FedProx
@@ -51,7 +54,7 @@ from equifed.registry import Registry
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
-    FCFL, FRL, E2FL, IFCA, QFFL,
+    FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
