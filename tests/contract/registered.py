@@ -33,4 +33,10 @@ METHODS: tuple[Method, ...] = (
     methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
+    methods.AFL(adversary_rate=0.3),
+    methods.TERM(t=2.0),
+    methods.GIFAIR(fairness_weight=0.7),
+    methods.PropFair(M=1.2, eps=0.4),
+    methods.FedMGDA(epsilon=0.3, step_size=0.5),
+    methods.CVaR(rho=0.4, tail_weight=0.7),
 )
