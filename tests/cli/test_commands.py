@@ -140,6 +140,16 @@ def test_post_processed_methods(place, invoke):
     assert "fedavg+eo" in compared.stdout
 
 
+def test_a_method_whose_name_ends_in_a_plus(place, invoke):
+    names = "fedmgda+,fedmgda++eo"
+    options = ("--set", "fedmgda+.epsilon=0.1", "--set", "fedmgda++eo.fit=global", "--json")
+    assert invoke("compare", "compas", *SMALL, "--methods", names, *options).exit_code == 0
+    path = write_config(place, method={"name": "fedmgda+", "epsilon": 0.1})
+    assert data(invoke("run", str(path), "--json"))["method"] == "fedmgda+"
+    assert invoke("show", "latest").exit_code == 0
+    assert data(invoke("methods", "fedmgda+", "--json"))["citation"].startswith("FedMGDA+: Hu et al.")
+
+
 def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
     """A method that nobody asked for by name does not cost the others their results."""
     kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}

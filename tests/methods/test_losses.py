@@ -110,6 +110,10 @@ DECLARED = {
     "fedem": EmpiricalRisk(weights="q", models=True),
     "ifca": MEAN,
     "q-ffl": MEAN,
+    "afl": MEAN,
+    "term": MEAN,
+    "gifair": MEAN,
+    "fedmgda+": MEAN,
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",
@@ -117,6 +121,8 @@ FREE = {
     "sffl": "adds the gap between groups of the batch",
     "frl": "trains scores through a mask",
     "e2fl": "trains scores through a mask",
+    "propfair": "takes the logarithm of a batch's utility",
+    "cvar": "looks at the part of a loss above a threshold",
 }
 WITHOUT = {
     "fedfair": "one full gradient per round",

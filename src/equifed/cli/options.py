@@ -365,7 +365,7 @@ class Settings(Tracking, make_dataclass("Generated", _generated(), frozen=True))
                 if head == "method" and others:
                     raise ConfigError(f"--set {text}: say which method, e.g. --set fedprox.mu=0.1.")
                 kept.append(text)
-            elif head.partition("+")[0] not in REGISTRY:
+            elif head not in REGISTRY and head.rpartition("+")[0] not in REGISTRY:
                 raise ConfigError(f"--set {text}: {unknown_name('section or method', head, {*SECTIONS, *REGISTRY})}")
             elif head == method:
                 kept.append(f"method.{rest}={value}")

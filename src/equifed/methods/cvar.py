@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from equifed import tree
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, LocalTraining, Phase, Record, Start, Task
+from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
 
 PER_OCTAVE, SMALLEST, OCTAVES = 16, -16, 40
@@ -49,9 +49,6 @@ class CVaR(FedAvg):
     name: ClassVar[str] = "cvar"
     reveals: ClassVar[str] = f"{MEAN_UPDATE}; how the losses of all rows are distributed, to 4 %"
     parent: ClassVar[str] = "fedavg"
-    knob: ClassVar[Knob | None] = Knob(
-        "tail_weight", 0.0, 1.0, {"worst_group_accuracy": {}, "worst_group_rmse": {}}, scale="linear", neutral=0.0
-    )
 
     rho: float = hyper(0.5, low=1e-3, high=1)
     """The share of rows in the tail: the smallest group that is looked after; 1 gives FedAvg."""

@@ -46,7 +46,7 @@ class FedMGDA(Method):
     """How far a client's weight may be from a0: 1 leaves it free, 0 fixes it."""
     step_size: float = hyper(1.0, low=0)
     """eta of round 1: the length of the longest step, as the updates' own lengths are lost."""
-    decay: float = hyper(0.9, low=0, high=1)
+    decay: float = hyper(0.95, low=0, high=1)
     """By which eta is multiplied after every round."""
     start: Literal["equal", "rows"] = hyper("equal", choices=("equal", "rows"))
     """a0: the same for every client of the round, or in proportion to its rows."""

@@ -71,14 +71,14 @@ class TERM(FedAvg):
     knob: ClassVar[Knob | None] = Knob(
         "t",
         0.1,
-        10.0,
+        3.0,
         {metric: {"level": "client"} for metric in CLIENTS}
         | {metric: {"level": "group"} for metric in ("worst_group_accuracy", "worst_group_rmse")},
         neutral=0.0,
     )
 
     t: float = hyper(1.0, vanishes=True)
-    """The tilt, usually 0.1 to 10: how much more a high loss counts; 0 gives FedAvg, below 0 it counts less."""
+    """The tilt, usually 0.1 to 2: how much more a high loss counts; 0 gives FedAvg, below 0 it counts less."""
     level: Literal["client", "group", "row"] = hyper("client", choices=("client", "group", "row"))
     """Whose losses are tilted; "row" needs no sensitive attribute."""
 
