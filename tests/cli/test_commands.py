@@ -134,7 +134,7 @@ def test_post_processed_methods(place, invoke):
     wrong = invoke("run", str(write_config(place, method={"name": "fedprox+eoo"})))
     assert wrong.exit_code == 2
     assert "method.name" in wrong.stderr
-    assert "Did you mean 'eo'" in wrong.stderr
+    assert "Did you mean '+eo'" in wrong.stderr
     compared = invoke("compare", "compas", *SMALL, "--methods", "fedavg,fedavg+eo", "--set", "fedavg+eo.fit=global")
     assert compared.exit_code == 0, compared.stderr
     assert "fedavg+eo" in compared.stdout
@@ -747,7 +747,13 @@ def test_methods(invoke):
     facts = "server sees: only sums; secure sums: yes; exchanges: 1"
     assert f"Average the clients' models, weighted by their numbers of rows. {facts}" in narrow
     secure = {each["name"]: each["secure"] for each in data(invoke("methods", "--json"))}
-    assert {name for name, works in secure.items() if works == "no"} == {"fcfl", "centralized-kernel", "afl", "gifair", "fedmgda+"}
+    assert {name for name, works in secure.items() if works == "no"} == {
+        "fcfl",
+        "centralized-kernel",
+        "afl",
+        "gifair",
+        "fedmgda+",
+    }
     assert secure["fair-fate"] == "as a variant"
     one = invoke("methods", "fedprox")
     for part in ("MLSys 2020", "(mu/2) ||theta_k - theta||^2", "at least 0", "0.01", "update, rows", "fedavg"):

@@ -64,6 +64,10 @@ VARIANTS: tuple[Method, ...] = (
     methods.PropFair(M=1.2, eps=0.4, huber=True),
     methods.FedMGDA(epsilon=1.0, start="rows"),
     methods.CVaR(rho=0.05, tail_weight=1.0),
+    methods.Adam(methods.FedAvg()),
+    methods.Yogi(methods.KFFL(fairness_weight=20.0, step_size=2.0)),
+    ef.postprocess.Fair(methods.Adagrad(methods.FedEM()), gap=0.05),
+    methods.Momentum(methods.IFCA(num_groups=2), beta1=0.5),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 

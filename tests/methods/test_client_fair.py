@@ -156,6 +156,13 @@ def test_afl_decides_with_the_mean_of_its_models(uneven: Federation) -> None:
     np.testing.assert_allclose(result.predict(x), plain.sigmoid(w[0] + x @ w[1:]), rtol=1e-5)
 
 
+def test_afl_averages_the_models_of_a_server_optimiser(uneven: Federation) -> None:
+    same(run(ef.methods.make("afl@momentum", average=True, beta1=0.0), uneven), run(AFL(average=True), uneven))
+    half = ef.methods.make("afl@momentum", server_learning_rate=0.5)
+    each = [parameters(run(half, uneven, rounds=rounds)) for rounds in (1, 2, 3)]
+    assert_close(run(half.with_hyper(average=True), uneven), np.mean(each, 0), 1e-6)
+
+
 # -- TERM --------------------------------------------------------------------------------------------------------------
 
 
@@ -426,6 +433,7 @@ def test_a_name_may_end_in_a_plus() -> None:
     assert ef.methods.make("fedmgda+", epsilon=0.1) == FedMGDA(epsilon=0.1)
     wrapped = ef.methods.make("fedmgda++eo", fit="global")
     assert (wrapped.name, wrapped.parts[0]) == ("fedmgda++eo", FedMGDA())
+    assert ef.methods.make("fedmgda+@adam").name == "fedmgda+@adam"
 
 
 # -- tail risk ---------------------------------------------------------------------------------------------------------

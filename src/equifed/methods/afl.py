@@ -36,8 +36,8 @@ class Server(NamedTuple):
     """n_k [K]."""
     t: Tensor
     """Rounds so far."""
-    mean: Tree
-    """The mean of theta over the rounds so far; () where it is not asked for."""
+    before: Tree
+    """The mean of theta after all rounds but the last one; () where it is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class AFL(Method):
     name: ClassVar[str] = "afl"
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob("adversary_rate", 1e-3, 1.0, CLIENTS, neutral=0.0)
-    predicts_with: ClassVar[tuple[str, ...]] = derived(lambda self: ("mean",) if self.average else ("theta",))
+    predicts_with: ClassVar[tuple[str, ...]] = derived(
+        lambda self: ("theta", *(("t", "before") if self.average else ()))
+    )
 
     adversary_rate: float = hyper(0.1, low=0, vanishes=True)
     """gamma: step of the adversary, usually 0.01 to 0.1; 0 leaves the weights as they start."""
@@ -69,8 +71,8 @@ class AFL(Method):
 
     def init(self, task: Task, parameters: Tree) -> Server:
         by_client = tree.zeros(parameters, task.num_clients)
-        mean = tree.zeros_like(parameters) if self.average else ()
-        return Server(parameters, by_client, by_client, tree.zeros(parameters), mean)
+        before = tree.zeros_like(parameters) if self.average else ()
+        return Server(parameters, by_client, by_client, tree.zeros(parameters), before)
 
     def begin(self, server: Server, replies: Record, validation: Data | None) -> Server:
         rows = server.rows.scatter_add(0, replies["client"], replies["present"] * replies["rows"])
@@ -86,12 +88,14 @@ class AFL(Method):
         F = (mean + torch.zeros_like(server.a)).scatter_add(0, who, answered * (replies["loss"] - mean))
         # one without any training rows stays without weight
         a = project(torch.where(server.rows > 0, server.a + self.adversary_rate * F, -torch.inf))
-        t = server.t + 1
-        new = server._replace(theta=theta, a=a, t=t)
-        return new._replace(mean=tree.map(lambda m, p: m + (p - m) / t, server.mean, theta)) if self.average else new
+        # the first model is in no mean
+        before = tree.scale(self.model_of(server, ()), (server.t > 0).to(a.dtype)) if self.average else ()
+        return Server(theta, a, server.rows, server.t + 1, before)
 
     def model_of(self, server: Server, clients: Tree) -> Tree:
-        return server.mean if self.average else server.theta
+        if not self.average:
+            return server.theta
+        return tree.map(lambda m, p: m + (p - m) / server.t.clamp_min(1), server.before, server.theta)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         """How much more the most favoured client counts than its rows do."""
