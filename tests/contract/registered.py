@@ -36,4 +36,10 @@ METHODS: tuple[Method, ...] = (
     methods.FedFB(alpha=0.5),
     methods.FedFairGrad(dual_step_size=0.5),
     methods.FedGFT(fairness_weight=5.0),
+    methods.AFL(adversary_rate=0.3),
+    methods.TERM(t=2.0),
+    methods.GIFAIR(fairness_weight=0.7),
+    methods.PropFair(M=1.2, eps=0.4),
+    methods.FedMGDA(epsilon=0.3, step_size=0.5),
+    methods.CVaR(rho=0.4, tail_weight=0.7),
 )

@@ -112,6 +112,10 @@ DECLARED = {
     "q-ffl": MEAN,
     "fedfb": WEIGHTED,
     "fed-fairgrad": WEIGHTED,
+    "afl": MEAN,
+    "term": MEAN,
+    "gifair": MEAN,
+    "fedmgda+": MEAN,
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",
@@ -120,6 +124,8 @@ FREE = {
     "frl": "trains scores through a mask",
     "fedgft": "adds probabilities by weights of both signs",
     "e2fl": "trains scores through a mask",
+    "propfair": "takes the logarithm of a batch's utility",
+    "cvar": "looks at the part of a loss above a threshold",
 }
 WITHOUT = {
     "fedfair": "one full gradient per round",
