@@ -22,7 +22,7 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "client_equality.variance": {},
     "worst_clients_rmse": {},
 }
-"""The metrics that such methods move."""
+"""The metrics that methods for the worst clients move."""
 
 
 def update_and_loss(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:

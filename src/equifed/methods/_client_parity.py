@@ -16,8 +16,6 @@ from torch import Tensor
 from equifed.protocol import WRONG, Bound, Data, Phase, Record, kept, worst_loss
 from equifed.tree import Tree
 
-CLIENT_AIMS = ("client_accuracy.worst", "client_equality.worst10", "client_equality.variance", "worst_clients_rmse")
-
 
 class Client(NamedTuple):
     theta: Tree

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.methods import _by_loss
 from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, cell_sums, of_cells
-from equifed.methods._client_parity import CLIENT_AIMS, COUNT_ROWS, Client, own_weights
+from equifed.methods._client_parity import COUNT_ROWS, Client, own_weights
 from equifed.methods._measured import kept_update, measuring
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
@@ -79,7 +80,7 @@ class FedFB(FedAvg):
     )
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
-        "alpha", 1e-3, 2.0, AIMS | {metric: {"fairness": CLIENTS} for metric in CLIENT_AIMS}, neutral=0.0
+        "alpha", 1e-3, 2.0, AIMS | {metric: {"fairness": CLIENTS} for metric in _by_loss.CLIENTS}, neutral=0.0
     )
 
     fairness: str = hyper(DEMOGRAPHIC, choices=(*DIFFERENCES, CLIENTS))
