@@ -32,19 +32,7 @@ from equifed.methods._measured import kept_update, measuring
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
-from equifed.protocol import (
-    WRONG,
-    Bound,
-    Data,
-    Knob,
-    LocalTraining,
-    Phase,
-    Record,
-    Start,
-    Task,
-    Update,
-    worst_loss,
-)
+from equifed.protocol import WRONG, Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, Update, worst_loss
 from equifed.tree import Tree
 
 DEMOGRAPHIC, OPPORTUNITY, _ = DIFFERENCES
