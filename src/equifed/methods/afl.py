@@ -48,7 +48,7 @@ class AFL(Method):
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob("adversary_rate", 1e-3, 1.0, CLIENTS, neutral=0.0)
     predicts_with: ClassVar[tuple[str, ...]] = derived(
-        lambda self: ("theta", *(("t", "before") if self.average else ()))
+        lambda self: ("theta", "t", "before") if self.average else ("theta",)
     )
 
     adversary_rate: float = hyper(0.1, low=0, vanishes=True)
