@@ -33,4 +33,7 @@ METHODS: tuple[Method, ...] = (
     methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
+    methods.Scaffold(global_step_size=0.8),
+    methods.FedNova(mu=0.3),
+    methods.FedDyn(alpha=0.5),
 )

@@ -110,6 +110,9 @@ DECLARED = {
     "fedem": EmpiricalRisk(weights="q", models=True),
     "ifca": MEAN,
     "q-ffl": MEAN,
+    "scaffold": EmpiricalRisk(linear="correction"),
+    "fednova": EmpiricalRisk(mu=0.0),
+    "feddyn": EmpiricalRisk(mu=0.1, linear="slope"),
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",

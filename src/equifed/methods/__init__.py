@@ -16,10 +16,12 @@ from equifed.methods.fairfed import FairFed as FairFed
 from equifed.methods.fcfl import FCFL as FCFL
 from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
+from equifed.methods.feddyn import FedDyn as FedDyn
 from equifed.methods.fedem import FedEM as FedEM
 from equifed.methods.fedfair import FedFair as FedFair
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
+from equifed.methods.fednova import FedNova as FedNova
 from equifed.methods.fedprox import FedProx as FedProx
 from equifed.methods.fedval import FedVal as FedVal
 from equifed.methods.frl import FRL as FRL
@@ -37,6 +39,7 @@ from equifed.methods.postprocess import POST_PROCESSING
 from equifed.methods.qffl import QFFL as QFFL
 from equifed.methods.reweighing import FedAvgGR as FedAvgGR
 from equifed.methods.reweighing import FedAvgLR as FedAvgLR
+from equifed.methods.scaffold import Scaffold as Scaffold
 from equifed.methods.separate_training import SeparateTraining as SeparateTraining
 from equifed.methods.sffl import SFFL as SFFL
 from equifed.protocol import Method as Method
@@ -45,7 +48,7 @@ from equifed.registry import Registry
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
-    FCFL, FRL, E2FL, IFCA, QFFL,
+    FCFL, FRL, E2FL, IFCA, QFFL, Scaffold, FedNova, FedDyn,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
