@@ -134,7 +134,7 @@ def test_post_processed_methods(place, invoke):
     wrong = invoke("run", str(write_config(place, method={"name": "fedprox+eoo"})))
     assert wrong.exit_code == 2
     assert "method.name" in wrong.stderr
-    assert "Did you mean 'eo'" in wrong.stderr
+    assert "Did you mean '+eo'" in wrong.stderr
     compared = invoke("compare", "compas", *SMALL, "--methods", "fedavg,fedavg+eo", "--set", "fedavg+eo.fit=global")
     assert compared.exit_code == 0, compared.stderr
     assert "fedavg+eo" in compared.stdout

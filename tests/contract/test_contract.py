@@ -59,6 +59,10 @@ VARIANTS: tuple[Method, ...] = (
     methods.E2FL(groups="binary", num_groups=5),
     methods.Scaffold(weights="uniform"),
     methods.FedNova(),
+    methods.Adam(methods.FedAvg()),
+    methods.Yogi(methods.KFFL(fairness_weight=20.0, step_size=2.0)),
+    ef.postprocess.Fair(methods.Adagrad(methods.FedEM()), gap=0.05),
+    methods.Momentum(methods.IFCA(num_groups=2), beta1=0.5),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
