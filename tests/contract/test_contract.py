@@ -59,6 +59,7 @@ VARIANTS: tuple[Method, ...] = (
     methods.E2FL(groups="binary", num_groups=5),
     methods.Scaffold(weights="uniform"),
     methods.FedNova(),
+    methods.Adam(methods.Scaffold()),
     methods.Adam(methods.FedAvg()),
     methods.Yogi(methods.KFFL(fairness_weight=20.0, step_size=2.0)),
     ef.postprocess.Fair(methods.Adagrad(methods.FedEM()), gap=0.05),
@@ -298,11 +299,9 @@ def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
 def _needs_plain_steps(method: Method, local: ef.Local) -> bool:
     """Whether it is about the distance that steps of SGD go, and these are others."""
     adam, momentum = local.optimizer == "adam", local.momentum > 0
-    return (
-        (adam or momentum)
-        if method.name == "scaffold"
-        else method.name == "fednova" and (adam or (momentum and method.hyper["mu"] > 0))
-    )
+    if method.name == "fednova":
+        return adam or (momentum and method.hyper["mu"] > 0)
+    return method.name.startswith("scaffold") and (adam or momentum)
 
 
 FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
