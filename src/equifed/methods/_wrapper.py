@@ -84,6 +84,10 @@ class Wrapper(Method):
     def check(self, task: Task) -> None:
         self.inner.check(task)
 
+    @property
+    def remembers(self) -> bool:
+        return self.inner.remembers or type(self).own_client is not Wrapper.own_client
+
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
     @property
