@@ -140,6 +140,16 @@ def test_post_processed_methods(place, invoke):
     assert "fedavg+eo" in compared.stdout
 
 
+def test_a_method_whose_name_ends_in_a_plus(place, invoke):
+    names = "fedmgda+,fedmgda++eo"
+    options = ("--set", "fedmgda+.epsilon=0.1", "--set", "fedmgda++eo.fit=global", "--json")
+    assert invoke("compare", "compas", *SMALL, "--methods", names, *options).exit_code == 0
+    path = write_config(place, method={"name": "fedmgda+", "epsilon": 0.1})
+    assert data(invoke("run", str(path), "--json"))["method"] == "fedmgda+"
+    assert invoke("show", "latest").exit_code == 0
+    assert data(invoke("methods", "fedmgda+", "--json"))["citation"].startswith("FedMGDA+: Hu et al.")
+
+
 def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
     """A method that nobody asked for by name does not cost the others their results."""
     kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
@@ -737,7 +747,13 @@ def test_methods(invoke):
     facts = "server sees: only sums; secure sums: yes; exchanges: 1"
     assert f"Average the clients' models, weighted by their numbers of rows. {facts}" in narrow
     secure = {each["name"]: each["secure"] for each in data(invoke("methods", "--json"))}
-    assert {name for name, works in secure.items() if works == "no"} == {"fcfl", "centralized-kernel"}
+    assert {name for name, works in secure.items() if works == "no"} == {
+        "fcfl",
+        "centralized-kernel",
+        "afl",
+        "gifair",
+        "fedmgda+",
+    }
     assert secure["fair-fate"] == "as a variant"
     one = invoke("methods", "fedprox")
     for part in ("MLSys 2020", "(mu/2) ||theta_k - theta||^2", "at least 0", "0.01", "update, rows", "fedavg"):

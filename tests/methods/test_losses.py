@@ -110,6 +110,12 @@ DECLARED = {
     "fedem": EmpiricalRisk(weights="q", models=True),
     "ifca": MEAN,
     "q-ffl": MEAN,
+    "fedfb": WEIGHTED,
+    "fed-fairgrad": WEIGHTED,
+    "afl": MEAN,
+    "term": MEAN,
+    "gifair": MEAN,
+    "fedmgda+": MEAN,
     "scaffold": EmpiricalRisk(linear="correction"),
     "fednova": EmpiricalRisk(mu=0.0),
     "feddyn": EmpiricalRisk(mu=0.1, linear="slope"),
@@ -119,7 +125,10 @@ FREE = {
     "centralized-kernel": "adds the dependence within the batch",
     "sffl": "adds the gap between groups of the batch",
     "frl": "trains scores through a mask",
+    "fedgft": "adds probabilities by weights of both signs",
     "e2fl": "trains scores through a mask",
+    "propfair": "takes the logarithm of a batch's utility",
+    "cvar": "looks at the part of a loss above a threshold",
 }
 WITHOUT = {
     "fedfair": "one full gradient per round",

@@ -11,7 +11,21 @@ from torch import nn
 
 import equifed as ef
 from equifed import tree
-from equifed.methods import FCFL, KFFL, KFFLTD, LCO, AgnosticFair, FairFed, FedAvgGR, FedAvgLR, FedFair, FedMinMax
+from equifed.methods import (
+    FCFL,
+    KFFL,
+    KFFLTD,
+    LCO,
+    AgnosticFair,
+    FairFed,
+    FedAvgGR,
+    FedAvgLR,
+    FedFair,
+    FedFairGrad,
+    FedFB,
+    FedGFT,
+    FedMinMax,
+)
 from equifed.methods.fair import Fair
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
 from equifed.protocol import Data, Method, Phase, Record, Task
@@ -31,6 +45,10 @@ STATISTICS: dict[Method, set[str]] = {
     LCO(): {"gap_gradient", "constraints", "violated", "excess", "residual"},
     AgnosticFair(steps=1, penalty=0.0): {"known", "s", "cov"},
     FairFed(): {"counts"},
+    FedFB(): {"losses", "counts"},
+    FedFB("client_parity"): set(),
+    FedFairGrad(): {"errors", "counts"},
+    FedGFT(): {"scores", "counts"},
     FCFL(): {"gap", "gap_gradient", "defined"},
     EqualizedOdds(FEDAVG, fit="global"): {"decisions"},
     CalibratedEqualizedOdds(FEDAVG, fit="global"): {"scores"},

@@ -7,26 +7,33 @@ from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods._wrapper import Wrapper
+from equifed.methods.afl import AFL as AFL
 from equifed.methods.agnostic_fair import AgnosticFair as AgnosticFair
 from equifed.methods.centralized_kernel import CentralizedKernel as CentralizedKernel
 from equifed.methods.citations import Citation as Citation
 from equifed.methods.citations import citation as citation
 from equifed.methods.citations import citations as citations
+from equifed.methods.cvar import CVaR as CVaR
 from equifed.methods.e2fl import E2FL as E2FL
 from equifed.methods.fair_fate import FairFate as FairFate
 from equifed.methods.fairfed import FairFed as FairFed
 from equifed.methods.fcfl import FCFL as FCFL
+from equifed.methods.fed_fairgrad import FedFairGrad as FedFairGrad
 from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
 from equifed.methods.feddyn import FedDyn as FedDyn
 from equifed.methods.fedem import FedEM as FedEM
 from equifed.methods.fedfair import FedFair as FedFair
+from equifed.methods.fedfb import FedFB as FedFB
+from equifed.methods.fedgft import FedGFT as FedGFT
+from equifed.methods.fedmgda import FedMGDA as FedMGDA
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
 from equifed.methods.fednova import FedNova as FedNova
 from equifed.methods.fedprox import FedProx as FedProx
 from equifed.methods.fedval import FedVal as FedVal
 from equifed.methods.frl import FRL as FRL
+from equifed.methods.gifair import GIFAIR as GIFAIR
 from equifed.methods.hyper import Option as Option
 from equifed.methods.hyper import check as check
 from equifed.methods.hyper import check_value as check_value
@@ -38,6 +45,7 @@ from equifed.methods.lco import LCO as LCO
 from equifed.methods.local import LocalOnly as LocalOnly
 from equifed.methods.local_kernel import LocalKernel as LocalKernel
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds, Fair
+from equifed.methods.propfair import PropFair as PropFair
 from equifed.methods.qffl import QFFL as QFFL
 from equifed.methods.reweighing import FedAvgGR as FedAvgGR
 from equifed.methods.reweighing import FedAvgLR as FedAvgLR
@@ -48,13 +56,15 @@ from equifed.methods.server_optimizers import Adam as Adam
 from equifed.methods.server_optimizers import Momentum as Momentum
 from equifed.methods.server_optimizers import Yogi as Yogi
 from equifed.methods.sffl import SFFL as SFFL
+from equifed.methods.term import TERM as TERM
 from equifed.protocol import Method as Method
 from equifed.registry import Registry
 
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
-    FCFL, FRL, E2FL, IFCA, QFFL, Scaffold, FedNova, FedDyn,
+    FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT, AFL, TERM, GIFAIR, PropFair, FedMGDA, CVaR,
+    Scaffold, FedNova, FedDyn,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(

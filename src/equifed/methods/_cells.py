@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equifed.protocol import Data, notions
+from equifed.protocol import Data, Phase, Record, kept, notions
 from equifed.tree import Tree
 
 DIFFERENCES = ("demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference")
@@ -29,7 +29,11 @@ def one_hot(codes: Tensor, count: int, like: Tensor) -> Tensor:
 
 def logit(theta: Tree, data: Data) -> Tensor:
     """z [n] of class 1 over class 0: the signed distance to the decision boundary."""
-    output = data.task.forward(theta, data.x)
+    return logit_of(data.task.forward(theta, data.x))
+
+
+def logit_of(output: Tensor) -> Tensor:
+    """The same from the output of a model of two classes."""
     return output if output.dim() == 1 else output[:, 1] - output[:, 0]
 
 
@@ -56,6 +60,20 @@ def cell_sums(data: Data, values: Tensor) -> Tensor:
 def cell_counts(data: Data) -> Tensor:
     """Rows by group and label [G, C]."""
     return cell_sums(data, torch.ones_like(data.mask))
+
+
+def count_cells(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+    """A client's work: reply with its rows by group and label."""
+    return {"counts": cell_counts(data)}, state
+
+
+COUNT_CELLS = Phase("count", (), ("counts",), count_cells, kept, gather="sum")
+"""The exchange from which the server knows the rows of all clients by group and label."""
+
+
+def of_cells(values: Tensor, data: Data, unknown: float) -> Tensor:
+    """What each row's group and label have [G, C] -> [n]; `unknown` where the group is."""
+    return torch.where(data.s >= 0, values[data.s.clamp_min(0), data.y], unknown)
 
 
 def decision_counts(theta: Tree, data: Data) -> Tensor:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._cells import cell_counts
+from equifed.methods._cells import COUNT_CELLS, cell_counts, of_cells
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task, kept
+from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
 
 
@@ -40,7 +40,7 @@ def cell_weights(counts: Tensor) -> Tensor:
 
 def row_weights(counts: Tensor, data: Data) -> Tensor:
     """W of each row [n]; 1 for a row of unknown group."""
-    return torch.where(data.s >= 0, cell_weights(counts)[data.s.clamp_min(0), data.y], 1.0)
+    return of_cells(cell_weights(counts), data, 1.0)
 
 
 weighted_loss = EmpiricalRisk(weights="weight")
@@ -82,20 +82,13 @@ class FedAvgGR(FedAvg):
 
     @property
     def setup(self) -> tuple[Phase, ...]:
-        return (self.count,) if self.scope == "all" else ()
+        return (COUNT_CELLS,) if self.scope == "all" else ()
 
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(weighted_update, weighted_loss, common_weights)
         fit = averaging(train, down=("theta", "counts"))
-        return (fit,) if self.scope == "all" else (self.count, fit)
-
-    @property
-    def count(self) -> Phase:
-        def reply(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
-            return {"counts": cell_counts(data)}, state
-
-        return Phase("count", (), ("counts",), reply, kept, gather="sum")
+        return (fit,) if self.scope == "all" else (COUNT_CELLS, fit)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         return Server(parameters, tree.zeros(parameters, task.num_groups, task.num_classes))

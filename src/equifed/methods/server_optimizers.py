@@ -75,7 +75,7 @@ class ServerOptimizer(Wrapper):
         """The round's first phase, if theta may move in several."""
 
         def step(server: Around, replies: Record, validation: Data | None) -> Around:
-            before = self.model_of(server, ())
+            before = trained(server)
             after: Around = phase.server(server, replies, validation)
             return after._replace(own={**after.own, "before": before})
 
@@ -83,9 +83,9 @@ class ServerOptimizer(Wrapper):
 
     def stepping(self, phase: Phase) -> Phase:
         def step(server: Around, replies: Record, validation: Data | None) -> Around:
-            before = server.own["before"] if self.moving else self.model_of(server, ())
+            before = server.own["before"] if self.moving else trained(server)
             server = phase.server(server, replies, validation)
-            after, own = self.model_of(server, ()), server.own
+            after, own = trained(server), server.own
             D = tree.sub(after, before)
             m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, own["m"], D)
             ahead, v = self.ahead(m, own.get("v", ()), D)
@@ -97,6 +97,11 @@ class ServerOptimizer(Wrapper):
 
     def observe(self, server: Around) -> dict[str, Tensor]:
         return {**super().observe(server), "server_momentum_norm": tree.squared_norm(server.own["m"]).sqrt()}
+
+
+def trained(server: Any) -> Tree:
+    """The model that updates move, which need not be the one that predicts, such as a mean over the rounds."""
+    return trained(server.inner) if isinstance(server, Around) else server.theta
 
 
 def moved(server: Any, theta: Tree) -> Any:
