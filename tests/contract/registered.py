@@ -42,4 +42,7 @@ METHODS: tuple[Method, ...] = (
     methods.PropFair(M=1.2, eps=0.4),
     methods.FedMGDA(epsilon=0.3, step_size=0.5),
     methods.CVaR(rho=0.4, tail_weight=0.7),
+    methods.Scaffold(global_step_size=0.8),
+    methods.FedNova(mu=0.3),
+    methods.FedDyn(alpha=0.5),
 )

@@ -64,6 +64,9 @@ VARIANTS: tuple[Method, ...] = (
     methods.PropFair(M=1.2, eps=0.4, huber=True),
     methods.FedMGDA(epsilon=1.0, start="rows"),
     methods.CVaR(rho=0.05, tail_weight=1.0),
+    methods.Scaffold(weights="uniform"),
+    methods.FedNova(),
+    methods.Adam(methods.Scaffold()),
     methods.Adam(methods.FedAvg()),
     methods.Yogi(methods.KFFL(fairness_weight=20.0, step_size=2.0)),
     ef.postprocess.Fair(methods.Adagrad(methods.FedEM()), gap=0.05),
@@ -307,6 +310,14 @@ def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
             assert len(ends) == 2 or bound.per_row is not None or bound.norm is not None, f"{name} can be anything"
 
 
+def _needs_plain_steps(method: Method, local: ef.Local) -> bool:
+    """Whether it is about the distance that steps of SGD go, and these are others."""
+    adam, momentum = local.optimizer == "adam", local.momentum > 0
+    if method.name == "fednova":
+        return adam or (momentum and method.hyper["mu"] > 0)
+    return method.name.startswith("scaffold") and (adam or momentum)
+
+
 FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
 
 
@@ -321,6 +332,10 @@ FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
     ids=["full batch", "momentum", "adam"],
 )
 def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Federation, local: ef.Local) -> None:
+    if _needs_plain_steps(method, local):
+        with pytest.raises(ConfigError, match="momentum"):
+            run(method, uneven, local=local)
+        return
     # Adam divides by the root of tiny gradients, so rounding differences grow
     tolerance = 2e-5 if local.optimizer == "adam" else 2e-6
     lanes = plain(method, uneven, local=local)

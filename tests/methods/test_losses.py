@@ -116,6 +116,9 @@ DECLARED = {
     "term": MEAN,
     "gifair": MEAN,
     "fedmgda+": MEAN,
+    "scaffold": EmpiricalRisk(linear="correction"),
+    "fednova": EmpiricalRisk(mu=0.0),
+    "feddyn": EmpiricalRisk(mu=0.1, linear="slope"),
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",

@@ -21,6 +21,7 @@ from equifed.methods.fcfl import FCFL as FCFL
 from equifed.methods.fed_fairgrad import FedFairGrad as FedFairGrad
 from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
+from equifed.methods.feddyn import FedDyn as FedDyn
 from equifed.methods.fedem import FedEM as FedEM
 from equifed.methods.fedfair import FedFair as FedFair
 from equifed.methods.fedfb import FedFB as FedFB
@@ -28,6 +29,7 @@ from equifed.methods.fedgft import FedGFT as FedGFT
 from equifed.methods.fedmgda import FedMGDA as FedMGDA
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
+from equifed.methods.fednova import FedNova as FedNova
 from equifed.methods.fedprox import FedProx as FedProx
 from equifed.methods.fedval import FedVal as FedVal
 from equifed.methods.frl import FRL as FRL
@@ -47,6 +49,7 @@ from equifed.methods.propfair import PropFair as PropFair
 from equifed.methods.qffl import QFFL as QFFL
 from equifed.methods.reweighing import FedAvgGR as FedAvgGR
 from equifed.methods.reweighing import FedAvgLR as FedAvgLR
+from equifed.methods.scaffold import Scaffold as Scaffold
 from equifed.methods.separate_training import SeparateTraining as SeparateTraining
 from equifed.methods.server_optimizers import Adagrad as Adagrad
 from equifed.methods.server_optimizers import Adam as Adam
@@ -61,6 +64,7 @@ _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
     FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT, AFL, TERM, GIFAIR, PropFair, FedMGDA, CVaR,
+    Scaffold, FedNova, FedDyn,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
