@@ -48,7 +48,8 @@ MARGIN = 0.02
 GAP, EQUAL_OPPORTUNITY = "demographic_parity_difference", "equal_opportunity_difference"
 LOCAL_GAP, WORST_CLIENT = f"client_{GAP}.worst", "client_accuracy.worst"
 SHOWN = ("accuracy", GAP, EQUAL_OPPORTUNITY, LOCAL_GAP, WORST_CLIENT)
-LOWER = {GAP, EQUAL_OPPORTUNITY, LOCAL_GAP}
+WORST_GROUP, ODDS = "worst_group_accuracy", "equalized_odds_difference"
+LOWER = {GAP, EQUAL_OPPORTUNITY, ODDS, LOCAL_GAP}
 
 RATES = (0.03, 0.1, 0.3)
 MANY_RATES = tuple(float(f"{rate:.2g}") for rate in np.geomspace(0.01, 1.5, 12))
@@ -67,6 +68,8 @@ class Budget:
     """What it is for; none: what its knob aims at, else the accuracy."""
     step_size: str = ""
     """The hyper-parameter that is its step size, where that is not the learning rate of local training."""
+    rates: Sequence[float] = ()
+    """Step sizes; none: RATES, or MANY_RATES where there is nothing else to choose."""
     rounds: int = ROUNDS
     """More for methods that take one step with all rows in a round."""
     model: Any = None
@@ -92,9 +95,22 @@ BUDGETS: dict[str, Budget] = {
     "ifca": Budget(fixed={"num_groups": 2}),
     "frl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, model=EDGES),
     "e2fl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, {"groups": "lowest-loss", "num_groups": 2}, model=EDGES),
+    "fedmgda+": Budget({"epsilon": [0, 0.1, 0.5, 1]}, aim=WORST_CLIENT, step_size="step_size", rates=(0.3, 1, 3)),
+    "cvar": Budget({"rho": [0.05, 0.1, 0.3, 0.5]}, aim=WORST_GROUP),
+    "feddyn": Budget({"alpha": [0.01, 0.03, 0.1, 0.3]}),
+    "ditto": Budget({"proximity": [0.01, 0.1, 1, 3]}, aim=WORST_CLIENT),
+    "fedper": Budget(aim=WORST_CLIENT, model=NETWORK),
+    "fedrep": Budget(aim=WORST_CLIENT, model=NETWORK),
+    "apfl": Budget(aim=WORST_CLIENT),
+    "fedavg@momentum": Budget({"beta1": [0.3, 0.5, 0.7, 0.9]}),
+    **dict.fromkeys(
+        ("fedavg@adagrad", "fedavg@adam", "fedavg@yogi"), Budget({"server_learning_rate": [0.03, 0.1, 0.3, 1]})
+    ),
+    "fedavg+eo": Budget(aim=ODDS),
+    "fedavg+ceo": Budget(aim=EQUAL_OPPORTUNITY),
 }
 """Methods whose settings do not follow from their knob alone."""
-EXTRA = ("fedavg@momentum", "fedavg@adam", "fedavg@yogi", "fedavg@adagrad", "fedavg+eo", "fedavg+ceo", "fedavg+fair")
+EXTRA = ("fedavg@momentum", "fedavg@adagrad", "fedavg@adam", "fedavg@yogi", "fedavg+eo", "fedavg+ceo", "fedavg+fair")
 """Wrappers, around FedAvg."""
 
 
@@ -148,9 +164,9 @@ def configured(name: str) -> tuple[Method, Budget, str, dict[str, list[float]]]:
     return method, budget, aim, own
 
 
-def trials(own: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+def trials(budget: Budget, own: Mapping[str, Sequence[float]]) -> Sequence[float]:
     """Step sizes, as many as make twelve settings."""
-    return RATES if own else MANY_RATES
+    return budget.rates or (RATES if own else MANY_RATES)
 
 
 def trained(
@@ -178,7 +194,7 @@ def tried(name: str, data: str, feds: Sequence[Federation]) -> pd.DataFrame:
     """Means over seeds of all settings."""
     method, budget, aim, own = configured(name)
     found = []
-    for rate in trials(own):
+    for rate in trials(budget, own):
         rows = measured(trained(method, budget, data, feds, rate, own), (*SHOWN, aim), list(own))
         means = rows.groupby(list(own)).mean().reset_index() if own else rows.mean().to_frame().T
         found.append(means.assign(rate=rate))
@@ -236,8 +252,8 @@ TITLES = {
     WORST_CLIENT: "worst client %",
 }  # fmt: skip
 AIMS = {
-    GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap", WORST_CLIENT: "worst client", "worst_group_accuracy": "worst group",
-    "accuracy": "accuracy",
+    GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap", ODDS: "odds gap", WORST_CLIENT: "worst client",
+    WORST_GROUP: "worst group", "accuracy": "accuracy",
 }  # fmt: skip
 
 
