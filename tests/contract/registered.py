@@ -45,4 +45,5 @@ METHODS: tuple[Method, ...] = (
     methods.Scaffold(global_step_size=0.8),
     methods.FedNova(mu=0.3),
     methods.FedDyn(alpha=0.5),
+    methods.FedFACT(gap=0.02, local_gap=0.05, dual_step_size=1.0),
 )

@@ -78,6 +78,8 @@ VARIANTS: tuple[Method, ...] = (
     methods.FedFairGrad(fairness="accuracy_difference", dual_step_size=0.5, rescale=True),
     methods.FedGFT(notion="predictive_parity", fairness_weight=5.0, penalty="id"),
     methods.FedGFT(notion="equal_opportunity", auto=True),
+    methods.FedFACT(level="global", dual_step_size=1.0, shared_only=True),
+    methods.FedFACT(notion="equalized_odds", level="local", dual_step_size=2.0, largest_price=0.5),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 

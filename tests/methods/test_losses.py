@@ -124,6 +124,7 @@ FREE = {
     "local-kernel": "adds the dependence within the batch",
     "centralized-kernel": "adds the dependence within the batch",
     "sffl": "adds the gap between groups of the batch",
+    "fedfact": "has a cost for every decision of a row, and two models",
     "frl": "trains scores through a mask",
     "fedgft": "adds probabilities by weights of both signs",
     "e2fl": "trains scores through a mask",

@@ -50,6 +50,7 @@ STATISTICS: dict[Method, set[str]] = {
     FedFairGrad(): {"errors", "counts"},
     FedGFT(): {"scores", "counts"},
     FCFL(): {"gap", "gap_gradient", "defined"},
+    ef.methods.FedFACT(): {"counts", "decisions", "constraints", "violated", "excess"},
     EqualizedOdds(FEDAVG, fit="global"): {"decisions"},
     CalibratedEqualizedOdds(FEDAVG, fit="global"): {"scores"},
     Fair(FEDAVG): {"histogram"},

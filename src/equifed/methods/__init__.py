@@ -23,6 +23,7 @@ from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
 from equifed.methods.feddyn import FedDyn as FedDyn
 from equifed.methods.fedem import FedEM as FedEM
+from equifed.methods.fedfact import FedFACT as FedFACT
 from equifed.methods.fedfair import FedFair as FedFair
 from equifed.methods.fedfb import FedFB as FedFB
 from equifed.methods.fedgft import FedGFT as FedGFT
@@ -64,7 +65,7 @@ _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
     FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT, AFL, TERM, GIFAIR, PropFair, FedMGDA, CVaR,
-    Scaffold, FedNova, FedDyn,
+    Scaffold, FedNova, FedDyn, FedFACT,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(

@@ -74,24 +74,29 @@ class Rates(NamedTuple):
         return float(np.maximum(high - low, 0).max())
 
 
-def rates_of(notion: str, mass: np.ndarray) -> Rates:
-    """What the notion compares, for groups of this mass by label [G, C].
+def cells_of(notion: str, classes: int) -> np.ndarray:
+    """The rates that the notion compares, as 1 for the labels and decisions of the rows that each counts [Q, C, C].
 
     Two classes: the share that is decided 1, of all rows, of those with the label 1, or of each label. More: the share
     of every decision, of the right decision within every label, or of every decision within every label.
     """
-    G, C = mass.shape
-    labels: list[int | None] = [None] if notion == "demographic_parity" else [*range(C)]
-    terms = [(y, j) for y in labels for j in range(C) if notion != "equal_opportunity" or y == j]
-    if C == 2:  # the other share is one minus this one
-        terms = [(y, j) for y, j in terms if j == 1]
-    slope, compared = np.zeros((len(terms), G, C, C)), np.zeros((len(terms), G), dtype=bool)
-    for q, (y, j) in enumerate(terms):
-        number = mass.sum(1) if y is None else mass[:, y]
-        there = number > 0
-        compared[q] = there & (there.sum() >= 2)
-        slope[q, there, :, j] = (np.ones(C) if y is None else np.eye(C)[y]) / number[there, None]
-    return Rates(slope, compared)
+    one = np.eye(classes)
+    labels = [np.ones(classes)] if notion == "demographic_parity" else [*one]
+    cells = [np.outer(label, decision) for label in labels for decision in one]
+    if notion == "equal_opportunity":
+        cells = [cell for cell in cells if np.trace(cell)]
+    if classes == 2:  # the other share is one minus this one
+        cells = [cell for cell in cells if cell[:, 1].any()]
+    return np.stack(cells)
+
+
+def rates_of(notion: str, mass: np.ndarray) -> Rates:
+    """What the notion compares, for groups of this mass by label [G, C]."""
+    cells = cells_of(notion, mass.shape[1])
+    number = cells.max(-1) @ mass.T  # [Q, G]
+    there = number > 0
+    slope = cells[:, None] * (there / np.where(there, number, 1.0))[..., None, None]
+    return Rates(slope, there & (there.sum(1, keepdims=True) >= 2))
 
 
 # -- the linear programme ----------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class FedNova(Method):
     """Average the clients' updates per local step, so that those who take more steps do not count more."""
 
     name: ClassVar[str] = "fednova"
-    reveals: ClassVar[str] = f"{MEAN_UPDATE}, per step; the mean number of local steps"
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; the mean number of local steps"
 
     mu: float = hyper(0.0, low=0)
     """Weight of a proximal term, as in FedProx; for SGD without momentum."""
