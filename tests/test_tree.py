@@ -51,3 +51,11 @@ def test_vectorised_is_vmap() -> None:
     total, more = tree.vectorised(function, nest(), {"by": torch.tensor([1.0, 10.0])})
     assert total.tolist() == [3, 120]
     assert more["own"].tolist() == [2, 2]
+
+
+def test_split_by_names() -> None:
+    model = {"body": torch.ones(2), "head.weight": torch.zeros(3), "head.bias": torch.zeros(1)}
+    head, body = tree.split(model, {"head.weight", "head.bias"})
+    assert list(head) == ["head.weight", "head.bias"]
+    assert list(body) == ["body"]
+    assert {**body, **head}.keys() == model.keys()

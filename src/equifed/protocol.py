@@ -407,6 +407,11 @@ class Method:
         return replace(self, **values)
 
     @property
+    def remembers(self) -> bool:
+        """Whether clients keep something between exchanges."""
+        return type(self).init_client is not Method.init_client
+
+    @property
     def setup(self) -> tuple[Phase, ...]:
         """Exchanges before round 1, with every client."""
         return ()

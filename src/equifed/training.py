@@ -131,18 +131,33 @@ class LocalTraining:
     resample: Callable[[Tree, Tree, Tensor, Data], tuple[Tree, Tensor]] | None = None
     """Before each epoch, (parameters, context, uniform random numbers [n], data) -> (context, rows [n]): the rows to
     train on in place of the client's own, each as often as it is named."""
+    after_step: Callable[[Tree, Tree, Data], Tree] | None = None
+    """After each step, (parameters, context, batch) -> parameters: a projection, or numbers that follow a rule of their
+    own and not their gradient."""
+    epochs: int | None = None
+    """Passes over the rows, where they are other than those of `Local`."""
+
+    def passes(self, local: Local) -> int:
+        """Passes over the rows."""
+        return local.epochs if self.epochs is None else self.epochs
+
+    def stepped(
+        self, local: Local, parameters: Tree, optimizer: Tree, context: Tree, batch: Data, rate: Tensor | float
+    ) -> tuple[Tree, Tree]:
+        """One step: the parameters and the optimiser's state after it."""
+        slope = grad(self.loss)(parameters, context, batch)
+        parameters, optimizer = optimizer_step(local, parameters, slope, optimizer, rate)
+        return parameters if self.after_step is None else self.after_step(parameters, context, batch), optimizer
 
     def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         local = data.task.local
         parameters, context, per_row = self.prepare(down, state, data)
         optimizer = optimizer_start(local, parameters)
-        gradient = grad(self.loss)
-        steps = len(data.batches) // local.epochs
+        steps = len(data.batches) // self.passes(local)
         chosen = None
         for number, rows in enumerate(data.batches):
             if self.resample is not None and number % steps == 0:
                 context, chosen = self.resample(parameters, context, data.uniforms[number // steps], data)
             batch = data.batch(rows if chosen is None else chosen[rows], per_row)
-            slope = gradient(parameters, context, batch)
-            parameters, optimizer = optimizer_step(local, parameters, slope, optimizer, data.learning_rate)
+            parameters, optimizer = self.stepped(local, parameters, optimizer, context, batch, data.learning_rate)
         return self.finish(parameters, down, state, data, context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -136,6 +136,14 @@ def take(tree: Tree, index: int | slice | Tensor) -> Tree:
 def pick(tree: Tree, index: Tensor) -> Tree:
     """Entry `index` of the leading axis of every leaf, where the index is a tensor that vmap may have batched."""
     return map(lambda leaf: leaf.index_select(0, index.reshape(1)).squeeze(0), tree)
+
+
+def split(tree: dict[str, Tree], names: Collection[str]) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    """The entries of these names, such as a model's last layer, and the others; `{**a, **b}` is the whole again."""
+    return (
+        {name: part for name, part in tree.items() if name in names},
+        {name: part for name, part in tree.items() if name not in names},
+    )
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

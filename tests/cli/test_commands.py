@@ -134,10 +134,20 @@ def test_post_processed_methods(place, invoke):
     wrong = invoke("run", str(write_config(place, method={"name": "fedprox+eoo"})))
     assert wrong.exit_code == 2
     assert "method.name" in wrong.stderr
-    assert "Did you mean 'eo'" in wrong.stderr
+    assert "Did you mean '+eo'" in wrong.stderr
     compared = invoke("compare", "compas", *SMALL, "--methods", "fedavg,fedavg+eo", "--set", "fedavg+eo.fit=global")
     assert compared.exit_code == 0, compared.stderr
     assert "fedavg+eo" in compared.stdout
+
+
+def test_a_method_whose_name_ends_in_a_plus(place, invoke):
+    names = "fedmgda+,fedmgda++eo"
+    options = ("--set", "fedmgda+.epsilon=0.1", "--set", "fedmgda++eo.fit=global", "--json")
+    assert invoke("compare", "compas", *SMALL, "--methods", names, *options).exit_code == 0
+    path = write_config(place, method={"name": "fedmgda+", "epsilon": 0.1})
+    assert data(invoke("run", str(path), "--json"))["method"] == "fedmgda+"
+    assert invoke("show", "latest").exit_code == 0
+    assert data(invoke("methods", "fedmgda+", "--json"))["citation"].startswith("FedMGDA+: Hu et al.")
 
 
 def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
@@ -737,7 +747,8 @@ def test_methods(invoke):
     facts = "server sees: only sums; secure sums: yes; exchanges: 1"
     assert f"Average the clients' models, weighted by their numbers of rows. {facts}" in narrow
     secure = {each["name"]: each["secure"] for each in data(invoke("methods", "--json"))}
-    assert {name for name, works in secure.items() if works == "no"} == {"fcfl", "centralized-kernel"}
+    refused = {"fcfl", "centralized-kernel", "afl", "gifair", "fedmgda+"}
+    assert {name for name, works in secure.items() if works == "no"} == refused
     assert secure["fair-fate"] == "as a variant"
     one = invoke("methods", "fedprox")
     for part in ("MLSys 2020", "(mu/2) ||theta_k - theta||^2", "at least 0", "0.01", "update, rows", "fedavg"):

@@ -310,4 +310,29 @@ class ValidationWeighted(Method):
         return (task.predict(server.theta, x) - server.threshold + 0.5).clamp(0, 1)
 
 
-SKETCHES: tuple[Method, ...] = (ThreeExchanges(), Mixture(), GroupVote(), Dual(), ValidationWeighted())
+# -- something after each step, and passes of its own -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Projected(Method):
+    """Three passes whatever `Local` says; after each step the model is put back into a ball around where it began."""
+
+    name: ClassVar[str] = "projected"
+    radius: float = hyper(0.3, low=0)
+    """Of the ball."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        def start(down: Record, state: Tree, data: Data) -> Start:
+            return Start(down["theta"], context=down["theta"])
+
+        train = LocalTraining(weighted_update, prepare=start, after_step=self.back, epochs=3)
+        return (Phase("train", ("theta",), ("update", "rows"), train, apply_mean_update, "sum"),)
+
+    def back(self, parameters: Tree, context: Tree, batch: Data) -> Tree:
+        away = tree.sub(parameters, context)
+        length = tree.squared_norm(away).clamp_min(1e-20).sqrt()
+        return tree.add_scaled(context, away, (self.radius / length).clamp_max(1.0))
+
+
+SKETCHES: tuple[Method, ...] = (ThreeExchanges(), Mixture(), GroupVote(), Dual(), ValidationWeighted(), Projected())

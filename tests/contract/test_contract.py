@@ -57,6 +57,20 @@ VARIANTS: tuple[Method, ...] = (
     methods.E2FL(groups="lowest-loss", num_groups=3, use="global"),
     methods.E2FL(groups="one-shot", num_groups=3),
     methods.E2FL(groups="binary", num_groups=5),
+    methods.AFL(adversary_rate=0.3, start="equal", average=True),
+    methods.TERM(t=3.0, level="group"),
+    methods.TERM(t=2.0, level="row"),
+    methods.TERM(t=-2.0, level="row"),
+    methods.PropFair(M=1.2, eps=0.4, huber=True),
+    methods.FedMGDA(epsilon=1.0, start="rows"),
+    methods.CVaR(rho=0.05, tail_weight=1.0),
+    methods.Scaffold(weights="uniform"),
+    methods.FedNova(),
+    methods.Adam(methods.Scaffold()),
+    methods.Adam(methods.FedAvg()),
+    methods.Yogi(methods.KFFL(fairness_weight=20.0, step_size=2.0)),
+    ef.postprocess.Fair(methods.Adagrad(methods.FedEM()), gap=0.05),
+    methods.Momentum(methods.IFCA(num_groups=2), beta1=0.5),
     methods.FedFB(fairness="equalized_odds_difference", alpha=0.4, reference="first", normalise=True),
     methods.FedFB(fairness="client_parity", alpha=0.5),
     methods.FedFB(fairness="client_parity", alpha=0.5, average_by="row-weights"),
@@ -298,6 +312,14 @@ def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
             assert len(ends) == 2 or bound.per_row is not None or bound.norm is not None, f"{name} can be anything"
 
 
+def _needs_plain_steps(method: Method, local: ef.Local) -> bool:
+    """Whether it is about the distance that steps of SGD go, and these are others."""
+    adam, momentum = local.optimizer == "adam", local.momentum > 0
+    if method.name == "fednova":
+        return adam or (momentum and method.hyper["mu"] > 0)
+    return method.name.startswith("scaffold") and (adam or momentum)
+
+
 FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
 
 
@@ -312,6 +334,10 @@ FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
     ids=["full batch", "momentum", "adam"],
 )
 def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Federation, local: ef.Local) -> None:
+    if _needs_plain_steps(method, local):
+        with pytest.raises(ConfigError, match="momentum"):
+            run(method, uneven, local=local)
+        return
     # Adam divides by the root of tiny gradients, so rounding differences grow
     tolerance = 2e-5 if local.optimizer == "adam" else 2e-6
     lanes = plain(method, uneven, local=local)
@@ -460,7 +486,7 @@ def numbers_of(method: Method) -> list[str]:
 )
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
-    values = [method.hyper[numbers[0]], 0.25]
+    values = [method.hyper[numbers[0]], 2.0 if method.name == "propfair" else 0.25]  # its losses must be below it
     swept = ef.sweep(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
     for value in values:
         alone = plain(method.with_hyper(**{numbers[0]: value}), uneven)

@@ -15,7 +15,8 @@ from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.methods import FedAvg, FedFACT, LocalOnly
 from equifed.methods._parity import NOTIONS
-from equifed.methods.fedfact import Client, row_costs, turned
+from equifed.methods._prices import charges, differences, row_costs
+from equifed.methods.fedfact import Client, turned
 from equifed.protocol import Data, Task
 from equifed.settings import Local, RunSettings
 from equifed.simulator import make_job
@@ -44,7 +45,7 @@ def test_costs_of_the_hand_check() -> None:
     """Half of the rows are in each group; .2 is the paper's price of (group 0, decision 1), .2 p_1 that of the pair."""
     method, counts = FedFACT(), torch.tensor([[3.0, 2.0], [4.0, 1.0]])
     prices = torch.tensor([[[0.0, 0.1], [0.0, 0.0]]])
-    M = np.eye(2) - method.charges(prices, counts).numpy()
+    M = np.eye(2) - charges(method.notion, prices, counts).numpy()
     np.testing.assert_allclose(M, [[[1, -0.2], [0, 0.8]], [[1, 0.2], [0, 1.2]]], atol=1e-7)
     data = data_of(task_of(2, 2), np.zeros((4, 2)), [0, 1, 0, 1], [0, 0, 1, 1])
     cost = FedFACT(level="global").costs({"l": prices, "counts": counts}, (), data).reshape(2, 2, 2).numpy()
@@ -74,7 +75,7 @@ def test_of_two_groups_they_are_the_papers(notion: str) -> None:
     of_pair = price * base[:, 1].sum() / base.sum(), own_price * base[k, 1] / base[k].sum()
     l, m = (torch.tensor([[[0.0, each], [0.0, 0.0]]]).double() for each in of_pair)
     method, counts = FedFACT(notion), torch.tensor(rows)
-    found = np.eye(2) - method.charges(l, counts.sum(0)).numpy() - method.charges(m, counts[k]).numpy()
+    found = np.eye(2) - charges(method.notion, l, counts.sum(0)).numpy() - charges(method.notion, m, counts[k]).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -89,7 +90,7 @@ def test_the_best_scores_decide_by_the_costs(classes: int) -> None:
     prices, counts = rng.random((2 if classes == 2 else 9, 3, 3)), rng.integers(1, 9, (3, classes))
     down = {"l": torch.tensor(prices), "counts": torch.tensor(counts).double()}
     cost = method.costs(down, (), data)
-    M = np.eye(classes) - method.charges(down["l"], down["counts"]).numpy()
+    M = np.eye(classes) - charges(method.notion, down["l"], down["counts"]).numpy()
     assert (M < 0).any()
     outputs = 1 if classes == 2 else classes
     for a in range(3):
@@ -378,7 +379,7 @@ def test_a_round_without_a_group_leaves_its_prices() -> None:
     decisions = torch.tensor([[[5.0, 5.0], [0.0, 10.0]], [[0.0, 0.0], [0.0, 0.0]]])
     prices = torch.tensor([[[0.0, 0.3], [0.1, 0.0]]])
     np.testing.assert_array_equal(method.priced(prices, decisions, 0.0), prices)
-    assert float(method.differences(decisions)[0].amax()) == 0
+    assert float(differences(method.notion, decisions)[0].amax()) == 0
 
 
 def test_regression_is_refused(uneven: Federation) -> None:

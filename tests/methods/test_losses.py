@@ -112,6 +112,13 @@ DECLARED = {
     "q-ffl": MEAN,
     "fedfb": WEIGHTED,
     "fed-fairgrad": WEIGHTED,
+    "afl": MEAN,
+    "term": MEAN,
+    "gifair": MEAN,
+    "fedmgda+": MEAN,
+    "scaffold": EmpiricalRisk(linear="correction"),
+    "fednova": EmpiricalRisk(mu=0.0),
+    "feddyn": EmpiricalRisk(mu=0.1, linear="slope"),
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",
@@ -121,6 +128,8 @@ FREE = {
     "frl": "trains scores through a mask",
     "fedgft": "adds probabilities by weights of both signs",
     "e2fl": "trains scores through a mask",
+    "propfair": "takes the logarithm of a batch's utility",
+    "cvar": "looks at the part of a loss above a threshold",
 }
 WITHOUT = {
     "fedfair": "one full gradient per round",

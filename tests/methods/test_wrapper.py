@@ -27,8 +27,8 @@ class ServerRate(Wrapper):
     rate: float = hyper(0.5, low=0)
     """The part of the way."""
 
-    def own_server(self, task: Task, like: Tensor) -> Record:
-        return {"steps": like.new_zeros(())}
+    def own_server(self, task: Task, parameters: tree.Tree) -> Record:
+        return {"steps": tree.zeros(parameters)}
 
     def around(self, phase: Phase) -> Phase:
         inside = super().around(phase)

@@ -27,7 +27,7 @@ def describe_method(name: str) -> dict[str, Any]:
     needs = {
         f"{' or '.join(method.label_kinds)} labels": method.label_kinds != Method.label_kinds,
         "validation set": method.needs_validation,
-        "client memory": kind.init_client is not Method.init_client,
+        "client memory": method.remembers,
         "client groups": method.needs_client_groups,
     }
     return {

@@ -354,7 +354,7 @@ class Settings(Tracking, make_dataclass("Generated", _generated(), frozen=True))
     def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:
         """All settings as "section.key=value"; from --set, METHOD.NAME=VALUE is for that method alone."""
         from equifed.config import SECTIONS
-        from equifed.methods import REGISTRY
+        from equifed.methods import REGISTRY, unwrapped
 
         kept = keyed(self)
         for text in self.set or ():
@@ -365,7 +365,7 @@ class Settings(Tracking, make_dataclass("Generated", _generated(), frozen=True))
                 if head == "method" and others:
                     raise ConfigError(f"--set {text}: say which method, e.g. --set fedprox.mu=0.1.")
                 kept.append(text)
-            elif head.partition("+")[0] not in REGISTRY:
+            elif unwrapped(head)[0] not in REGISTRY:
                 raise ConfigError(f"--set {text}: {unknown_name('section or method', head, {*SECTIONS, *REGISTRY})}")
             elif head == method:
                 kept.append(f"method.{rest}={value}")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from equifed.errors import ConfigError, unknown_name
+from equifed.methods._wrapper import Wrapper
+from equifed.methods.afl import AFL as AFL
 from equifed.methods.agnostic_fair import AgnosticFair as AgnosticFair
 from equifed.methods.centralized_kernel import CentralizedKernel as CentralizedKernel
 from equifed.methods.citations import Citation as Citation
 from equifed.methods.citations import citation as citation
 from equifed.methods.citations import citations as citations
+from equifed.methods.cvar import CVaR as CVaR
 from equifed.methods.e2fl import E2FL as E2FL
 from equifed.methods.fair_fate import FairFate as FairFate
 from equifed.methods.fairfed import FairFed as FairFed
@@ -17,16 +21,20 @@ from equifed.methods.fcfl import FCFL as FCFL
 from equifed.methods.fed_fairgrad import FedFairGrad as FedFairGrad
 from equifed.methods.fedavg import FedAvg as FedAvg
 from equifed.methods.feddemon import FedDemon as FedDemon
+from equifed.methods.feddyn import FedDyn as FedDyn
 from equifed.methods.fedem import FedEM as FedEM
 from equifed.methods.fedfact import FedFACT as FedFACT
 from equifed.methods.fedfair import FedFair as FedFair
 from equifed.methods.fedfb import FedFB as FedFB
 from equifed.methods.fedgft import FedGFT as FedGFT
+from equifed.methods.fedmgda import FedMGDA as FedMGDA
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
+from equifed.methods.fednova import FedNova as FedNova
 from equifed.methods.fedprox import FedProx as FedProx
 from equifed.methods.fedval import FedVal as FedVal
 from equifed.methods.frl import FRL as FRL
+from equifed.methods.gifair import GIFAIR as GIFAIR
 from equifed.methods.hyper import Option as Option
 from equifed.methods.hyper import check as check
 from equifed.methods.hyper import check_value as check_value
@@ -37,19 +45,27 @@ from equifed.methods.kffl_td import KFFLTD as KFFLTD
 from equifed.methods.lco import LCO as LCO
 from equifed.methods.local import LocalOnly as LocalOnly
 from equifed.methods.local_kernel import LocalKernel as LocalKernel
-from equifed.methods.postprocess import POST_PROCESSING
+from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds, Fair
+from equifed.methods.propfair import PropFair as PropFair
 from equifed.methods.qffl import QFFL as QFFL
 from equifed.methods.reweighing import FedAvgGR as FedAvgGR
 from equifed.methods.reweighing import FedAvgLR as FedAvgLR
+from equifed.methods.scaffold import Scaffold as Scaffold
 from equifed.methods.separate_training import SeparateTraining as SeparateTraining
+from equifed.methods.server_optimizers import Adagrad as Adagrad
+from equifed.methods.server_optimizers import Adam as Adam
+from equifed.methods.server_optimizers import Momentum as Momentum
+from equifed.methods.server_optimizers import Yogi as Yogi
 from equifed.methods.sffl import SFFL as SFFL
+from equifed.methods.term import TERM as TERM
 from equifed.protocol import Method as Method
 from equifed.registry import Registry
 
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
-    FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT, FedFACT,
+    FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT, AFL, TERM, GIFAIR, PropFair, FedMGDA, CVaR,
+    Scaffold, FedNova, FedDyn, FedFACT,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
@@ -61,22 +77,44 @@ REGISTRY: Registry[type[Method]] = Registry(
 )
 
 
+WRAPPERS: dict[str, type[Wrapper]] = {
+    kind.suffix: kind for kind in (EqualizedOdds, CalibratedEqualizedOdds, Fair, Momentum, Adagrad, Adam, Yogi)
+}
+"""What may follow a method's name: a rule of post-processing, a server optimiser."""
+
+
+def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
+    """A registry name and the wrappers that follow it, those around it last: "fedavg@adam+fair"."""
+    wrappers: list[type[Wrapper]] = []
+    known = set(REGISTRY)
+    while name not in known:  # a registered name may end in a plus
+        suffix = next((suffix for suffix in WRAPPERS if name.endswith(suffix)), None)
+        if suffix is None:
+            last = re.search(r"[+@][^+@]*$", name)
+            if last and name[: last.start()]:
+                raise unknown_name("wrapper", last[0], WRAPPERS)
+            break
+        wrappers.insert(0, WRAPPERS[suffix])
+        name = name.removesuffix(suffix)
+    return name, wrappers
+
+
 def make(name: str, **hyper_parameters: Any) -> Method:
-    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed.
+    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed, NAME@adam and its
+    like NAME with an optimiser at the server. Names of wrappers may follow each other.
 
     Hyper-parameters may be written with dashes or underscores.
     """
-    base, plus, rule = name.partition("+")
+    base, wrappers = unwrapped(name)
     kind = REGISTRY[base]
-    kind.name = REGISTRY.name_of(kind)  # one from outside may have none, or one that does not lead to it
+    if not issubclass(kind, Wrapper):
+        kind.name = REGISTRY.name_of(kind)  # one from outside may have none, or one that does not lead to it
     without = [option.name for option in options(kind).values() if option.required]
     if without:
         raise ConfigError(f"{name}: every hyper-parameter needs a default, which {', '.join(without)} lacks.")
     method = kind()
-    if plus:
-        if rule not in POST_PROCESSING:
-            raise unknown_name("post-processing", rule, POST_PROCESSING)
-        method = POST_PROCESSING[rule](method)
+    for wrapper in wrappers:
+        method = wrapper(method)
     values = {
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
         for key, value in hyper_parameters.items()
@@ -88,4 +126,5 @@ def make(name: str, **hyper_parameters: Any) -> Method:
 
 def summing() -> list[str]:
     """The methods that need no more than sums of replies, and so work with `secure`."""
-    return [name for name, kind in REGISTRY.usable().items() if not kind.pooled and make(name).summed is not None]
+    made = ((name, make(name)) for name in REGISTRY.usable())
+    return [name for name, method in made if not method.pooled and method.summed is not None]

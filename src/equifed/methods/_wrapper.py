@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from equifed import tree
 from equifed.errors import ConfigError
 from equifed.protocol import Data, Knob, Method, Phase, Record, Task, wrapped
 from equifed.tree import Tree
@@ -85,6 +84,10 @@ class Wrapper(Method):
     def check(self, task: Task) -> None:
         self.inner.check(task)
 
+    @property
+    def remembers(self) -> bool:
+        return self.inner.remembers or type(self).own_client is not Wrapper.own_client
+
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
     @property
@@ -122,16 +125,16 @@ class Wrapper(Method):
         return self.inner.num_models
 
     def init(self, task: Task, parameters: Tree) -> Around:
-        return Around(self.inner.init(task, parameters), self.own_server(task, tree.prototype(parameters)))
+        return Around(self.inner.init(task, parameters), self.own_server(task, parameters))
 
     def init_client(self, task: Task, parameters: Tree) -> Around:
-        return Around(self.inner.init_client(task, parameters), self.own_client(task, tree.prototype(parameters)))
+        return Around(self.inner.init_client(task, parameters), self.own_client(task, parameters))
 
-    def own_server(self, task: Task, like: Tensor) -> Record:
-        """What the wrapper keeps at the server, before round 1; on the device of `like`."""
+    def own_server(self, task: Task, parameters: Tree) -> Record:
+        """What the wrapper keeps at the server, before round 1; on the device of the parameters."""
         return {}
 
-    def own_client(self, task: Task, like: Tensor) -> Record:
+    def own_client(self, task: Task, parameters: Tree) -> Record:
         """What the wrapper keeps at a client."""
         return {}
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot, positive
 from equifed.methods._parity import (
@@ -125,13 +126,13 @@ class Fair(PostProcessing):
     def steps(self, task: Task) -> int:
         return 0 if self.level == "global" and self.at_once(task) else self.exchanges
 
-    def own_server(self, task: Task, like: Tensor) -> Record:
+    def own_server(self, task: Task, parameters: Tree) -> Record:
         if self.level == "local":
             return {}
-        zero = torch.zeros((), dtype=torch.float64, device=like.device)
+        zero = torch.zeros((), dtype=torch.float64, device=tree.prototype(parameters).device)
         observed = dict.fromkeys(OBSERVED, zero + UNFITTED)
         if not self.steps(task):
-            return {"rule": self.as_it_is(task, like), "observed": observed}
+            return {"rule": self.as_it_is(task, parameters), "observed": observed}
         G, C = task.num_groups, task.num_classes
         weights = torch.cat([zero.new_zeros(self.exchanges, G, C, C), torch.from_numpy(constant_rules(G, C)).to(zero)])
         search = {
@@ -143,15 +144,15 @@ class Fair(PostProcessing):
         rule = {"weights": weights, "shares": _first(weights)}
         return {"rule": rule, "asked": weights[0], "search": search, "observed": observed}
 
-    def own_client(self, task: Task, like: Tensor) -> Record:
-        return {} if self.level == "global" else {"rule": self.as_it_is(task, like)}
+    def own_client(self, task: Task, parameters: Tree) -> Record:
+        return {} if self.level == "global" else {"rule": self.as_it_is(task, parameters)}
 
-    def as_it_is(self, task: Task, like: Tensor) -> Tree:
+    def as_it_is(self, task: Task, parameters: Tree) -> Tree:
         """The rule that changes nothing."""
         G, C = task.num_groups, task.num_classes
         if C == 2:
-            return {"accept": torch.from_numpy(own_decisions(G, self.bins)).to(like.device)}
-        weights = torch.zeros(G * C * C + 1, G, C, C, dtype=torch.float64, device=like.device)
+            return {"accept": torch.from_numpy(own_decisions(G, self.bins)).to(tree.prototype(parameters).device)}
+        weights = torch.zeros(G * C * C + 1, G, C, C, dtype=torch.float64, device=tree.prototype(parameters).device)
         return {"weights": weights, "shares": _first(weights)}
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -25,17 +25,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
 from equifed import tree
 from equifed.methods._cells import cell_counts, cell_sums, one_hot
 from equifed.methods._constrained import COUNTS, counted
-from equifed.methods._parity import NOTIONS, cells_of
+from equifed.methods._parity import NOTIONS
+from equifed.methods._prices import cells, charges, differences, row_costs, together_at_most, total_cost
 from equifed.methods._wrapper import derived
 from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE, apply_mean_update, weighted_update
-from equifed.methods.fedminmax import project
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     CONSTRAINT_TOLERANCE,
@@ -163,48 +162,24 @@ class FedFACT(Method):
         return Client(m, (), ()) if self.shared_only else Client(m, parameters, zero + 0.5)
 
     def no_prices(self, task: Task, like: Tensor) -> Tensor:
-        return like.new_zeros(len(self.cells(task.num_classes, like)), task.num_groups, task.num_groups)
+        return like.new_zeros(len(cells(self.notion, task.num_classes, like)), task.num_groups, task.num_groups)
 
     # -- gaps, prices and costs ----------------------------------------------------------------------------------------
 
-    def cells(self, classes: int, like: Tensor) -> Tensor:
-        """D [Q, C, C]."""
-        return torch.from_numpy(cells_of(self.notion, classes)).to(like)
-
-    def rows_of(self, counts: Tensor) -> Tensor:
-        """n_qa [Q, G], of rows by group and label [G, C]."""
-        return self.cells(counts.shape[1], counts).amax(2) @ counts.T
-
-    def differences(self, decisions: Tensor) -> tuple[Tensor, Tensor]:
-        """r_qa - r_qb [Q, G, G] of rows by group, label and decision, and whether both groups have the rate."""
-        rows = self.rows_of(decisions.sum(2))
-        rate = torch.einsum("qyj,ayj->qa", self.cells(decisions.shape[1], rows), decisions) / rows.clamp_min(1)
-        both = (rows[:, :, None] > 0) & (rows[:, None, :] > 0)
-        return torch.where(both, rate[:, :, None] - rate[:, None, :], 0.0), both
-
     def priced(self, prices: Tensor, decisions: Tensor, gap: float | Tensor) -> Tensor:
         """The prices after a step; where a rate is not there, theirs stay."""
-        differences, both = self.differences(decisions)
-        moved = torch.where(both, prices + self.dual_step_size * (differences - gap), prices)
-        within = moved.clamp_min(0)
-        largest = self.largest_price * project(moved.flatten() / self.largest_price).reshape(moved.shape)
-        return torch.where(within.sum() <= self.largest_price, within, largest)
-
-    def charges(self, prices: Tensor, counts: Tensor) -> Tensor:
-        """sum_q l_qa (n / n_qa) D_q [G, C, C], what prices take from the worth of decisions."""
-        rows = self.rows_of(counts)
-        net = prices.sum(2) - prices.sum(1)
-        share = torch.where(rows > 0, net * counts.sum() / rows.clamp_min(1), 0.0)
-        return torch.einsum("qa,qyj->ayj", share, self.cells(counts.shape[1], rows))
+        found, both = differences(self.notion, decisions)
+        moved = torch.where(both, prices + self.dual_step_size * (found - gap), prices)
+        return together_at_most(self.largest_price, moved)
 
     def costs(self, down: Record, m: Tree, data: Data) -> Tensor:
         """Mbar(s, k)_y of each row [n, C]; the label alone for a row of unknown group."""
         label = one_hot(data.y, data.task.num_classes, data.mask)
         M = torch.eye(data.task.num_classes).to(label).expand(data.task.num_groups, -1, -1)
         if self.level != "local":
-            M = M - self.charges(down["l"], down["counts"])
+            M = M - charges(self.notion, down["l"], down["counts"])
         if isinstance(m, Tensor):
-            M = M - self.charges(m, cell_counts(data))
+            M = M - charges(self.notion, m, cell_counts(data))
         # what is added to a whole line does not change the best decision
         Mbar = M - M.amin(2, keepdim=True).clamp_max(0)
         return torch.where((data.s >= 0)[:, None], Mbar[data.s.clamp_min(0), data.y], label)
@@ -217,8 +192,8 @@ class FedFACT(Method):
         return cell_sums(data, one_hot(decision, data.task.num_classes, data.mask))
 
     def report(self, decisions: Tensor) -> Record:
-        differences, both = self.differences(decisions)
-        excess = (differences.amax() - self.local_gap).clamp_min(0)
+        found, both = differences(self.notion, decisions)
+        excess = (found.amax() - self.local_gap).clamp_min(0)
         # a group is compared with another one, not with itself
         holds = (both.sum((1, 2)) > both.diagonal(dim1=1, dim2=2).sum(1)).any().to(excess.dtype)
         local = (holds, holds * (excess > CONSTRAINT_TOLERANCE), holds * excess)
@@ -251,7 +226,7 @@ class FedFACT(Method):
 
     def look(self, server: Server, replies: Record, validation: Data | None) -> Server:
         if self.level != "local":
-            server = server._replace(gap=self.differences(replies["decisions"])[0].amax())
+            server = server._replace(gap=differences(self.notion, replies["decisions"])[0].amax())
         return server if self.level == "global" else kept(server, replies, validation)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
@@ -294,20 +269,6 @@ class FedFACT(Method):
 
 
 BOUNDS = {"constraints": YES_OR_NO, "violated": YES_OR_NO, "excess": Bound(0, 1)}
-
-
-def row_costs(theta: Tree, cost: Tensor, data: Data) -> Tensor:
-    """- sum_j Mbar_yj log p_j of each row [n], for costs [n, C]."""
-    output = data.task.forward(theta, data.x)
-    if output.dim() == 1:  # the logit of class 1, where that of class 0 is 0
-        return cost.sum(1) * F.softplus(output) - cost[:, 1] * output
-    return cost.sum(1) * torch.logsumexp(output, 1) - (cost * output).sum(1)
-
-
-def total_cost(models: Tree, context: Tree, batch: Data) -> Tensor:
-    """L_k of theta plus that of phi_k: their minima have nothing to do with each other."""
-    losses = [batch.mean(row_costs(theta, batch.per_row["cost"], batch)) for theta in models.values()]
-    return torch.stack(losses).sum()
 
 
 def turned(w: Tensor, behind: Tensor) -> Tensor:

@@ -12,9 +12,7 @@ FairBatch with weights that the server keeps: w(s, y) of a row, 1 at the start. 
     train:    client k:  minimise (1/B) sum_i w(s_i, y_i) loss_i
               server:    theta <- sum_k (n_k / n) theta_k
 
-Client parity: the clients are the groups. Client k knows its own weight alone, w_k <- w_k + a_t (n / n_k) mu_k with
-q_k = its mean loss, at least 0. It gets the mean of the q, and replies how its share n_k w_k of the total changed, so
-that the server knows by what all are to be rescaled. So all exchanges are sums.
+Client parity: the clients are the groups, and each keeps its own weight (`_client_parity`). All exchanges are sums.
 """
 
 from __future__ import annotations
@@ -27,30 +25,18 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.methods import _by_loss
 from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, cell_sums, of_cells
+from equifed.methods._client_parity import COUNT_ROWS, Client, own_weights
 from equifed.methods._measured import kept_update, measuring
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
-from equifed.protocol import (
-    WRONG,
-    Bound,
-    Data,
-    Knob,
-    LocalTraining,
-    Phase,
-    Record,
-    Start,
-    Task,
-    Update,
-    kept,
-    worst_loss,
-)
+from equifed.protocol import WRONG, Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, Update, worst_loss
 from equifed.tree import Tree
 
 DEMOGRAPHIC, OPPORTUNITY, _ = DIFFERENCES
 CLIENTS = "client_parity"
-CLIENT_AIMS = ("client_accuracy.worst", "client_equality.worst10", "client_equality.variance", "worst_clients_rmse")
 
 
 class Server(NamedTuple):
@@ -72,15 +58,6 @@ class Server(NamedTuple):
     """sum_k n_k w_k / n, by which clients divide their weights."""
 
 
-class Client(NamedTuple):
-    theta: Tree
-    """theta as it came down in `measure`, so that it need not come again in `train`."""
-    loss: Tensor
-    """q_k, its mean loss; this and the rest for client parity."""
-    weight: Tensor
-    """w_k, before it is divided by the mass."""
-
-
 @dataclass(frozen=True)
 class FedFB(FedAvg):
     """Weigh groups and labels (or clients) by rules of FairBatch, with losses summed over all clients."""
@@ -91,7 +68,7 @@ class FedFB(FedAvg):
     )
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
-        "alpha", 1e-3, 2.0, AIMS | {metric: {"fairness": CLIENTS} for metric in CLIENT_AIMS}, neutral=0.0
+        "alpha", 1e-3, 2.0, AIMS | {metric: {"fairness": CLIENTS} for metric in _by_loss.CLIENTS}, neutral=0.0
     )
 
     fairness: str = hyper(DEMOGRAPHIC, choices=(*DIFFERENCES, CLIENTS))
@@ -109,20 +86,14 @@ class FedFB(FedAvg):
 
     @property
     def setup(self) -> tuple[Phase, ...]:
-        def rows(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
-            return {"rows": data.n}, state
-
-        return (COUNT_CELLS if self.of_groups else Phase("count", (), ("rows",), rows, kept, "sum"),)
+        return (COUNT_CELLS if self.of_groups else COUNT_ROWS,)
 
     @property
     def round(self) -> tuple[Phase, ...]:
         if self.of_groups:
             losses = {"losses": Bound(low=0, per_row=worst_loss, alike=WRONG)}
             return (measuring(("losses", "counts"), cell_losses, self.move, losses), self.train)
-        measure = Phase("measure", ("theta",), ("loss", "clients"), client_loss, kept, "sum", bounds=LOSS)
-        change = {"change": Bound(-1, lambda task: float(2 * self.alpha * worst_loss(task)))}
-        down = ("loss", "clients", "rows", "mass", "t")
-        return (measure, Phase("move", down, ("change",), self.move_own, rescale, "sum", bounds=change), self.train)
+        return (*own_weights(self.alpha, self.rate), self.train)
 
     @property
     def train(self) -> Phase:
@@ -192,17 +163,6 @@ class FedFB(FedAvg):
             mu = torch.where(there & (number > 1), q - others, 0.0)
         return mu / mu.square().sum().sqrt().clamp_min(1e-12) if self.normalise else mu
 
-    # -- clients -------------------------------------------------------------------------------------------------------
-
-    def move_own(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-        number, n, mass = down["clients"], down["rows"].clamp_min(1), down["mass"]
-        # q_k - mean of the others' = (q_k - mean) K / (K - 1)
-        mean = down["loss"] / number.clamp_min(1)
-        mu = torch.where(number > 1, (state.loss - mean) * number / (number - 1).clamp_min(1), 0.0)
-        moved = (state.weight + mass * self.rate(down["t"]) * n / data.n.clamp_min(1) * mu).clamp_min(0)
-        weight = torch.where(data.n > 0, moved, state.weight)
-        return {"change": data.n * (weight - state.weight) / (n * mass)}, state._replace(weight=weight)
-
     # -- training ------------------------------------------------------------------------------------------------------
 
     def weights(self, down: Record, state: Client, data: Data) -> Tensor:
@@ -226,23 +186,9 @@ class FedFB(FedAvg):
         return {"mean_client_loss": server.loss / server.clients.clamp_min(1)}
 
 
-LOSS = {"loss": Bound(0, worst_loss, alike=WRONG)}
-
-
 def cell_losses(theta: Tree, data: Data) -> Record:
     """S_k(s, y) and m_k(s, y)."""
     return {"losses": cell_sums(data, data.task.row_loss(theta, data.x, data.y)), "counts": cell_counts(data)}
-
-
-def client_loss(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-    """q_k of a client with rows."""
-    q = data.mean(data.task.row_loss(down["theta"], data.x, data.y))
-    return {"loss": q, "clients": (data.n > 0).to(q.dtype)}, state._replace(theta=down["theta"], loss=q)
-
-
-def rescale(server: Server, replies: Record, validation: Data | None) -> Server:
-    # only cutting at 0 changes the sum of all shares; of the round's clients each said by how much its own changed
-    return server._replace(mass=server.mass * (1 + replies["change"]), t=server.t + 1)
 
 
 def by_weights(server: Server, replies: Record, validation: Data | None) -> Server:

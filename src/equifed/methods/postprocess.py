@@ -23,6 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import cell_sums, positive
 from equifed.methods._rules import equal_cost, equal_odds
@@ -30,8 +31,9 @@ from equifed.methods._wrapper import Around, PostProcessing, derived, uncertain
 from equifed.methods.fair import Fair
 from equifed.methods.hyper import hyper
 from equifed.protocol import ROWS, Bound, Data, Phase, Record, Task, unchanged
+from equifed.tree import Tree
 
-__all__ = ["POST_PROCESSING", "CalibratedEqualizedOdds", "EqualizedOdds", "Fair"]
+__all__ = ["CalibratedEqualizedOdds", "EqualizedOdds", "Fair"]
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,14 @@ class PostProcessed(PostProcessing):
             fit = Phase("fit", down, (self.statistic,), self.reply, self.fit_global, gather="sum", bounds=bounds)
         return (*super().final, fit)
 
-    def own_server(self, task: Task, like: Tensor) -> Record:
-        return {} if self.fit == "client" else self.unfitted(task, like)
+    def own_server(self, task: Task, parameters: Tree) -> Record:
+        return {} if self.fit == "client" else self.unfitted(task, parameters)
 
-    def own_client(self, task: Task, like: Tensor) -> Record:
-        return self.unfitted(task, like) if self.fit == "client" else {}
+    def own_client(self, task: Task, parameters: Tree) -> Record:
+        return self.unfitted(task, parameters) if self.fit == "client" else {}
 
-    def unfitted(self, task: Task, like: Tensor) -> Record:
-        rates = torch.tensor(self.as_it_is, dtype=torch.float64, device=like.device)
+    def unfitted(self, task: Task, parameters: Tree) -> Record:
+        rates = torch.tensor(self.as_it_is, dtype=torch.float64, device=tree.prototype(parameters).device)
         return {"rates": rates.expand(task.num_groups, 2).clone()}
 
     def fit_client(self, down: Record, state: Around, data: Data) -> tuple[Record, Around]:
@@ -178,7 +180,3 @@ class CalibratedEqualizedOdds(PostProcessed):
 
     def chances(self, rates: Tensor) -> Tensor:
         return rates[:, 0]
-
-
-POST_PROCESSING: dict[str, type[PostProcessing]] = {"eo": EqualizedOdds, "ceo": CalibratedEqualizedOdds, "fair": Fair}
-"""What may follow a method's name and a plus."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import fixed_point, tree
+from equifed.methods._by_loss import CLIENTS
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     WRONG,
@@ -48,18 +49,7 @@ class QFFL(Method):
         "the sum of updates, each by its client's loss, and of how steep they are, which roughly tells the mean loss; "
         "that of the first model exactly"
     )
-    knob: ClassVar[Knob | None] = Knob(
-        "q",
-        0.01,
-        10.0,
-        {
-            "client_accuracy.worst": {},
-            "client_equality.worst10": {},
-            "client_equality.variance": {},
-            "worst_clients_rmse": {},
-        },
-        neutral=0.0,
-    )
+    knob: ClassVar[Knob | None] = Knob("q", 0.01, 10.0, CLIENTS, neutral=0.0)
 
     q: float = hyper(0.1, low=0)
     """How much a higher loss counts; 0 is the plain mean of the clients' models."""

@@ -48,7 +48,7 @@ class Apart:
         """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
         # a copy, since every lane writes its part
         carry = tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), work.steps.start(parameters))
-        for epochs in work.stretches(self.job.task.local.epochs):
+        for epochs in work.stretches():
             work = work.resampled(carry[0], epochs.start)
             flat = _Flat.of(work, carry)
             # before the threads start, since both touch what threads share
@@ -106,7 +106,7 @@ class Apart:
         size, steps = self.job.task.local.batch_size, {}
         n = np.unique(work.lanes.n[work.lanes.n > 0])
         for rows in np.unique(n if size is None else np.concatenate([np.minimum(n, size), n % size])).tolist():
-            if rows == 0 or self._planned(rows) < tracing.TRACE_FROM:
+            if rows == 0 or self._planned(rows, work.epochs) < tracing.TRACE_FROM:
                 continue
             key = work.place, rows, flat.shapes
             if key not in self._traced:
@@ -117,12 +117,12 @@ class Apart:
             steps[rows] = self._traced[key]
         return steps
 
-    def _planned(self, rows: int) -> float:
+    def _planned(self, rows: int, epochs: int) -> float:
         """Steps of so many rows in the whole job."""
         sizes, size = self.tables.sizes, self.job.task.local.batch_size
         each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
         taking_part = self.job.cohort_size / sizes.shape[1]
-        return float(each.sum()) * taking_part * self.job.task.local.epochs * self.job.rounds
+        return float(each.sum()) * taking_part * epochs * self.job.rounds
 
 
 @dataclass(frozen=True)

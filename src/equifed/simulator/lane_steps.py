@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from equifed import tree
 from equifed.protocol import Data, LocalTraining, Phase, Task
 from equifed.simulator.lane_data import Inputs, Lanes
-from equifed.training import optimizer_start, optimizer_step
+from equifed.training import optimizer_start
 from equifed.tree import Tree
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]
@@ -60,8 +60,7 @@ class LaneSteps:
             x = (x - inputs.scaling[0]) * inputs.scaling[1]
         work: Any = self.phase(inputs.hyper).client
         data = Data(x, y, s, mask, self.task, own, inputs.draws, inputs.client_group, learning_rate=inputs.rate)
-        gradient = grad(work.loss)(parameters, context, data)
-        return optimizer_step(self.task.local, parameters, gradient, optimizer, inputs.rate)
+        return work.stepped(self.task.local, parameters, optimizer, context, data, inputs.rate)
 
     def number(self, name: str, hyper: dict[str, Tensor]) -> Tensor:
         """A number of the declared loss, such as an `EmpiricalRisk`'s mu: one, or [L] or [L, V] where it is swept."""
@@ -106,8 +105,14 @@ class LaneTraining:
         parts = {"context": context, "inputs": inputs, "per_row": per_row, "keys": keys}
         return replace(self, lanes=self.lanes.part(lanes), **parts)
 
-    def stretches(self, epochs: int) -> list[range]:
+    @property
+    def epochs(self) -> int:
+        """Passes over the rows."""
+        return self.steps.work.passes(self.steps.task.local)
+
+    def stretches(self) -> list[range]:
         """Epochs that follow on each other without a look at all lanes between them."""
+        epochs = self.epochs
         return [range(epochs)] if self.resample is None else [range(epoch, epoch + 1) for epoch in range(epochs)]
 
     def resampled(self, parameters: Tree, epoch: int) -> LaneTraining:

@@ -106,7 +106,7 @@ class Reference(LocalEngine):
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
             source = randomness.Batches(seed, round, job.client_keys[client], phase.name, n, local)
-            epochs = range(local.epochs)
+            epochs = range(phase.client.passes(local))
             batches = tuple(torch.from_numpy(rows).to(job.device) for e in epochs for rows in source.of_epoch(e))
             if phase.client.resample is not None:
                 uniforms = tuple(torch.from_numpy(source.uniforms(e)).to(job.device) for e in epochs)

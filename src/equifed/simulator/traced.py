@@ -61,7 +61,7 @@ class Traced:
         return joined
 
     def _epochs(self, work: LaneTraining, carry: Tree, size: int) -> tuple[Tree, Tree]:
-        for epoch in range(self.job.task.local.epochs):
+        for epoch in range(work.epochs):
             work = work.resampled(carry[0], epoch)
             carry = self._epoch(work, carry, size, epoch)
         return carry[0], work.context
@@ -135,7 +135,7 @@ class Traced:
         def flat(*values: Tensor) -> list[Tensor]:
             return whole(*tree.unflatten(values, structure))
 
-        if steps * self.job.task.local.epochs * self.job.rounds < tracing.TRACE_FROM:
+        if steps * work.epochs * self.job.rounds < tracing.TRACE_FROM:
             return one_by_one(flat)
         key = (work.place, size, idle, tuple(value.shape for value in values))
         if key not in self._ready:

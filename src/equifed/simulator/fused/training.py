@@ -56,6 +56,8 @@ class Fused:
         loss = work.steps.work.loss
         if type(loss) not in (EmpiricalRisk, EdgePopup):
             return "loss"
+        if work.steps.work.after_step is not None:
+            return "after_step"
         if type(loss) is EdgePopup and work.resample is not None:  # its kernel takes the lane's own rows
             return "loss"
         if type(loss) is EdgePopup and self.job.device.type != "cpu":
@@ -102,11 +104,11 @@ class Fused:
         if isinstance(loss, EdgePopup):
             from equifed.simulator.fused import edges
 
-            edges.train(problem, self._edges(loss, work, theta), theta, state, taken, range(local.epochs))
+            edges.train(problem, self._edges(loss, work, theta), theta, state, taken, range(work.epochs))
             return self._unpack(theta, parameters), work.context
         mu = None if loss.mu is None else self._of_models(work.steps.number("mu", work.inputs.hyper).to(theta), theta)
         problem = replace(problem, weights=_row_weights(loss, work.per_row, count), mu=mu)
-        for epochs in work.stretches(local.epochs):
+        for epochs in work.stretches():
             if work.resample is not None:
                 work = work.resampled(self._unpack(theta, parameters), epochs.start)
             centre, linear = (

@@ -1,0 +1,325 @@
+"""Every method on the same federations, with the same budget: the table of docs/comparison.md.
+
+    python benchmarks/methods.py [--data adult,compas] [--methods fedavg,kffl] [--seeds 10]
+
+A data set's rows are split once, into rows to train on, to choose on, for the server and for the test, which all seeds
+share; each seed deals all of them to five clients, in Dirichlet(0.5) shares of every label and group, so that each
+client has rows of all kinds. Every method is trained with twelve settings on three of the seeds; one of the twelve is
+taken by what they show on the rows to choose on, by the rule below; with it the method is trained again, now also on
+those rows, with all seeds, and measured on the test rows, which nothing was chosen by.
+
+The rule: among the settings whose accuracy is within two points of the best that FedAvg has, the one that is best in
+what the method is for: the smallest gap, the best worst client, group or row, or else the accuracy. Where none is that
+accurate, the most accurate.
+
+Results are kept in docs/comparison.csv, one line for a method and a data set, those of methods that are not run again
+as they were; the page's table is written from it. An hour on a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import equifed as ef
+from equifed import randomness
+from equifed.federation import Federation, RowSets
+from equifed.metrics.seeds import mean_interval, moments
+from equifed.partition import Dirichlet
+from equifed.partition.base import Table
+from equifed.protocol import Method
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+CLIENTS, ALPHA, ROUNDS, TUNED = 5, 0.5, 20, 3
+BATCH = {"adult": 128, "compas": 32}
+MARGIN = 0.02
+"""How much accuracy may be given up against FedAvg for what a method is for."""
+GAP, EQUAL_OPPORTUNITY = "demographic_parity_difference", "equal_opportunity_difference"
+LOCAL_GAP, WORST_CLIENT = f"client_{GAP}.worst", "client_accuracy.worst"
+SHOWN = ("accuracy", GAP, EQUAL_OPPORTUNITY, LOCAL_GAP, WORST_CLIENT)
+WORST_GROUP, ODDS = "worst_group_accuracy", "equalized_odds_difference"
+LOWER = {GAP, EQUAL_OPPORTUNITY, ODDS, LOCAL_GAP}
+
+RATES = (0.03, 0.1, 0.3)
+MANY_RATES = tuple(float(f"{rate:.2g}") for rate in np.geomspace(0.01, 1.5, 12))
+"""For methods that have nothing else to choose."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Twelve settings of a method: step sizes times values of its own."""
+
+    over: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    """Values of its own; none: those of its knob."""
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it is told that has nothing to do with the choice: the notion of fairness, sizes."""
+    aim: str = ""
+    """What it is for; none: what its knob aims at, else the accuracy."""
+    step_size: str = ""
+    """The hyper-parameter that is its step size, where that is not the learning rate of local training."""
+    rates: Sequence[float] = ()
+    """Step sizes; none: RATES, or MANY_RATES where there is nothing else to choose."""
+    rounds: int = ROUNDS
+    """More for methods that take one step with all rows in a round."""
+    model: Any = None
+    """None: logistic regression."""
+
+
+ONE_STEP = {"step_size": "step_size", "rounds": 10 * ROUNDS}
+NETWORK = ef.models.MLP(hidden=(16,))
+EDGES = ef.models.MLP(hidden=(64,), bias=False)
+BUDGETS: dict[str, Budget] = {
+    "fedprox": Budget({"mu": [0.001, 0.01, 0.1, 1]}),
+    "fedmom": Budget({"beta": [0.3, 0.5, 0.7, 0.9]}),
+    "feddemon": Budget({"beta0": [0.3, 0.5, 0.7, 0.9]}),
+    "fedavg-lr": Budget(aim=GAP),
+    "fedavg-gr": Budget(aim=GAP),
+    "fedval": Budget(aim=GAP),
+    "fedfair": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),  # type: ignore[arg-type]
+    "lco": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),  # type: ignore[arg-type]
+    "separate-training": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),  # type: ignore[arg-type]
+    "agnostic-fair": Budget(step_size="step_size"),
+    "fcfl": Budget(**ONE_STEP),  # type: ignore[arg-type]
+    "fedem": Budget(fixed={"components": 2}),
+    "ifca": Budget(fixed={"num_groups": 2}),
+    "frl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, model=EDGES),
+    "e2fl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, {"groups": "lowest-loss", "num_groups": 2}, model=EDGES),
+    "fedmgda+": Budget({"epsilon": [0, 0.1, 0.5, 1]}, aim=WORST_CLIENT, step_size="step_size", rates=(0.3, 1, 3)),
+    "cvar": Budget({"rho": [0.05, 0.1, 0.3, 0.5]}, aim=WORST_GROUP),
+    "feddyn": Budget({"alpha": [0.01, 0.03, 0.1, 0.3]}),
+    "ditto": Budget({"proximity": [0.01, 0.1, 1, 3]}, aim=WORST_CLIENT),
+    "fedper": Budget(aim=WORST_CLIENT, model=NETWORK),
+    "fedrep": Budget(aim=WORST_CLIENT, model=NETWORK),
+    "apfl": Budget(aim=WORST_CLIENT),
+    "fedavg@momentum": Budget({"beta1": [0.3, 0.5, 0.7, 0.9]}),
+    **dict.fromkeys(
+        ("fedavg@adagrad", "fedavg@adam", "fedavg@yogi"), Budget({"server_learning_rate": [0.03, 0.1, 0.3, 1]})
+    ),
+    "fedavg+eo": Budget(aim=ODDS),
+    "fedavg+ceo": Budget(aim=EQUAL_OPPORTUNITY),
+}
+"""Methods whose settings do not follow from their knob alone."""
+EXTRA = ("fedavg@momentum", "fedavg@adagrad", "fedavg@adam", "fedavg@yogi", "fedavg+eo", "fedavg+ceo", "fedavg+fair")
+"""Wrappers, around FedAvg."""
+
+
+# -- federations -------------------------------------------------------------------------------------------------------
+
+
+def federations(data: str, seeds: int) -> tuple[list[Federation], list[Federation]]:
+    """For each seed the federation that settings are chosen on, and the one that is tested."""
+    base = ef.load(data, partition=ef.partition.IID(1), seed=0)
+    order = randomness.generator(0, "server").permutation(base.train[0])
+    server, train = np.sort(order[: len(order) // 6]), np.sort(order[len(order) // 6 :])
+    partition = Dirichlet(CLIENTS, ALPHA, min_rows=100)
+    choosing, testing = [], []
+    for seed in range(seeds):
+        dealt = partition(Table(base.rows.y, base.rows.s), randomness.generator(seed, "partition"))
+
+        def held(rows: np.ndarray, clients: Sequence[np.ndarray] = dealt.rows) -> RowSets:
+            return RowSets.of([own[np.isin(own, rows)] for own in clients])
+
+        def of(train: np.ndarray, test: np.ndarray, seed: int = seed, ids: tuple[str, ...] = dealt.ids) -> Federation:
+            parts = {"train": held(train), "test": test, "client_test": held(test), "validation": server}
+            return dataclasses.replace(base, **parts, ids=ids, seed=seed).checked()
+
+        choosing.append(of(train, base.validation))
+        testing.append(of(np.sort(np.concatenate([train, base.validation])), base.test))
+    return choosing, testing
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def aim_of(method: Method, budget: Budget) -> str:
+    if budget.aim or method.knob is None:
+        return budget.aim or "accuracy"
+    known = [metric for metric in (GAP, EQUAL_OPPORTUNITY) if metric in method.knob.aims]
+    return known[0] if known else next(iter(method.knob.aims))
+
+
+def configured(name: str) -> tuple[Method, Budget, str, dict[str, list[float]]]:
+    """The method, its budget, what it is for, and its own values."""
+    budget = BUDGETS.get(name, Budget())
+    method = ef.methods.make(name, **budget.fixed)
+    aim, knob = aim_of(method, budget), method.knob
+    if knob is not None and aim in knob.aims:
+        method = method.with_hyper(**knob.aims[aim])
+    own = {key: list(values) for key, values in budget.over.items()}
+    if not own and knob is not None:
+        ends = (max(knob.low, 1e-12), knob.high)
+        spread = np.geomspace(*ends, 4) if knob.scale == "log" else np.linspace(knob.low, knob.high, 4)
+        own = {knob.name: [float(f"{value:.3g}") for value in spread]}
+    return method, budget, aim, own
+
+
+def trials(budget: Budget, own: Mapping[str, Sequence[float]]) -> Sequence[float]:
+    """Step sizes, as many as make twelve settings."""
+    return budget.rates or (RATES if own else MANY_RATES)
+
+
+def trained(
+    method: Method, budget: Budget, data: str, feds: Sequence[Federation], rate: float, over: Mapping[str, Any]
+) -> ef.Result:
+    rate_of_local = 0.1 if budget.step_size else rate
+    method = method.with_hyper(**{budget.step_size: rate}) if budget.step_size else method
+    options = {
+        "model": budget.model or ef.models.Logistic(), "rounds": budget.rounds, "eval_every": budget.rounds,
+        "clients_per_round": "all",
+        "local": ef.Local(epochs=1, batch_size=BATCH[data], learning_rate=rate_of_local),
+    }  # fmt: skip
+    return ef.sweep(method, feds, over=over, **options) if over else ef.simulate(method, feds, **options)  # type: ignore[arg-type]
+
+
+def measured(result: ef.Result, metrics: Sequence[str], own: Sequence[str]) -> pd.DataFrame:
+    """Final numbers on the federation's test rows, a row for each setting and seed, a column for each metric."""
+    frame = result.metrics
+    last = frame[(frame["split"] == "test") & (frame["scope"] == "global") & (frame["round"] == frame["round"].max())]
+    last = last[last["metric"].isin(metrics)].astype({"metric": str})
+    return last.pivot_table(index=[*own, "seed"], columns="metric", values="value", dropna=False).reset_index()
+
+
+def tried(name: str, data: str, feds: Sequence[Federation]) -> pd.DataFrame:
+    """Means over seeds of all settings."""
+    method, budget, aim, own = configured(name)
+    found = []
+    for rate in trials(budget, own):
+        rows = measured(trained(method, budget, data, feds, rate, own), (*SHOWN, aim), list(own))
+        means = rows.groupby(list(own)).mean().reset_index() if own else rows.mean().to_frame().T
+        found.append(means.assign(rate=rate))
+    return pd.concat(found, ignore_index=True)
+
+
+def chosen(table: pd.DataFrame, aim: str, accuracy: float) -> pd.Series:
+    """The setting that the rule takes; `accuracy` is FedAvg's best."""
+    table = table[table["accuracy"].notna()]
+    near = table[table["accuracy"] >= accuracy - MARGIN]
+    if near.empty:
+        return table.loc[table["accuracy"].idxmax()]
+    values = near[aim].fillna(math.inf if aim in LOWER else -math.inf)
+    return near.loc[values.idxmin() if aim in LOWER else values.idxmax()]
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def line(name: str, data: str, accuracy: float, feds: tuple[list[Federation], list[Federation]]) -> dict[str, Any]:
+    method, budget, aim, own = configured(name)
+    table = tried(name, data, feds[0][:TUNED])
+    best = float(table["accuracy"].max())
+    setting = chosen(table, aim, accuracy)
+    values = {key: float(setting[key]) for key in own}
+    began = time.process_time()
+    result = trained(method.with_hyper(**values), budget, data, feds[1], float(setting["rate"]), {})
+    seconds = (time.process_time() - began) / len(feds[1])
+    rows = measured(result, SHOWN, [])
+    messages = result.messages
+    times = messages["times"] * messages["stage"].map({"round": budget.rounds, "setup": 1, "final": 1})
+    numbers = {}
+    for metric in SHOWN:
+        values_of = rows[metric].to_numpy() if metric in rows else np.full(len(rows), np.nan)
+        ends = mean_interval(values_of) or (math.nan, math.nan)
+        numbers |= {metric: moments(values_of).mean, f"{metric}.half": (ends[1] - ends[0]) / 2}
+    step = budget.step_size.replace("_", "-") or "learning-rate"
+    shown = {step: setting["rate"], **{key.replace("_", "-"): value for key, value in values.items()}}
+    return {
+        "data": data, "method": name, "aim": aim, "setting": ", ".join(f"{k} {v:g}" for k, v in shown.items()),
+        "within": bool(setting["accuracy"] >= accuracy - MARGIN), "rounds": budget.rounds, **numbers,
+        "bytes": int(((messages["bytes_up"] + messages["bytes_down"]) * times).sum()),
+        "seconds": seconds, "tuned_accuracy": best, "seeds": len(feds[1]),
+        "commit": commit(), "date": str(date.today()),
+    }  # fmt: skip
+
+
+def commit() -> str:
+    ran = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=DOCS)
+    return ran.stdout.strip()
+
+
+TITLES = {
+    "accuracy": "accuracy %", GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap", LOCAL_GAP: "largest local DP gap",
+    WORST_CLIENT: "worst client %",
+}  # fmt: skip
+AIMS = {
+    GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap", ODDS: "odds gap", WORST_CLIENT: "worst client",
+    WORST_GROUP: "worst group", "accuracy": "accuracy",
+}  # fmt: skip
+
+
+def cell(row: pd.Series, metric: str) -> str:
+    mean, half = row[metric], row[f"{metric}.half"]
+    if math.isnan(mean):
+        return "undefined"
+    if metric in LOWER:
+        return f"{mean:.3f} ± {half:.3f}"
+    return f"{100 * mean:.1f} ± {100 * half:.1f}"
+
+
+def table_of(data: str, lines: pd.DataFrame) -> str:
+    head = ["method", "chosen by", "setting", *TITLES.values(), "kB per client", "CPU s"]
+    rows = [head, ["---"] * len(head)]
+    for _, row in lines[lines["data"] == data].iterrows():
+        name = row["method"] if any(sign in row["method"].rstrip("+") for sign in "@+") else (
+            f"[{row['method']}](methods/{row['method']}.md)"
+        )  # fmt: skip
+        aim = AIMS.get(row["aim"], row["aim"]) if row["within"] else "accuracy (too far from FedAvg)"
+        numbers = [cell(row, metric) for metric in SHOWN]
+        rows.append([name, aim, row["setting"], *numbers, f"{row['bytes'] / 1000:,.0f}", f"{row['seconds']:.2f}"])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write_page(lines: pd.DataFrame) -> None:
+    page = DOCS / "comparison.md"
+    text = page.read_text(encoding="utf-8")
+    for data in lines["data"].unique():
+        begin, end = f"<!-- {data}: written by benchmarks/methods.py -->\n\n", "\n\n<!-- end -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}{table_of(data, lines)}{end}{after}"
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=",".join(BATCH))
+    parser.add_argument("--methods", help="names, A,B,...; all that are registered, and wrappers around FedAvg")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--page", action="store_true", help="only write the page from the results that are there")
+    given = parser.parse_args()
+    known = (*ef.methods.REGISTRY, *EXTRA)
+    path = DOCS / "comparison.csv"
+    lines = pd.read_csv(path) if path.exists() else pd.DataFrame({"data": [], "method": []})
+    names = [] if given.page else given.methods.split(",") if given.methods else list(known)
+    for data in given.data.split(",") if names else ():
+        feds = federations(data, given.seeds)
+        # everybody is compared with what FedAvg can do on the rows that settings are chosen on
+        accuracy = float(tried("fedavg", data, feds[0][:TUNED])["accuracy"].max())
+        for name in names:
+            began = time.perf_counter()
+            found = line(name, data, accuracy, feds)
+            kept = lines[(lines["data"] != data) | (lines["method"] != name)]
+            lines = pd.concat([kept, pd.DataFrame([found])], ignore_index=True)
+            order = lines.assign(a=lines["data"].map(list(BATCH).index), b=lines["method"].map(known.index))
+            lines = order.sort_values(["a", "b"]).drop(columns=["a", "b"])
+            lines.to_csv(path, index=False, float_format="%.6g")
+            print(
+                f"{data} {name} ({time.perf_counter() - began:.0f} s): {found['setting']}; accuracy "
+                f"{found['accuracy']:.4f}, gap {found[GAP]:.4f}, worst client {found[WORST_CLIENT]:.4f}",
+                flush=True,
+            )
+    write_page(pd.read_csv(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
+2020.
+
+client k:  tau_k steps from theta;  Delta_k = theta_k - theta is -eta times a sum of gradients, whose weights add up to
+
+    a_k = tau_k                                                   SGD
+    a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho)   with momentum rho
+    a_k = (1 - (1 - eta mu)^tau_k) / (eta mu)                     with a proximal term (mu/2) ||theta_k - theta||^2
+
+server:    theta <- theta + tau sum_k (n_k / n) Delta_k / a_k,    tau = sum_k (n_k / n) a_k
+
+So clients count by their rows, not by their rows times their steps. With equal a_k it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equifed import tree
+from equifed.errors import ConfigError
+from equifed.methods._drift import local_steps
+from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE
+from equifed.methods.fedprox import keep_centre
+from equifed.methods.hyper import hyper
+from equifed.protocol import Bound, Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Task
+from equifed.tree import Tree
+
+MOST_BATCHES, MANY_BATCHES = 1e8, 1e4
+"""More batches than a client's epoch ever has; so many that it may have whatever the others have."""
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    """Average the clients' updates per local step, so that those who take more steps do not count more."""
+
+    name: ClassVar[str] = "fednova"
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; the mean number of local steps"
+
+    mu: float = hyper(0.0, low=0)
+    """Weight of a proximal term, as in FedProx; for SGD without momentum."""
+
+    @property
+    def round(self) -> tuple[Phase, ...]:
+        train = LocalTraining(self.reply, EmpiricalRisk(mu=self.mu), keep_centre)
+        bounds = {"steps": Bound(0, per_row=most_steps, alike=many_steps)}
+        up, places = ("update", "steps", "rows"), {"steps": 16}
+        return (Phase("train", ("theta",), up, train, step, "sum", bounds=bounds, updates=BY_ROWS, places=places),)
+
+    def check(self, task: Task) -> None:
+        local, mu = task.local, float(self.mu)
+        if local.optimizer != "sgd":
+            raise ConfigError(
+                f"{self.name} divides a client's update by the weight of its gradients in it, which is not known for "
+                "Adam. Train locally with optimizer = sgd, with or without momentum; for Adam at the server take "
+                "fednova@adam."
+            )
+        if mu and local.momentum:
+            text = f"goes with SGD without momentum, whose is {local.momentum:g}. Set one of them to 0."
+            raise ConfigError(text, key="mu", value=mu)
+        if mu * fastest(task) >= 1:
+            text = (
+                f"times the learning rate, {fastest(task):g}, must be below 1: steps would overshoot. Make one smaller."
+            )
+            raise ConfigError(text, key="mu", value=mu)
+
+    def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
+        a = self.weight_of_gradients(local_steps(data), data)
+        # n_k Delta_k / a_k and n_k a_k; a_k is 1 or more with rows, and 0 without
+        update = tree.scale(tree.sub(parameters, down["theta"]), data.n / a.clamp_min(1))
+        return {"update": update, "steps": data.n * a, "rows": data.n}, state
+
+    def weight_of_gradients(self, tau: Tensor, data: Data) -> Tensor:
+        """a_k."""
+        rho = data.task.local.momentum
+        if rho:
+            return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+        # expm1 and log1p: for small eta mu the difference from 1 is all there is
+        pull = torch.as_tensor(data.learning_rate * self.mu, dtype=tau.dtype, device=tau.device)
+        held = -torch.expm1(tau * torch.log1p(-pull)) / torch.where(pull > 0, pull, 1.0)
+        return torch.where(pull > 0, held, tau)
+
+
+def fastest(task: Task) -> float:
+    """The largest step size of all rounds."""
+    return max(task.local.rate(1), task.local.rate(max(task.rounds, 1)))
+
+
+def most_steps(task: Task) -> float:
+    return MOST_BATCHES * task.local.epochs / (1 - task.local.momentum)
+
+
+def many_steps(task: Task) -> float:
+    return MANY_BATCHES * task.local.epochs / (1 - task.local.momentum)
+
+
+def step(server: Any, replies: Record, validation: Data | None) -> Any:
+    # theta <- theta + (sum_k n_k a_k / n) (sum_k n_k Delta_k / a_k) / n; nothing moves when no client has rows
+    n = replies["rows"].clamp_min(1)
+    return server._replace(theta=tree.add_scaled(server.theta, replies["update"], replies["steps"] / n / n))
