@@ -255,7 +255,8 @@ def commit() -> str:
 
 
 TITLES = {
-    "accuracy": "accuracy %", OWN_ROWS: "clients on own rows %", GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap", LOCAL_GAP: "largest local DP gap", WORST_CLIENT: "worst client %",
+    "accuracy": "accuracy %", OWN_ROWS: "clients on own rows %", GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap",
+    LOCAL_GAP: "largest local DP gap", WORST_CLIENT: "worst client %",
 }  # fmt: skip
 AIMS = {
     GAP: "DP gap", EQUAL_OPPORTUNITY: "EO gap", ODDS: "odds gap", WORST_CLIENT: "worst client",
