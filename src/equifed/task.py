@@ -54,6 +54,10 @@ class Task:
     binary: bool = False
     """The model has one output, the logit of class 1, instead of one per class."""
 
+    def rate(self, round: int) -> float:
+        """The step size of local training in this round; before round 1, that of round 1."""
+        return self.local.rate(max(round, 1), self.rounds)
+
     def forward(self, parameters: Tree, x: Tensor) -> Tensor:
         """The model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
         out: Tensor = functional_call(self.module, parameters, (x,))

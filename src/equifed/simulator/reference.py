@@ -124,7 +124,7 @@ class Reference(LocalEngine):
             client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
             batches=batches,
             uniforms=uniforms,
-            learning_rate=job.task.local.rate(max(round, 1)),
+            learning_rate=job.task.rate(round),
             attribute=None if tables.attribute is None else tables.attribute[rows],
             client=torch.tensor(client, device=job.device),
             initial=tree.map(lambda leaf: leaf.to(job.device), job.initial[run]) if phase.initial else (),
