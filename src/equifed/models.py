@@ -1,7 +1,8 @@
 """Models: small specifications that become an `nn.Module` once the data's shape is known.
 
-Any `nn.Module` without buffers can be used in their place: an instance starts every run from the parameters it has, a
-function without arguments that returns a module gives every seed its own initialisation.
+Any `nn.Module` can be used in their place, with buffers only where it is frozen (`equifed.modules`): an instance starts
+every run from the parameters it has, a function without arguments that returns a module gives every seed its own
+initialisation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.errors import ConfigError, check_number, unknown_name
+from equifed.modules import trained
 from equifed.registry import Registry
 
 Parameters = dict[str, Tensor]
@@ -53,7 +55,7 @@ class _Initialised:
     def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
         values: Parameters = {}
         fan_in = 1
-        for name, parameter in module.named_parameters():
+        for name, parameter in trained(module).items():
             shape = tuple(parameter.shape)
             if parameter.dim() > 1:
                 fan_in = math.prod(shape[1:])
@@ -215,7 +217,15 @@ REGISTRY: Registry[Any] = Registry(
 
 
 def build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The module of a model as users give it: a specification, a module, or a function or class that makes one."""
+    """The module of a model as users give it: a specification, a module, or a function or class that makes one. It is
+    made with the same random numbers every time, so that what is frozen in it is the same for all seeds and everywhere;
+    what is trained is initialised later."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _built(model, shape, outputs)
+
+
+def _built(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if isinstance(model, type) and not issubclass(model, nn.Module):
         raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
     if isinstance(model, nn.Module):

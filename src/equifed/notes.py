@@ -180,6 +180,7 @@ NOT_FUSED = {
     "loss": "its loss is not of the form that compiled loops know (EmpiricalRisk)",
     "after_step": "the method does more after each step than the optimiser does",
     "model": "the model is not a linear one or a fully connected network of tanh, relu and sigmoid layers",
+    "frozen": "a part of the model is frozen, which the loops do not know",
     "wide": "the model and its batches are so large that the time goes into products, which torch does faster",
     "parameters": "it trains more than the model's own parameters",
     "device": "it ran on a device for which there are none",

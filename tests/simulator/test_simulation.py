@@ -457,7 +457,7 @@ class Squashed(nn.Linear):
             {"model": nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False))},
             "batch normalisation",
         ),
-        ({"model": nn.Linear(4, 1).requires_grad_(False)}, "frozen parameters"),
+        ({"model": nn.Linear(4, 1).requires_grad_(False)}, "All parameters of the model Linear are frozen"),
         ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, but equifed applies it itself"),
         ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, but equifed applies it itself"),
         ({"model": Squashed}, "ends in a sigmoid.*Remove it"),

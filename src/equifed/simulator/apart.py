@@ -7,7 +7,6 @@ batch for each thread is in memory. Lanes are independent: the numbers are the s
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.modules import copied
 from equifed.protocol import Task
 from equifed.simulator import tracing
 from equifed.simulator.fused.cpu import fill_orders
@@ -41,7 +41,7 @@ class Apart:
         tasks: SimpleQueue[Task] = SimpleQueue()
         tasks.put(self.job.task)
         for _ in range(self.job.threads - 1):
-            tasks.put(replace(self.job.task, module=copy.deepcopy(self.job.task.module)))
+            tasks.put(replace(self.job.task, module=copied(self.job.task.module)))
         return tasks
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:

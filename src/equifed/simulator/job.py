@@ -20,12 +20,13 @@ from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
+from equifed.modules import ends_in_probabilities, frozen, prepared, trained
 from equifed.protocol import STAGES, Method, Phase, Stage, Task
 from equifed.secure import FEWEST
 from equifed.settings import RunSettings
 from equifed.simulator.threads import usable_cores
 from equifed.target import parse_targets
-from equifed.task import check_module, ends_in_probabilities, num_outputs
+from equifed.task import num_outputs
 from equifed.tree import Tree
 
 
@@ -123,10 +124,11 @@ class Job:
                 placed = inputs[0] if getattr(module, "transposed", False) else output
                 products.append(module.weight.numel() * placed.numel() // module.weight.shape[0])
 
+        first = next(self.task.module.parameters())
         hooks = [module.register_forward_hook(note) for module in self.task.module.modules()]
         try:
             with torch.no_grad():
-                self.task.module(torch.zeros(1, *self.federation.shape))
+                self.task.module(torch.zeros(1, *self.federation.shape, device=first.device))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -398,9 +400,10 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
 
 def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
     with blaming(section="model"):
-        module = models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes)))
-        check_module(module)
+        module = prepared(models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes))))
         binary = _is_binary(module, fed)
+        if frozen(module):
+            module = module.to(settings.device)
     return Task(
         module=module,
         kind=fed.task,
@@ -463,12 +466,12 @@ def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))
             module = model()
-    return {name: value.detach().clone().float() for name, value in module.named_parameters()}
+    return {name: value.detach().clone().float().cpu() for name, value in trained(module).items()}
 
 
 def _fit_given(given: Mapping[str, Any], module: nn.Module, count: int | None) -> Tree:
     values = {name: torch.as_tensor(np.asarray(value), dtype=torch.float32) for name, value in given.items()}
-    expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    expected = {name: tuple(parameter.shape) for name, parameter in trained(module).items()}
     if set(values) != set(expected):
         raise ConfigError(
             f"initial_parameters must have the model's parameters {', '.join(expected)}; got {', '.join(values)}."
