@@ -143,6 +143,8 @@ class MLP(_Initialised):
     """"torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with zero biases."""
     bias: bool = True
     """Whether layers have biases; methods that rank edges (frl, e2fl) take networks without."""
+    dropout: float = 0.0
+    """The share of units after each hidden layer that is left out in a step of local training; below 1."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple):
@@ -153,12 +155,16 @@ class MLP(_Initialised):
             check_number("hidden", width, whole=True, low=1, what="The width of a hidden layer")
         if self.activation not in ACTIVATIONS:
             raise unknown_name("activation", self.activation, ACTIVATIONS, key="activation")
+        check_number("dropout", self.dropout, low=0)
+        if self.dropout >= 1:
+            raise ConfigError(f"must be below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         super().__post_init__()
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
         for size in self.hidden:
             layers += [NetworkLinear(width, size, bias=self.bias), ACTIVATIONS[self.activation]()]
+            layers += [nn.Dropout(self.dropout)] if self.dropout else []
             width = size
         return nn.Sequential(*layers, NetworkLinear(width, outputs, bias=self.bias))
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from equifed.dropout import KINDS, seeded
 from equifed.errors import ConfigError
 
 
@@ -64,30 +66,36 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def prepared(module: nn.Module) -> nn.Module:
-    """The module as it is trained: itself, or where it has frozen parts, a copy in which these compute as in
-    evaluation. Raises a ConfigError for what cannot be federated."""
+    """The module as it is trained: itself, or a copy in which frozen parts compute as in evaluation, and dropout is by
+    masks that can be made again (`equifed.dropout`). Raises a ConfigError for what cannot be federated."""
     check_module(module)
-    if not frozen(module):
+    drops = any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules())
+    if not drops and not frozen(module):
         return module
     made = copy.deepcopy(module)
-    for _, part in _frozen_parts(made):
+    for part in _frozen_parts(made):
         part.eval()
+    seeded(made, _inside_frozen(made))
     return made
 
 
-def _frozen_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The largest submodules whose parameters are all frozen, by name, as far as they have any."""
-    for name, part in module.named_children():
+def _inside_frozen(module: nn.Module) -> set[int]:
+    return {id(each) for part in _frozen_parts(module) for each in part.modules()}
+
+
+def _frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest submodules whose parameters are all frozen, as far as they have any."""
+    for part in module.children():
         flags = {value.requires_grad for value in part.parameters()}
         if flags == {False}:
-            yield name, part
+            yield part
         elif flags:
-            yield from ((f"{name}.{inner}", each) for inner, each in _frozen_parts(part))
+            yield from _frozen_parts(part)
 
 
 def check_module(module: nn.Module) -> None:
     """Refuse a module that keeps hidden state or draws its own random numbers: neither can be federated faithfully."""
-    inside = {id(each) for _, part in _frozen_parts(module) for each in part.modules()}
+    inside = _inside_frozen(module)
     buffers = [
         f"{name}.{own}".lstrip(".")
         for name, part in module.named_modules()
@@ -106,10 +114,14 @@ def check_module(module: nn.Module) -> None:
                 f"The model has a batch normalisation layer ({name or type(part).__name__}): a row's output would "
                 "depend on the rows beside it, also on padding. Use GroupNorm or LayerNorm."
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and id(part) not in inside:
+        if not isinstance(part, _DropoutNd) or id(part) in inside:
+            continue
+        if part.p >= 1:
+            raise ConfigError(f"The model's dropout layer {name} has p = {part.p:g}: nothing is left. Set it below 1.")
+        if type(part) not in KINDS and part.p > 0:
             raise ConfigError(
-                f"The model has a dropout layer ({name or type(part).__name__}), which draws random numbers of its "
-                "own: a run could not be repeated exactly. Remove it, or set p=0; weight decay in Local regularises."
+                f"The model has a layer {type(part).__name__} ({name}), which draws random numbers of its own: a run "
+                f"could not be repeated exactly. Of dropout layers, use {', '.join(kind.__name__ for kind in KINDS)}."
             )
     if not any(True for _ in module.parameters()):
         raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from equifed.dropout import dropping
 from equifed.modules import trained
 from equifed.tree import Tree
 
@@ -53,11 +54,18 @@ class Task:
     """Known groups of clients (0: none known)."""
     binary: bool = False
     """The model has one output, the logit of class 1, instead of one per class."""
+    dropout: Tensor | None = None
+    """The key [2] by which the model's dropout layers drop units, in a step of local training (`equifed.dropout`);
+    None elsewhere: nothing is dropped."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are trained and sent, by name; their values mean nothing."""
         return trained(self.module)
+
+    def in_step(self, dropout: Tensor) -> Task:
+        """The same in a step of local training with this key of dropout."""
+        return replace(self, dropout=dropout)
 
     def rate(self, round: int) -> float:
         """The step size of local training in this round; before round 1, that of round 1."""
@@ -65,7 +73,12 @@ class Task:
 
     def forward(self, parameters: Tree, x: Tensor) -> Tensor:
         """The model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
-        out: Tensor = functional_call(self.module, parameters, (x,))
+        out: Tensor
+        if self.dropout is None:
+            out = functional_call(self.module, parameters, (x,))
+        else:
+            with dropping(self.dropout):
+                out = functional_call(self.module, parameters, (x,))
         scalar = self.binary or self.kind == "regression"
         return out.squeeze(-1) if scalar and out.dim() == 2 else out
 

@@ -15,7 +15,7 @@ from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
 from equifed.modules import frozen
 from equifed.notes import Note
-from equifed.protocol import CONSTRAINT_TOLERANCE, VALIDATION
+from equifed.protocol import CONSTRAINT_TOLERANCE, STAGES, VALIDATION, LocalTraining
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
@@ -108,12 +108,15 @@ class Collector:
 
 def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[Note]:
     """What a reader should know about the rounds of all runs."""
+    phases = [phase for stage in STAGES for phase in job.phases(stage)]
+    undropped = job.has_dropout and not any(isinstance(phase.client, LocalTraining) for phase in phases)
     unmeasured = not len(job.federation.test) and job.federation.client_test is None
     rejected = sum(log.rejected for log in logs)
     return [
         *([Note("no-test-rows")] if unmeasured else []),
         *_table(job.federation),
         *_groups(job.federation),
+        *([Note("nothing-dropped", {"method": job.method.name})] if undropped else []),
         *_not_applied(job, logs),
         *([Note("replies-rejected", {"count": rejected})] if rejected else []),
         *_clipping(job, logs),

@@ -135,7 +135,7 @@ def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
         "task": {
             field.name: getattr(first.task, field.name)
             for field in dataclasses.fields(Task)
-            if field.name not in ("module", "local")
+            if field.name not in ("module", "local", "dropout")
         },
         "local": dataclasses.asdict(first.task.local),
         "shape": list(first.shape),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from equifed import methods, models, randomness, tree
 from equifed.channel import CHANNEL_OPTIONS, Channel
+from equifed.dropout import has_dropout
 from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
@@ -133,6 +134,11 @@ class Job:
             for hook in hooks:
                 hook.remove()
         return sum(sizes), sum(products)
+
+    @cached_property
+    def has_dropout(self) -> bool:
+        """Whether the model drops units in steps of local training."""
+        return has_dropout(self.task.module)
 
     @cached_property
     def channel(self) -> Channel:
@@ -420,6 +426,7 @@ def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
 
 def _is_binary(module: nn.Module, fed: Federation) -> bool:
     """Whether the model has one output; also the check that its output fits the data."""
+    before = torch.get_rng_state()
     try:
         with torch.enable_grad():  # which remembers the last step
             out = module(torch.from_numpy(fed.rows.x[:2].astype(np.float32)))
@@ -428,6 +435,11 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
             f"The model does not take this data's rows of shape {list(fed.shape)}: "
             f"{next(iter(str(error).splitlines()), type(error).__name__)}"
         ) from error
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ConfigError(
+            "The model draws random numbers of its own: a run could not be repeated exactly. For dropout, use layers "
+            "such as nn.Dropout, whose masks are made from the seed."
+        )
     width = 1 if out.dim() == 1 else out.shape[1] if out.dim() == 2 else -1
     allowed = {1} if fed.task == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
     if width not in allowed:

@@ -168,7 +168,8 @@ class LaneExchange:
             begin = self.map(prepare, (down, own), inputs, lanes, settings)
         seeds = np.array([run.seed % 2**64 for run in job.runs], np.uint64)
         clients = np.array(job.client_keys, np.uint64)[lanes.client]
-        keys = randomness.batch_keys(seeds[lanes.run], self.round, clients, self.first.name)
+        which = seeds[lanes.run], self.round, clients, self.first.name
+        keys = randomness.batch_keys(*which)
         training = LaneTraining(
             place=(self.stage, self.position),
             name=self.first.name,
@@ -178,6 +179,7 @@ class LaneExchange:
             per_row=begin.per_row,
             lanes=lanes,
             keys=torch.from_numpy(keys.view(np.int64)).to(job.device),
+            dropout=randomness.dropout_keys(*which) if job.has_dropout else None,
             rate=job.task.rate(self.round),
             resample=None if work.resample is None else partial(self._resample, lanes, longest),
         )

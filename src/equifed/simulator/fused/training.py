@@ -50,6 +50,8 @@ class Fused:
     def _model_obstacle(self) -> str:
         if self.job.device.type not in ("cpu", "cuda"):
             return "device"
+        if self.job.has_dropout:
+            return "dropout"
         if frozen(self.job.task.module):
             return "frozen"
         return "model" if self.network is None else self._kernels.obstacle(self.network)

@@ -1,4 +1,5 @@
-"""A model with a frozen part on Flower: the head alone travels, and all places must have the same body."""
+"""Models on Flower: of one with a frozen part the head alone travels, and all places must have the same body; of one
+with dropout every silo drops the units that the simulator drops."""
 
 from __future__ import annotations
 
@@ -52,3 +53,15 @@ def test_a_silo_with_another_body_is_refused(silos: Path, tmp_path: Path, monkey
 
 def test_what_is_not_frozen_is_not_in_the_digest(silos: Path) -> None:
     assert setting(silos).frozen == ""
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedminmax", "fair-fate"])
+def test_silos_drop_the_units_that_the_simulator_drops(name: str, silos: Path, tmp_path: Path) -> None:
+    made = setting(silos, ef.methods.make(name), model={"dropout": 0.4})
+    found, expected = federate(made, nodes(made), tmp_path), simulate(made)
+    plain = simulate(setting(silos, ef.methods.make(name)))
+    assert not len(found.rejections), found.rejections
+    names = zip(expected.parameters[3], plain.parameters[3], strict=True)  # a layer more
+    for key, without in names:
+        np.testing.assert_allclose(found.parameters[3][key], expected.parameters[3][key], rtol=1e-5, atol=1e-6)
+        assert np.abs(expected.parameters[3][key] - plain.parameters[3][without]).max() > 1e-3
