@@ -22,6 +22,7 @@ EXAMPLES = {
     "model-not-finite": {"phase": "train"},
     "compiling-failed": {"error": "OSError"},
     "no-compiler": {},
+    "nothing-dropped": {"method": "fedfair"},
     "secure-simulated": {},
     "too-few-for-rule": {"rule": "krum", "needed": 7, "liars": 2},
     "impossible-sum": {"phase": "train", "field": "update"},

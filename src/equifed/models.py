@@ -1,7 +1,8 @@
 """Models: small specifications that become an `nn.Module` once the data's shape is known.
 
-Any `nn.Module` without buffers can be used in their place: an instance starts every run from the parameters it has, a
-function without arguments that returns a module gives every seed its own initialisation.
+Any `nn.Module` can be used in their place, with buffers only where it is frozen (`equifed.modules`): an instance starts
+every run from the parameters it has, a function without arguments that returns a module gives every seed its own
+initialisation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.errors import ConfigError, check_number, unknown_name
+from equifed.modules import trained
 from equifed.registry import Registry
 
 Parameters = dict[str, Tensor]
@@ -53,7 +55,7 @@ class _Initialised:
     def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
         values: Parameters = {}
         fan_in = 1
-        for name, parameter in module.named_parameters():
+        for name, parameter in trained(module).items():
             shape = tuple(parameter.shape)
             if parameter.dim() > 1:
                 fan_in = math.prod(shape[1:])
@@ -141,6 +143,8 @@ class MLP(_Initialised):
     """"torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with zero biases."""
     bias: bool = True
     """Whether layers have biases; methods that rank edges (frl, e2fl) take networks without."""
+    dropout: float = 0.0
+    """The share of units after each hidden layer that is left out in a step of local training; below 1."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple):
@@ -151,12 +155,16 @@ class MLP(_Initialised):
             check_number("hidden", width, whole=True, low=1, what="The width of a hidden layer")
         if self.activation not in ACTIVATIONS:
             raise unknown_name("activation", self.activation, ACTIVATIONS, key="activation")
+        check_number("dropout", self.dropout, low=0)
+        if self.dropout >= 1:
+            raise ConfigError(f"must be below 1, got {self.dropout}.", key="dropout", value=self.dropout)
         super().__post_init__()
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
         for size in self.hidden:
             layers += [NetworkLinear(width, size, bias=self.bias), ACTIVATIONS[self.activation]()]
+            layers += [nn.Dropout(self.dropout)] if self.dropout else []
             width = size
         return nn.Sequential(*layers, NetworkLinear(width, outputs, bias=self.bias))
 
@@ -215,7 +223,15 @@ REGISTRY: Registry[Any] = Registry(
 
 
 def build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The module of a model as users give it: a specification, a module, or a function or class that makes one."""
+    """The module of a model as users give it: a specification, a module, or a function or class that makes one. It is
+    made with the same random numbers every time, so that what is frozen in it is the same for all seeds and everywhere;
+    what is trained is initialised later."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _built(model, shape, outputs)
+
+
+def _built(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if isinstance(model, type) and not issubclass(model, nn.Module):
         raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
     if isinstance(model, nn.Module):

@@ -180,6 +180,8 @@ NOT_FUSED = {
     "loss": "its loss is not of the form that compiled loops know (EmpiricalRisk)",
     "after_step": "the method does more after each step than the optimiser does",
     "model": "the model is not a linear one or a fully connected network of tanh, relu and sigmoid layers",
+    "dropout": "the model has dropout, which the loops do not know",
+    "frozen": "a part of the model is frozen, which the loops do not know",
     "wide": "the model and its batches are so large that the time goes into products, which torch does faster",
     "parameters": "it trains more than the model's own parameters",
     "device": "it ran on a device for which there are none",
@@ -223,6 +225,10 @@ WORDS: Mapping[str, Callable[..., str]] = {
     ),
     "kernel": _kernel,
     "compiling-failed": lambda error: f"Compiling the training step failed ({error}); it runs uncompiled, and slower.",
+    "nothing-dropped": lambda method: (
+        f"The model's dropout had no effect: it drops units in steps of local training, and clients take none with "
+        f"{method}."
+    ),
     "no-compiler": lambda: (
         "A C++ compiler would let this long run be compiled and go several times faster; none was found."
     ),

@@ -118,6 +118,8 @@ class Data:
     """Row positions of each step of local training, in order."""
     uniforms: tuple[Tensor, ...] = ()
     """Random numbers in [0, 1) for each row [n], for each epoch of local training that resamples."""
+    dropout: tuple[Tensor, ...] = ()
+    """Where the model has dropout, the key of each step of local training; see `Task.dropout`."""
     learning_rate: float | Tensor = 0.0
     """The step size of this round."""
     attribute: Tensor | None = None

@@ -63,11 +63,24 @@ def batch_keys(seeds: np.ndarray | int, round: int, client_keys: np.ndarray | in
     return shuffle.key_of(key("batches"), seeds, round, client_keys, key(phase))
 
 
+def dropout_keys(seeds: np.ndarray | int, round: int, client_keys: np.ndarray | int, phase: str) -> np.ndarray:
+    """Keys of what dropout drops in local training, of one client or of many [K], uint64."""
+    return shuffle.key_of(key("dropout-masks"), seeds, round, client_keys, key(phase))
+
+
+def dropout_words(keys: np.ndarray, epoch: int, steps: range) -> np.ndarray:
+    """Of these steps of an epoch, from 0, the keys of each client [T, K] as two words of 32 bits each, the lower one
+    first, int64 [T, K, 2]."""
+    numbers = np.arange(steps.start, steps.stop, dtype=np.uint64)
+    found = shuffle.folded(shuffle.folded(keys, epoch), numbers[:, None])
+    return np.stack([found & np.uint64(shuffle.MASK), found >> np.uint64(32)], -1).astype(np.int64)
+
+
 class Batches:
     """The batches of one client's local training in one round and phase: a new order of its rows every epoch."""
 
     def __init__(self, seed: int, round: int, client_key: int, phase: str, n: int, local: Local) -> None:
-        self._key = batch_keys(seed, round, client_key, phase)
+        self._key, self._dropout = (of(seed, round, client_key, phase) for of in (batch_keys, dropout_keys))
         self._resampling = (seed, "resample", round, client_key, key(phase))
         self._n, self._size = n, local.batch_size
 
@@ -81,6 +94,10 @@ class Batches:
         """The rows of each batch."""
         order, size = self.order(epoch), self._size or max(self._n, 1)
         return [order[i : i + size] for i in range(0, self._n, size)]
+
+    def dropout(self, epoch: int) -> np.ndarray:
+        """The key of what is dropped in each step of an epoch [T, 2]; see `dropout_words`."""
+        return dropout_words(self._dropout, epoch, range(len(self.of_epoch(epoch))))[:, 0]
 
     def uniforms(self, epoch: int) -> np.ndarray:
         """Random numbers in [0, 1) for an epoch that resamples [n]."""

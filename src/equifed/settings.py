@@ -17,6 +17,9 @@ from equifed.words import quoted
 EngineName = Literal["lanes", "reference"]
 KernelName = Literal["auto", "fused", "clients", "traced", "compiled"]
 RuleName = Literal["median", "trimmed-mean", "krum", "multi-krum", "clipped-mean"]
+Schedule = Literal["constant", "step", "cosine"]
+LEAST_RATE = 2.0**-126
+"""The smallest step size that there is: numbers of 32 bits below it lose their precision, and then are 0."""
 RULES: tuple[RuleName, ...] = get_args(RuleName)
 """Robust rules, see `equifed.robust`."""
 
@@ -45,7 +48,15 @@ class Local:
     weight_decay: float = 0.0
     """L2 penalty added to the gradient, as in torch's SGD and Adam."""
     learning_rate_decay: float = 1.0
-    """The step size is multiplied by this after every round."""
+    """The step size is multiplied by this after every round; with schedule "step", after every schedule_rounds."""
+    schedule: Schedule = "constant"
+    """How the step size goes on: "constant" (but for learning_rate_decay), "step" (learning_rate_decay every
+    schedule_rounds), or "cosine" (half a cosine wave over all rounds, down to nearly 0 in the last)."""
+    schedule_rounds: int | None = None
+    """Rounds from one fall of the step size to the next, with schedule "step"."""
+    warm_up: int = 0
+    """Rounds at the beginning in which the step size grows linearly to the learning rate; the schedule begins after
+    them."""
 
     def __post_init__(self) -> None:
         check_number("epochs", self.epochs, whole=True, low=1)
@@ -63,6 +74,20 @@ class Local:
             check_number("learning_rate", self.learning_rate, above=0)
         check_number("learning_rate_decay", self.learning_rate_decay, above=0)
         check_number("weight_decay", self.weight_decay, low=0)
+        check_number("warm_up", self.warm_up, whole=True, low=0)
+        if self.schedule not in get_args(Schedule):
+            raise unknown_name("schedule", self.schedule, get_args(Schedule), key="schedule")
+        if self.schedule_rounds is not None:
+            check_number("schedule_rounds", self.schedule_rounds, whole=True, low=1)
+        if self.schedule == "step" and (self.schedule_rounds is None or self.learning_rate_decay == 1):
+            text = "is 'step': say by what factor (learning_rate_decay) and how often (schedule_rounds) the rate falls."
+            raise ConfigError(text, key="schedule", value="step")
+        if self.schedule != "step" and self.schedule_rounds is not None:
+            text = f"belongs to schedule 'step', and this one is {self.schedule!r}. Leave it out."
+            raise ConfigError(text, key="schedule_rounds", value=self.schedule_rounds)
+        if self.schedule == "cosine" and self.learning_rate_decay != 1:
+            text = "belongs to schedules 'constant' and 'step'; 'cosine' falls by itself. Leave it at 1."
+            raise ConfigError(text, key="learning_rate_decay", value=self.learning_rate_decay)
 
     def for_task(self, task: str) -> Local:
         """With the learning rate of this kind of task where none is given."""
@@ -70,13 +95,29 @@ class Local:
             return self
         return dataclasses.replace(self, learning_rate=0.005 if task == "regression" else 0.1)
 
-    def rate(self, round: int) -> float:
-        """The step size of round 1, 2, ..."""
+    def rate(self, round: int, rounds: int) -> float:
+        """The step size of round 1, 2, ... of so many; never 0.
+
+        With W rounds of warm-up it is learning_rate r / (W + 1) in round r <= W. After them, with t = 0, 1, ..., it is
+        learning_rate times decay^t (constant), decay^floor(t / schedule_rounds) (step) or, of T rounds that are left,
+        (1 + cos(pi t / T)) / 2 (cosine), which is sin^2(pi / 2T) in the last.
+        """
         assert self.learning_rate is not None, "not resolved by for_task"
-        try:
-            return min(self.learning_rate * self.learning_rate_decay ** (round - 1), MAX_FLOAT32)
-        except OverflowError:  # a decay above 1, after many rounds
-            return MAX_FLOAT32
+        after = round - 1 - self.warm_up
+        if after < 0:
+            factor = round / (self.warm_up + 1)
+        elif self.schedule == "cosine":
+            factor = (1 + math.cos(math.pi * after / max(rounds - self.warm_up, after + 1))) / 2
+        else:
+            try:
+                factor = self.learning_rate_decay ** (after // (self.schedule_rounds or 1))
+            except OverflowError:  # a decay above 1, after many rounds
+                return MAX_FLOAT32
+        return max(min(self.learning_rate * factor, MAX_FLOAT32), LEAST_RATE)
+
+    def least_rate(self, rounds: int) -> float:
+        """The smallest step size of so many rounds: rates rise in the warm-up, and later only fall or only rise."""
+        return min(self.rate(round, rounds) for round in {1, min(self.warm_up + 1, rounds), rounds})
 
 
 @dataclass(frozen=True)
@@ -184,6 +225,9 @@ class RunSettings:
         check_confidence(self.confidence)
         if not isinstance(self.local, Local):
             raise ConfigError(f"must be equifed.Local(...), got {self.local!r}.", key="local")
+        if self.local.warm_up >= self.rounds:
+            text = f"must be below the rounds of the run, {self.rounds}, got {self.local.warm_up}."
+            raise ConfigError(text, section="local", key="warm_up", value=self.local.warm_up)
 
     @property
     def seed_list(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equifed.errors import ConfigError
+from equifed.dropout import dropping
+from equifed.modules import trained
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Task:
     """What is learned, from how many, and for how long. Nothing in it changes during a run."""
 
     module: nn.Module
-    """The model's architecture; its own parameters are never used."""
+    """The model's architecture, and the values of what is frozen in it; those of the other parameters are not used."""
     kind: TaskKind
     """Classification or regression."""
     num_classes: int
@@ -53,10 +54,31 @@ class Task:
     """Known groups of clients (0: none known)."""
     binary: bool = False
     """The model has one output, the logit of class 1, instead of one per class."""
+    dropout: Tensor | None = None
+    """The key [2] by which the model's dropout layers drop units, in a step of local training (`equifed.dropout`);
+    None elsewhere: nothing is dropped."""
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters that are trained and sent, by name; their values mean nothing."""
+        return trained(self.module)
+
+    def in_step(self, dropout: Tensor) -> Task:
+        """The same in a step of local training with this key of dropout."""
+        return replace(self, dropout=dropout)
+
+    def rate(self, round: int) -> float:
+        """The step size of local training in this round; before round 1, that of round 1."""
+        return self.local.rate(max(round, 1), self.rounds)
 
     def forward(self, parameters: Tree, x: Tensor) -> Tensor:
         """The model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
-        out: Tensor = functional_call(self.module, parameters, (x,))
+        out: Tensor
+        if self.dropout is None:
+            out = functional_call(self.module, parameters, (x,))
+        else:
+            with dropping(self.dropout):
+                out = functional_call(self.module, parameters, (x,))
         scalar = self.binary or self.kind == "regression"
         return out.squeeze(-1) if scalar and out.dim() == 2 else out
 
@@ -100,52 +122,3 @@ class Task:
 def num_outputs(kind: TaskKind, num_classes: int) -> int:
     """Outputs of a model that is made for the task: one logit for two classes, one value for regression."""
     return 1 if kind == "regression" or num_classes == 2 else num_classes
-
-
-def check_module(module: nn.Module) -> None:
-    """Refuse a module that keeps hidden state or draws its own random numbers: neither can be federated faithfully."""
-    buffers = [name for name, _ in module.named_buffers()]
-    if buffers:
-        raise ConfigError(
-            f"The model {type(module).__name__} has buffers ({', '.join(buffers[:3])}), which are state outside its "
-            "parameters: averaging them is not defined. Replace BatchNorm by GroupNorm or LayerNorm, and make constant "
-            "buffers plain attributes."
-        )
-    for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ConfigError(
-                f"The model has a batch normalisation layer ({name or type(part).__name__}): a row's output would "
-                "depend on the rows beside it, also on padding. Use GroupNorm or LayerNorm."
-            )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            raise ConfigError(
-                f"The model has a dropout layer ({name or type(part).__name__}), which draws random numbers of its "
-                "own: a run could not be repeated exactly. Remove it, or set p=0; weight decay in Local regularises."
-            )
-    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        raise ConfigError(
-            f"The model has frozen parameters ({', '.join(frozen[:3])}), but methods train and average all of them. "
-            "Apply the frozen part to the data beforehand, and give the rest as the model."
-        )
-    if not any(True for _ in module.parameters()):
-        raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")
-
-
-def ends_in_probabilities(out: Tensor) -> str:
-    """The name of the last step by which a model made its output, where that gives probabilities; "" for any other.
-
-    Steps that only change the shape are passed over. The output must have been computed with gradients.
-    """
-    step = out.grad_fn
-    while step is not None:
-        name = step.name().rstrip("0123456789").removesuffix("Backward")
-        if name in ("Sigmoid", "Softmax"):
-            return name.lower()
-        if name not in _SHAPES or not step.next_functions:
-            return ""
-        step = step.next_functions[0][0]
-    return ""
-
-
-_SHAPES = ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Alias", "Clone", "Transpose", "T")

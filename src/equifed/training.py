@@ -159,5 +159,7 @@ class LocalTraining:
             if self.resample is not None and number % steps == 0:
                 context, chosen = self.resample(parameters, context, data.uniforms[number // steps], data)
             batch = data.batch(rows if chosen is None else chosen[rows], per_row)
+            if data.dropout:
+                batch = batch.replace(task=batch.task.in_step(data.dropout[number]))
             parameters, optimizer = self.stepped(local, parameters, optimizer, context, batch, data.learning_rate)
         return self.finish(parameters, down, state, data, context)

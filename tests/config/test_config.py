@@ -119,6 +119,7 @@ def test_overrides_are_toml_values_or_text(tmp_path):
         ({"local": {"learning-rate": 0}}, ["local.learning-rate", "above 0", "got 0"]),
         ({"local": {"local-epochs": 0}}, ["local.local-epochs", "at least 1"]),
         ({"local": {"learning-rate-decay": 0}}, ["local.learning-rate-decay", "above 0"]),
+        ({"local": {"warm-up": 40}}, ["local.warm-up", "below the rounds of the run"]),
         ({"local": {"epochs": 1}}, ["local.epochs", "Did you mean 'local-epochs'"]),
         ({"local": {"optimizer": "sdg"}}, ["local.optimizer: must be", 'got "sdg"', "'sgd' or 'adam'"]),
         ({"model": {"kind": "mpl"}}, ["model.kind", "Did you mean 'mlp'"]),

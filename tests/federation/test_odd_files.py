@@ -230,4 +230,4 @@ def test_numbers_that_training_cannot_compute_with_are_refused() -> None:
     for name in ("learning_rate", "learning_rate_decay", "weight_decay"):
         with pytest.raises(ConfigError, match=r"at most 3\.40282e\+38, got 1e\+308"):
             Local(**{name: 1e308})
-    assert Local(learning_rate=1.0, learning_rate_decay=10.0).rate(1000) == pytest.approx(3.4e38, rel=1e-2)
+    assert Local(learning_rate=1.0, learning_rate_decay=10.0).rate(1000, 1000) == pytest.approx(3.4e38, rel=1e-2)

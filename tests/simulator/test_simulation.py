@@ -412,7 +412,8 @@ def test_clients_know_the_step_size_of_the_round(uneven: Federation, engine: str
     np.testing.assert_allclose(result.parameters[0]["0.weight"], 0.1, rtol=1e-6)  # the third round
 
 
-def test_a_module_that_draws_random_numbers_is_explained(uneven: Federation) -> None:
+@pytest.mark.parametrize("engine", ["lanes", "reference"])
+def test_a_module_that_draws_random_numbers_is_refused(uneven: Federation, engine: str) -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -421,8 +422,23 @@ def test_a_module_that_draws_random_numbers_is_explained(uneven: Federation) -> 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x) + torch.randn(len(x), 1)
 
+    with pytest.raises(ConfigError, match=r"draws random numbers of its own: .* use layers such as nn.Dropout"):
+        ef.simulate(FedAvg(), uneven, engine=engine, **{**QUICK, "model": Noisy()})  # type: ignore[arg-type]
+
+
+def test_a_method_that_draws_random_numbers_is_explained(uneven: Federation) -> None:
+    def noisy(theta: Tree, context: Tree, batch: Data) -> torch.Tensor:
+        return batch.mean(batch.task.row_loss(theta, batch.x + torch.randn(4), batch.y))
+
+    @dataclasses.dataclass(frozen=True)
+    class Noisy(FedAvg):
+        @property
+        def round(self) -> tuple[Phase, ...]:
+            (phase,) = super().round
+            return (dataclasses.replace(phase, client=dataclasses.replace(phase.client, loss=noisy)),)  # type: ignore[type-var]
+
     with pytest.raises(RunError, match="may not draw torch's random numbers"):
-        ef.simulate(FedAvg(), uneven, **{**QUICK, "model": Noisy()})  # type: ignore[arg-type]
+        ef.simulate(Noisy(), uneven, **QUICK)
 
 
 def test_grid_wastes_at_most_a_quarter() -> None:
@@ -457,7 +473,7 @@ class Squashed(nn.Linear):
             {"model": nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False))},
             "batch normalisation",
         ),
-        ({"model": nn.Linear(4, 1).requires_grad_(False)}, "frozen parameters"),
+        ({"model": nn.Linear(4, 1).requires_grad_(False)}, "All parameters of the model Linear are frozen"),
         ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, but equifed applies it itself"),
         ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, but equifed applies it itself"),
         ({"model": Squashed}, "ends in a sigmoid.*Remove it"),
@@ -472,7 +488,8 @@ class Squashed(nn.Linear):
         ({"device": "quantum"}, "device must be 'auto', 'cpu'"),
         ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
-        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 1))}, "dropout layer"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5), nn.Linear(3, 1))}, "a layer AlphaDropout"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "nothing is left"),
         ({"model": nn.Linear(7, 1)}, r"does not take this data's rows of shape \[4\]"),
         ({"model": nn.Linear(4, 5)}, r"needs \[rows, 1 or 2\]"),
         ({"model": "mlp"}, "model must be one of equifed.models"),

@@ -132,12 +132,15 @@ def parse_config(
     reader.stop_if_wrong()
     if run.target and (sweep or seek or chosen_from) and not _has_validation(data, preset, division):
         data = data.model_copy(update={"validation": VALIDATION})
-    run = dataclasses.replace(
+    filled = partial(
+        dataclasses.replace,
         run,
         seeds=run.seeds or (1 if flower else SEEDS),
         clients_per_round=run.clients_per_round or _sampled(preset, division, "partition" in merged),
         local=local.for_task(task),
     )
+    run = reader.checked("local", filled)  # which has to fit the rounds
+    reader.stop_if_wrong()
     return Config(run, data, division, model, method, sweep, seek, flower, source, folder)
 
 

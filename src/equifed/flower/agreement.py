@@ -13,15 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
+from equifed import models
 from equifed.config import Config, FlowerSection, identity, job_of, load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError, blaming
 from equifed.federation import Federation
 from equifed.federation.silo import from_one_place
 from equifed.federation.tables import no_rows, read_schema
+from equifed.modules import fingerprint
 from equifed.protocol import STAGES, Method, Phase, Stage
 from equifed.secure import FEWEST
 from equifed.simulator import Job
+from equifed.task import num_outputs
 from equifed.tracking.names import VARIABLE
 
 Scaling = tuple[np.ndarray, np.ndarray]
@@ -78,8 +81,15 @@ class Setting:
         return no_rows(self.schema).scale_columns
 
     @cached_property
+    def frozen(self) -> str:
+        """A fingerprint of what is frozen in the model, which every place makes itself; empty where nothing is."""
+        with blaming(source=self.config.source, section="model"):
+            fed = self.view()
+            return fingerprint(models.build(self.config.model, fed.shape, num_outputs(fed.task, len(fed.classes))))
+
+    @cached_property
     def digest(self) -> str:
-        """Equal for apps that compute the same: everything but where files lie."""
+        """Equal for apps that compute the same: everything but where files lie; also what is frozen in the model."""
         sections = identity(self.config.resolved())
         sections["data"] = {
             key: value for key, value in sections["data"].items() if key not in ("files", "schema", "validation-file")
@@ -89,6 +99,7 @@ class Setting:
             "silos": self.silos,
             "schema": json.loads(self.schema.model_dump_json()),
             "equifed": version("equifed"),
+            **({"frozen": self.frozen} if self.frozen else {}),
         }
         return hashlib.blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=16).hexdigest()
 

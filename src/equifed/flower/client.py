@@ -112,8 +112,8 @@ def app_of(setting: Setting) -> ClientApp:
     def join(message: Message, context: Context) -> RecordDict:
         if read_about(message.content)["app"] != setting.digest:
             raise ConfigError(
-                "its app has another configuration, schema or version of equifed than the server's: install the same "
-                "version everywhere."
+                "its app has another configuration, schema, version of equifed or frozen part of the model than the "
+                "server's: install the same everywhere."
             )
         silo, memory, asked = opened(message, context)
         fed = silo.engine.job.runs[0].federation

@@ -27,7 +27,7 @@ from equifed.tree import Tree
 
 def check_network(name: str, task: Task) -> None:
     """Refuse a model that has anything but weights of linear and convolution layers."""
-    other = [path for path, parameter in task.module.named_parameters() if parameter.dim() < 2]
+    other = [path for path, parameter in task.parameters.items() if parameter.dim() < 2]
     if other:
         raise ConfigError(
             f"{name} ranks the edges of linear and convolution layers, but the model also has {', '.join(other[:3])}. "
@@ -104,7 +104,7 @@ def elected(reputations: Tree) -> Tree:
 
 def position_bound() -> Bound:
     """Positions are whole and below the edges of the largest layer."""
-    return Bound(0, lambda task: max(p.numel() for p in task.module.parameters()) - 1, whole=True)
+    return Bound(0, lambda task: max(p.numel() for p in task.parameters.values()) - 1, whole=True)
 
 
 def sorted_by(reputation: Tensor) -> Tensor:

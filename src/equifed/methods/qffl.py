@@ -85,7 +85,7 @@ class QFFL(Method):
 
 def steepness(task: Task) -> float:
     """The largest L of all rounds."""
-    return 1 / min(task.local.rate(1), task.local.rate(max(task.rounds, 1)))
+    return 1 / task.local.least_rate(max(task.rounds, 1))
 
 
 def step(server: Any, replies: Record, validation: Data | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ import numpy as np
 from equifed import tree
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
+from equifed.modules import frozen
 from equifed.notes import Note
-from equifed.protocol import CONSTRAINT_TOLERANCE, VALIDATION
+from equifed.protocol import CONSTRAINT_TOLERANCE, STAGES, VALIDATION, LocalTraining
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
@@ -106,12 +108,15 @@ class Collector:
 
 def _notes(job: Job, logs: list[RoundLog], rejections: list[tuple[int, Rejection]]) -> list[Note]:
     """What a reader should know about the rounds of all runs."""
+    phases = [phase for stage in STAGES for phase in job.phases(stage)]
+    undropped = job.has_dropout and not any(isinstance(phase.client, LocalTraining) for phase in phases)
     unmeasured = not len(job.federation.test) and job.federation.client_test is None
     rejected = sum(log.rejected for log in logs)
     return [
         *([Note("no-test-rows")] if unmeasured else []),
         *_table(job.federation),
         *_groups(job.federation),
+        *([Note("nothing-dropped", {"method": job.method.name})] if undropped else []),
         *_not_applied(job, logs),
         *([Note("replies-rejected", {"count": rejected})] if rejected else []),
         *_clipping(job, logs),
@@ -342,10 +347,12 @@ def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFra
 
 def _final_states(job: Job, state: State) -> dict[Any, FinalState]:
     """What each run ended with, by its seed; by (swept values..., seed) after a sweep."""
-    states = {}
+    states, task = {}, job.task
+    if job.device.type != "cpu" and frozen(task.module):  # what is predicted later is predicted on the CPU
+        task = dataclasses.replace(task, module=copy.deepcopy(task.module).cpu())
     for r, run in enumerate(job.wanted):
         fed, server, clients = run.federation, tree.take(state.server, r), tree.take(state.clients, r)
         states[(*run.hyper.values(), run.seed) if run.hyper else run.seed] = FinalState(
-            job.method_of(r), job.task, server, clients, fed.ids, run.seed, fed.scaling, tuple(fed.shape), job.model
+            job.method_of(r), task, server, clients, fed.ids, run.seed, fed.scaling, tuple(fed.shape), job.model
         )
     return states

@@ -123,7 +123,7 @@ def blank_states(method: Method, task: Task) -> tuple[Any, Tree]:
     """States of the server and of a client with the method's structure and shapes, and no values that mean anything."""
     count = () if method.num_models is None else (method.num_models,)
     parameters = {}
-    for name, value in task.module.named_parameters():
+    for name, value in task.parameters.items():
         shape = (*count, *value.shape)  # all different, as initial values are
         parameters[name] = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
     with torch.no_grad():

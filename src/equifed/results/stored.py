@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equifed import methods, models, tree
+from equifed import methods, models, modules, tree
 from equifed.errors import ConfigError
 from equifed.protocol import Method, Task
 from equifed.results.predict import FinalState, blank_states
@@ -19,13 +19,16 @@ from equifed.task import num_outputs
 from equifed.tree import Tree
 
 Arrays = Mapping[str, np.ndarray]
+FROZEN = "frozen."
+"""What the names of arrays begin with that no run has changed."""
 
 
 class StoredStates(Mapping[Any, FinalState]):
     """The final states by the keys of `Result.parameters`, rebuilt when the first of them is asked for."""
 
     def __init__(self, about: Mapping[str, Any], arrays: Arrays | Callable[[], Arrays]) -> None:
-        """about: see `describe`. arrays: the leaves of all states [runs, ...] by name, or what reads them."""
+        """about: see `describe`. arrays: the leaves of all states [runs, ...] by name, and what is frozen in the model;
+        or what reads them."""
         self.about = about
         self._arrays = arrays
 
@@ -44,6 +47,9 @@ class StoredStates(Mapping[Any, FinalState]):
             if trees
             for name, leaf in tree.named(tree.stack(trees), part).items()
         }
+        if states:  # what is frozen is one for all runs
+            module = next(iter(states.values())).task.module
+            leaves |= {f"{FROZEN}{name}": value.detach() for name, value in modules.frozen(module).items()}
         return cls(describe(states), {name: leaf.numpy() for name, leaf in leaves.items()})
 
     @cached_property
@@ -59,8 +65,11 @@ class StoredStates(Mapping[Any, FinalState]):
             )
         spec = models.from_description(self.about["model"]) if model is None else model
         shape, sizes = tuple(self.about["shape"]), self.about["task"]
-        with torch.random.fork_rng(devices=[]):  # making a module draws random numbers, which are not used
-            module = models.build(spec, shape, num_outputs(sizes["kind"], sizes["num_classes"]))
+        module = models.build(spec, shape, num_outputs(sizes["kind"], sizes["num_classes"]))
+        stored_frozen = {
+            name.removeprefix(FROZEN): value for name, value in self.arrays.items() if name.startswith(FROZEN)
+        }
+        module = modules.prepared(modules.with_frozen(module, stored_frozen))
         task = Task(module=module, local=Local(**self.about["local"]), **sizes)
         states = {}
         for r, run in enumerate(self.about["runs"]):
@@ -126,7 +135,7 @@ def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
         "task": {
             field.name: getattr(first.task, field.name)
             for field in dataclasses.fields(Task)
-            if field.name not in ("module", "local")
+            if field.name not in ("module", "local", "dropout")
         },
         "local": dataclasses.asdict(first.task.local),
         "shape": list(first.shape),

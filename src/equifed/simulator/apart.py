@@ -7,8 +7,6 @@ batch for each thread is in memory. Lanes are independent: the numbers are the s
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from queue import SimpleQueue
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
+from equifed.modules import copied
 from equifed.protocol import Task
 from equifed.simulator import tracing
 from equifed.simulator.fused.cpu import fill_orders
@@ -41,7 +40,7 @@ class Apart:
         tasks: SimpleQueue[Task] = SimpleQueue()
         tasks.put(self.job.task)
         for _ in range(self.job.threads - 1):
-            tasks.put(replace(self.job.task, module=copy.deepcopy(self.job.task.module)))
+            tasks.put(replace(self.job.task, module=copied(self.job.task.module)))
         return tasks
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
@@ -75,16 +74,19 @@ class Apart:
         models, eager = flat.models(lane), flat.step(replace(work.steps, task=task))
         moving = [carry for carry, _, _ in models]
         for epoch in epochs:
-            for places in self._batches(work, lane, epoch):
+            batches = self._batches(work, lane, epoch)
+            keys = tree.leaves(work.dropout_words(epoch, range(len(batches)), slice(lane, lane + 1)))
+            for at, places in enumerate(batches):
                 step, rows = steps.get(len(places), eager), self._rows(work, lane, places)
+                key = [words[at, 0] for words in keys]
                 for number, (_, same, own) in enumerate(models):
-                    moving[number] = step(*moving[number], *same, *rows, *(values[places] for values in own))
+                    moving[number] = step(*moving[number], *same, *rows, *(values[places] for values in own), *key)
         for (begin, _, _), end in zip(models, moving, strict=True):
             for leaf, value in zip(begin, end, strict=True):
                 leaf.copy_(value)
         tasks.put(task)
 
-    def _batches(self, work: LaneTraining, lane: int, epoch: int) -> Iterator[Tensor]:
+    def _batches(self, work: LaneTraining, lane: int, epoch: int) -> tuple[Tensor, ...]:
         """The batches of an epoch, as positions among the lane's rows."""
         n, size = int(work.lanes.n[lane]), self.job.task.local.batch_size
         order = np.arange(n, dtype=np.int32)[None]
@@ -92,7 +94,7 @@ class Apart:
             key = work.keys[lane : lane + 1].numpy().view(np.uint64)
             fill_orders(key, epoch, work.lanes.n[lane : lane + 1], order)
         places = torch.from_numpy(order[0])
-        yield from (places if work.chosen is None else work.chosen[lane][places]).split(size or n)
+        return (places if work.chosen is None else work.chosen[lane][places]).split(size or n)
 
     def _rows(self, work: LaneTraining, lane: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x, y, s and mask of a batch."""
@@ -113,6 +115,7 @@ class Apart:
                 carry, same, own = flat.models(0)[0]  # the lane with most rows
                 places = torch.arange(rows, dtype=torch.int32)
                 values = [*carry, *same, *self._rows(work, 0, places), *(values[places] for values in own)]
+                values += [words[0, 0] for words in tree.leaves(work.dropout_words(0, range(1), slice(1)))]
                 self._traced[key] = trace(flat.step(work.steps), values)
             steps[rows] = self._traced[key]
         return steps
@@ -144,12 +147,13 @@ class _Flat:
     @classmethod
     def of(cls, work: LaneTraining, carry: Tree) -> _Flat:
         hyper, inputs = work.inputs.hyper, work.inputs.for_steps()._replace(hyper={})
+        batch = (0, 0, 0, 0, work.per_row, () if work.dropout is None else 0)
         return cls(
             carry=tree.leaves(carry),
             context=tree.leaves((work.context, hyper)),
             inputs=tree.leaves(inputs),
             own=tree.leaves(work.per_row),
-            structure=tree.flatten((carry, work.context, hyper, inputs, (0, 0, 0, 0, work.per_row)))[1],
+            structure=tree.flatten((carry, work.context, hyper, inputs, batch))[1],
             shared=work.steps.shared,
         )
 

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from equifed import methods, models, randomness, tree
 from equifed.channel import CHANNEL_OPTIONS, Channel
+from equifed.dropout import has_dropout
 from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
+from equifed.modules import ends_in_probabilities, frozen, prepared, trained
 from equifed.protocol import STAGES, Method, Phase, Stage, Task
 from equifed.secure import FEWEST
 from equifed.settings import RunSettings
 from equifed.simulator.threads import usable_cores
 from equifed.target import parse_targets
-from equifed.task import check_module, ends_in_probabilities, num_outputs
+from equifed.task import num_outputs
 from equifed.tree import Tree
 
 
@@ -123,14 +125,20 @@ class Job:
                 placed = inputs[0] if getattr(module, "transposed", False) else output
                 products.append(module.weight.numel() * placed.numel() // module.weight.shape[0])
 
+        first = next(self.task.module.parameters())
         hooks = [module.register_forward_hook(note) for module in self.task.module.modules()]
         try:
             with torch.no_grad():
-                self.task.module(torch.zeros(1, *self.federation.shape))
+                self.task.module(torch.zeros(1, *self.federation.shape, device=first.device))
         finally:
             for hook in hooks:
                 hook.remove()
         return sum(sizes), sum(products)
+
+    @cached_property
+    def has_dropout(self) -> bool:
+        """Whether the model drops units in steps of local training."""
+        return has_dropout(self.task.module)
 
     @cached_property
     def channel(self) -> Channel:
@@ -398,9 +406,10 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
 
 def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
     with blaming(section="model"):
-        module = models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes)))
-        check_module(module)
+        module = prepared(models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes))))
         binary = _is_binary(module, fed)
+        if frozen(module):
+            module = module.to(settings.device)
     return Task(
         module=module,
         kind=fed.task,
@@ -417,6 +426,7 @@ def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
 
 def _is_binary(module: nn.Module, fed: Federation) -> bool:
     """Whether the model has one output; also the check that its output fits the data."""
+    before = torch.get_rng_state()
     try:
         with torch.enable_grad():  # which remembers the last step
             out = module(torch.from_numpy(fed.rows.x[:2].astype(np.float32)))
@@ -425,6 +435,11 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
             f"The model does not take this data's rows of shape {list(fed.shape)}: "
             f"{next(iter(str(error).splitlines()), type(error).__name__)}"
         ) from error
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ConfigError(
+            "The model draws random numbers of its own: a run could not be repeated exactly. For dropout, use layers "
+            "such as nn.Dropout, whose masks are made from the seed."
+        )
     width = 1 if out.dim() == 1 else out.shape[1] if out.dim() == 2 else -1
     allowed = {1} if fed.task == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
     if width not in allowed:
@@ -463,12 +478,12 @@ def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))
             module = model()
-    return {name: value.detach().clone().float() for name, value in module.named_parameters()}
+    return {name: value.detach().clone().float().cpu() for name, value in trained(module).items()}
 
 
 def _fit_given(given: Mapping[str, Any], module: nn.Module, count: int | None) -> Tree:
     values = {name: torch.as_tensor(np.asarray(value), dtype=torch.float32) for name, value in given.items()}
-    expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    expected = {name: tuple(parameter.shape) for name, parameter in trained(module).items()}
     if set(values) != set(expected):
         raise ConfigError(
             f"initial_parameters must have the model's parameters {', '.join(expected)}; got {', '.join(values)}."

@@ -67,7 +67,7 @@ class LaneClients:
             draws=draws,
             group=() if self._groups is None else self._groups[client],
             scaling=tree.take(self.tables.scaling, run),
-            rate=torch.full((len(lanes),), job.task.local.rate(max(round, 1)), device=job.device),
+            rate=torch.full((len(lanes),), job.task.rate(round), device=job.device),
             client=client,
             initial=self.of_runs(self._initial, lanes.run) if phase.initial else (),
             start=self.index(lanes.start),
@@ -166,9 +166,10 @@ class LaneExchange:
             begin = Start(down["theta"])
         else:
             begin = self.map(prepare, (down, own), inputs, lanes, settings)
-        local, seeds = job.task.local, np.array([run.seed % 2**64 for run in job.runs], np.uint64)
+        seeds = np.array([run.seed % 2**64 for run in job.runs], np.uint64)
         clients = np.array(job.client_keys, np.uint64)[lanes.client]
-        keys = randomness.batch_keys(seeds[lanes.run], self.round, clients, self.first.name)
+        which = seeds[lanes.run], self.round, clients, self.first.name
+        keys = randomness.batch_keys(*which)
         training = LaneTraining(
             place=(self.stage, self.position),
             name=self.first.name,
@@ -178,7 +179,8 @@ class LaneExchange:
             per_row=begin.per_row,
             lanes=lanes,
             keys=torch.from_numpy(keys.view(np.int64)).to(job.device),
-            rate=local.rate(max(self.round, 1)),
+            dropout=randomness.dropout_keys(*which) if job.has_dropout else None,
+            rate=job.task.rate(self.round),
             resample=None if work.resample is None else partial(self._resample, lanes, longest),
         )
         parameters, context = self.clients.stepper.train(training, begin.parameters)

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from equifed import tree
+from equifed import randomness, tree
 from equifed.protocol import Data, LocalTraining, Phase, Task
 from equifed.simulator.lane_data import Inputs, Lanes
 from equifed.training import optimizer_start
 from equifed.tree import Tree
 
-Batch = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]
-"""x, y, s and mask of a step's rows, and the rows' own values."""
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor], Tree]
+"""x, y, s and mask of a step's rows, the rows' own values, and the step's key of dropout, () where there is none."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,21 @@ class LaneSteps:
     def _lane(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
         if not self.shared:
             return self.one(carry, context, inputs, batch)
-        x, y, s, mask, own = batch
+        x, y, s, mask, own, key = batch
 
         def setting(carry: Tree, context: Tree, hyper: dict[str, Tensor], own: dict[str, Tensor]) -> Tree:
-            return self.one(carry, context, inputs._replace(hyper=hyper), (x, y, s, mask, own))
+            return self.one(carry, context, inputs._replace(hyper=hyper), (x, y, s, mask, own, key))
 
         return vmap(setting)(carry, context, inputs.hyper, own)
 
     def one(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
         """One step of one lane with one setting: the definition."""
-        (parameters, optimizer), (x, y, s, mask, own) = carry, batch
+        (parameters, optimizer), (x, y, s, mask, own, key) = carry, batch
         if inputs.scaling:
             x = (x - inputs.scaling[0]) * inputs.scaling[1]
         work: Any = self.phase(inputs.hyper).client
-        data = Data(x, y, s, mask, self.task, own, inputs.draws, inputs.client_group, learning_rate=inputs.rate)
+        task = self.task.in_step(key) if isinstance(key, Tensor) else self.task
+        data = Data(x, y, s, mask, task, own, inputs.draws, inputs.client_group, learning_rate=inputs.rate)
         return work.stepped(self.task.local, parameters, optimizer, context, data, inputs.rate)
 
     def number(self, name: str, hyper: dict[str, Tensor]) -> Tensor:
@@ -92,6 +94,8 @@ class LaneTraining:
     lanes: Lanes
     keys: Tensor
     """Keys of the lanes' orders of rows [L], int64 with the bits of a uint64; epoch e has `shuffle.folded(key, e)`."""
+    dropout: np.ndarray | None
+    """Keys of what the lanes' models drop [L], uint64; None where they drop nothing. See `dropout_words`."""
     rate: float
     """The step size."""
     resample: Callable[[Tree, Tree, int], tuple[Tree, Tensor]] | None
@@ -102,8 +106,15 @@ class LaneTraining:
     def part(self, lanes: slice) -> LaneTraining:
         """The same for some of the lanes."""
         context, inputs, per_row, keys = tree.take((self.context, self.inputs, self.per_row, self.keys), lanes)
-        parts = {"context": context, "inputs": inputs, "per_row": per_row, "keys": keys}
+        dropout = None if self.dropout is None else self.dropout[lanes]
+        parts = {"context": context, "inputs": inputs, "per_row": per_row, "keys": keys, "dropout": dropout}
         return replace(self, lanes=self.lanes.part(lanes), **parts)
+
+    def dropout_words(self, epoch: int, steps: range, lanes: slice) -> Tree:
+        """The keys of dropout in these steps of an epoch [T, L, 2]; () where nothing is dropped."""
+        if self.dropout is None:
+            return ()
+        return torch.from_numpy(randomness.dropout_words(self.dropout[lanes], epoch, steps)).to(self.keys.device)
 
     @property
     def epochs(self) -> int:

@@ -103,11 +103,14 @@ class Reference(LocalEngine):
         rows = tables.index[begin : begin + n].long()
         batches: tuple[Tensor, ...] = ()
         uniforms: tuple[Tensor, ...] = ()
+        dropout: tuple[Tensor, ...] = ()
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
             source = randomness.Batches(seed, round, job.client_keys[client], phase.name, n, local)
             epochs = range(phase.client.passes(local))
             batches = tuple(torch.from_numpy(rows).to(job.device) for e in epochs for rows in source.of_epoch(e))
+            if job.has_dropout:
+                dropout = tuple(torch.from_numpy(key).to(job.device) for e in epochs for key in source.dropout(e))
             if phase.client.resample is not None:
                 uniforms = tuple(torch.from_numpy(source.uniforms(e)).to(job.device) for e in epochs)
         groups = job.runs[run].federation.client_groups
@@ -124,7 +127,8 @@ class Reference(LocalEngine):
             client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
             batches=batches,
             uniforms=uniforms,
-            learning_rate=job.task.local.rate(max(round, 1)),
+            dropout=dropout,
+            learning_rate=job.task.rate(round),
             attribute=None if tables.attribute is None else tables.attribute[rows],
             client=torch.tensor(client, device=job.device),
             initial=tree.map(lambda leaf: leaf.to(job.device), job.initial[run]) if phase.initial else (),

@@ -79,7 +79,7 @@ class Stepper:
         """Multiplications of a step of one client with one setting, forward."""
         axes = 2 if work.steps.shared else 1
         trained = sum(leaf[(0,) * axes].numel() for leaf in tree.leaves(parameters))
-        models = max(1.0, trained / sum(leaf.numel() for leaf in self.job.task.module.parameters()))
+        models = max(1.0, trained / sum(leaf.numel() for leaf in self.job.task.parameters.values()))
         return models * self._rows * self.job.row_products
 
     @cached_property

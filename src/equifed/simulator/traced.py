@@ -77,7 +77,8 @@ class Traced:
             same, moving = tree.map(
                 lambda leaf, some=some: leaf[some].contiguous(), ((work.context, work.inputs.for_steps()), carry)
             )
-            batches = self._batches(work, positions, begin, end, width, size)
+            taken = self._batches(work, positions, begin, end, width, size)
+            batches = *taken, work.dropout_words(epoch, range(begin, end), some)
             run = self._prepared(work, (moving, same, tree.take(batches, 0)), size, idle, end - begin)
             flat, structure = tree.flatten(moving)
             moving = tree.unflatten(run(flat, tree.leaves(same), tree.leaves(batches)), structure)
@@ -151,16 +152,16 @@ class Traced:
         tables = self.tables
 
         def whole(
-            carry: Tree, fixed: tuple[Tree, Inputs], batch: tuple[Tensor, Tensor, dict[str, Tensor]]
+            carry: Tree, fixed: tuple[Tree, Inputs], batch: tuple[Tensor, Tensor, dict[str, Tensor], Tree]
         ) -> list[Tensor]:
-            rows, filled, own = batch
+            rows, filled, own, key = batch
             width = rows.shape[0]
             flat = rows.reshape(-1)
             x = tables.x.index_select(0, flat).view(width, size, *tables.x.shape[1:])
             y = tables.y.index_select(0, flat).view(width, size)
             s = tables.s.index_select(0, flat).view(width, size)
             mask = (torch.arange(size, device=rows.device) < filled[:, None]).to(torch.float32)
-            new = steps.step(carry, *fixed, (x, y, s, mask, own))
+            new = steps.step(carry, *fixed, (x, y, s, mask, own, key))
             moved = tree.where(filled > 0, new, carry) if idle else new
             # the next step expects the layout it was prepared for
             return [leaf.contiguous() for leaf in tree.leaves(moved)]

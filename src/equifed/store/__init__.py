@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from equifed import modules
 from equifed.config import Config, build, identity
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, blaming
 from equifed.files import writable_folder
@@ -123,6 +124,7 @@ class Store:
     def same(self, config: Config, job: Job) -> RunFolder | None:
         """The newest run of this configuration on these rows by these versions, finished or interrupted."""
         rows, versions = fingerprint(federations_of(config, job)), environment(job)
+        frozen = modules.fingerprint(job.task.module)
         for entry in self.entries():
             folder = self._folder(entry)
             if entry.method != config.method.name or entry.status not in ("finished", "interrupted"):
@@ -131,6 +133,7 @@ class Store:
                 if (
                     identity(folder.settings()) == identity(config.resolved(folder.path))
                     and folder.record("data.json")["fingerprint"] == rows
+                    and folder.record("data.json").get("frozen", "") == frozen
                     and folder.record("environment.json") == versions
                 ):
                     return folder
@@ -166,6 +169,11 @@ class Store:
                 f"The data of run {folder.id} have changed since it started (other rows, or other rows per client), "
                 "so it cannot be continued. Put the files back, or start again: "
                 f"equifed run {folder.path}/config.toml"
+            )
+        if modules.fingerprint(simulation.job.task.module) != then.get("frozen", ""):
+            raise DataError(
+                f"What is frozen in the model of run {folder.id} has other values than when it started, so it cannot "
+                f"be continued. Put them back, or start again: equifed run {folder.path}/config.toml"
             )
         before, now = folder.record("environment.json"), environment(simulation.job)
         changed = [name for name, value in now.items() if name != "commit" and before.get(name) != value]

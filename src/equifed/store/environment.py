@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import equifed
+from equifed import modules
 from equifed.config import Config
 from equifed.federation import Federation
 
@@ -35,9 +36,11 @@ def environment(job: Job) -> dict[str, Any]:
     }
 
 
-def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, Any]:
-    """Which data a run used: names, file hashes, and a fingerprint of the rows as each seed's clients hold them."""
-    first = federations[0]
+def data_record(config: Config, job: Job) -> dict[str, Any]:
+    """Which data a run used: names, file hashes, a fingerprint of the rows as each seed's clients hold them, and of
+    what is frozen in the model, which is not in the configuration either."""
+    federations = federations_of(config, job)
+    first, frozen = federations[0], modules.fingerprint(job.task.module)
     return {
         "name": config.data.title,
         "preset": config.data.preset,
@@ -45,6 +48,7 @@ def data_record(config: Config, federations: Sequence[Federation]) -> dict[str, 
         "provenance": dict(first.provenance),
         "files": {name: _hash(path) for name, path in config.tables().items() if path.is_file()},
         "fingerprint": fingerprint(federations),
+        **({"frozen": frozen} if frozen else {}),
     }
 
 

@@ -57,7 +57,7 @@ from equifed.notes import Note
 from equifed.results import Result
 from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
-from equifed.store.environment import data_record, environment, federations_of
+from equifed.store.environment import data_record, environment
 from equifed.store.locks import is_held, lock_at, take
 from equifed.store.package import MODEL
 from equifed.store.results import (
@@ -267,7 +267,7 @@ class RunFolder:
                 )
             clear_temporaries(path)  # of a process that was killed here
             (path / SCORES).mkdir(exist_ok=True)
-            data = data_record(config, federations_of(config, simulation.job))
+            data = data_record(config, simulation.job)
             contents = (tomli_w.dumps(config.resolved(path)).encode(), to_json(environment(simulation.job)))
             sums = Sums(path)
             for name, content in zip(BEFORE, (*contents, to_json(data)), strict=True):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.models import NetworkLinear, SharedLinear
+from equifed.modules import frozen
 from equifed.protocol import Task
 from equifed.settings import Local
 
@@ -56,6 +57,8 @@ def network_of(task: Task) -> Network | None:
     """The task's model as a network that kernels know; None where it is none."""
     # exactly these classes: others, and hooks, may do anything
     layers = list(task.module) if type(task.module) is nn.Sequential else [task.module]
+    if frozen(task.module):
+        return None
     if any(module._forward_hooks or module._forward_pre_hooks for module in task.module.modules()):
         return None
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):

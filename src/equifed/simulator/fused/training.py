@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.edge_popup import EdgePopup, kept
+from equifed.modules import frozen
 from equifed.protocol import EmpiricalRisk
 from equifed.simulator.fused.problem import Network, Problem, network_of
 from equifed.simulator.job import Job
@@ -49,6 +50,10 @@ class Fused:
     def _model_obstacle(self) -> str:
         if self.job.device.type not in ("cpu", "cuda"):
             return "device"
+        if self.job.has_dropout:
+            return "dropout"
+        if frozen(self.job.task.module):
+            return "frozen"
         return "model" if self.network is None else self._kernels.obstacle(self.network)
 
     def obstacle(self, work: LaneTraining, parameters: Tree) -> str:
@@ -84,7 +89,7 @@ class Fused:
 
     @cached_property
     def _shapes(self) -> dict[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in self.job.task.module.named_parameters()}
+        return {name: parameter.shape for name, parameter in self.job.task.parameters.items()}
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
         """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""

@@ -1,0 +1,165 @@
+"""Modules as federations train them: which parameters are trained and sent, what stays as it is, and what is refused.
+
+A parameter with `requires_grad=False` is frozen: it stays in the module with the value it has, is not sent, and nobody
+changes it. A frozen part is a submodule whose parameters are all frozen, such as a pretrained body. It may have buffers
+(the running statistics of batch normalisation), and computes as in evaluation: what it makes of a row depends on that
+row alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from equifed.dropout import KINDS, seeded
+from equifed.errors import ConfigError
+
+
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are trained and sent, by name."""
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def frozen(module: nn.Module) -> dict[str, Tensor]:
+    """What stays as it is, by name: frozen parameters, and buffers. Empty for most models."""
+    parameters = {name: value for name, value in module.named_parameters() if not value.requires_grad}
+    return {**parameters, **dict(module.named_buffers())}
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A hash of what stays as it is, equal where all its bits are; empty where there is nothing."""
+    values = frozen(module)
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(values):
+        array = values[name].detach().cpu().contiguous()
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)};".encode())
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if values else ""
+
+
+def with_frozen(module: nn.Module, values: Mapping[str, np.ndarray]) -> nn.Module:
+    """The module with these values where it is frozen: a copy, unless there is nothing."""
+    made = copy.deepcopy(module) if values else module
+    own = frozen(made)
+    if own.keys() != values.keys() or any(own[name].shape != values[name].shape for name in own):
+        wrong = [name for name in {**own, **values} if name not in values or name not in own] or list(own)
+        raise ConfigError(
+            f"The model does not fit the stored one: what is frozen in it differs ({', '.join(wrong[:3])}). Give the "
+            "model that the run was trained with."
+        )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(torch.from_numpy(np.array(values[name])))
+    return made
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy that shares with the module what is frozen."""
+    return copy.deepcopy(module, {id(value): value for value in frozen(module).values()})
+
+
+def prepared(module: nn.Module) -> nn.Module:
+    """The module as it is trained: itself, or a copy in which frozen parts compute as in evaluation, and dropout is by
+    masks that can be made again (`equifed.dropout`). Raises a ConfigError for what cannot be federated."""
+    check_module(module)
+    drops = any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules())
+    if not drops and not frozen(module):
+        return module
+    made = copy.deepcopy(module)
+    for part in _frozen_parts(made):
+        part.eval()
+    seeded(made, _inside_frozen(made))
+    return made
+
+
+def _inside_frozen(module: nn.Module) -> set[int]:
+    return {id(each) for part in _frozen_parts(module) for each in part.modules()}
+
+
+def _frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest submodules whose parameters are all frozen, as far as they have any."""
+    for part in module.children():
+        flags = {value.requires_grad for value in part.parameters()}
+        if flags == {False}:
+            yield part
+        elif flags:
+            yield from _frozen_parts(part)
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse a module that keeps hidden state or draws its own random numbers: neither can be federated faithfully."""
+    inside = _inside_frozen(module)
+    buffers = [
+        f"{name}.{own}".lstrip(".")
+        for name, part in module.named_modules()
+        if id(part) not in inside
+        for own, _ in part.named_buffers(recurse=False)
+    ]
+    if buffers:
+        raise ConfigError(
+            f"The model {type(module).__name__} has buffers ({', '.join(buffers[:3])}), which are state outside its "
+            "parameters: averaging them is not defined. Replace BatchNorm by GroupNorm or LayerNorm, and make constant "
+            "buffers plain attributes; in a part whose parameters are all frozen (requires_grad=False) both may stay."
+        )
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (id(part) not in inside or part.running_mean is None):
+            raise ConfigError(
+                f"The model has a batch normalisation layer ({name or type(part).__name__}): a row's output would "
+                "depend on the rows beside it, also on padding. Use GroupNorm or LayerNorm."
+            )
+        if not isinstance(part, _DropoutNd) or id(part) in inside:
+            continue
+        if part.p >= 1:
+            raise ConfigError(f"The model's dropout layer {name} has p = {part.p:g}: nothing is left. Set it below 1.")
+        if type(part) not in KINDS and part.p > 0:
+            raise ConfigError(
+                f"The model has a layer {type(part).__name__} ({name}), which draws random numbers of its own: a run "
+                f"could not be repeated exactly. Of dropout layers, use {', '.join(kind.__name__ for kind in KINDS)}."
+            )
+    if not any(True for _ in module.parameters()):
+        raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")
+    if not trained(module):
+        raise ConfigError(
+            f"All parameters of the model {type(module).__name__} are frozen (requires_grad=False), so there is "
+            "nothing to train. Leave some of them trainable, such as those of the last layer."
+        )
+
+
+def ends_in_probabilities(out: Tensor) -> str:
+    """The name of the last step by which a model made its output, where that gives probabilities; "" for any other.
+
+    Steps that only change the shape are passed over. The output must have been computed with gradients. A log-softmax
+    is none: it gives logits, whose softmax is its own.
+    """
+    return _last_step(out.grad_fn)
+
+
+def _last_step(step: Any) -> str:
+    while step is not None:
+        name = step.name().rstrip("0123456789").removesuffix("Backward")
+        if name in _PROBABILITIES:
+            return _PROBABILITIES[name]
+        before = [each for each, _ in step.next_functions]
+        if name in ("Cat", "Stack"):  # such as those of both classes side by side
+            found = [_last_step(each) for each in before]
+            return found[0] if all(found) else ""
+        if name not in _SHAPES or not before:
+            return ""
+        step = before[0]
+    return ""
+
+
+_PROBABILITIES = {"Sigmoid": "sigmoid", "Softmax": "softmax", "LogSigmoid": "logsigmoid", "Hardsigmoid": "hardsigmoid"}
+_SHAPES = (
+    *("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Alias", "Clone", "Transpose", "T"),
+    *("Permute", "Expand", "Select", "Slice", "Split", "Unbind", "Index", "IndexSelect", "ToCopy"),
+    *("Clamp", "Rsub"),  # kept off 0 and 1; 1 - p
+)
+"""Steps after which probabilities are still there."""
