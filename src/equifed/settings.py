@@ -116,8 +116,19 @@ class Local:
         return max(min(self.learning_rate * factor, MAX_FLOAT32), LEAST_RATE)
 
     def least_rate(self, rounds: int) -> float:
-        """The smallest step size of so many rounds: rates rise in the warm-up, and later only fall or only rise."""
-        return min(self.rate(round, rounds) for round in {1, min(self.warm_up + 1, rounds), rounds})
+        """The smallest step size of so many rounds."""
+        return min(self._turns(rounds))
+
+    def largest_rate(self, rounds: int) -> float:
+        """The largest step size of so many rounds."""
+        return max(self._turns(rounds))
+
+    def _turns(self, rounds: int) -> list[float]:
+        """Step sizes among which are the smallest and the largest: they rise in the warm-up, and later only fall or
+        only rise."""
+        return [
+            self.rate(round, max(rounds, 1)) for round in (1, max(min(self.warm_up + 1, rounds), 1), max(rounds, 1))
+        ]
 
 
 @dataclass(frozen=True)

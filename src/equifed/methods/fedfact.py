@@ -263,7 +263,7 @@ class FedFACT(Method):
             return data.mean(task.row_loss(theta, data.x, data.y))
 
         for _ in range(steps):
-            phi = tree.add_scaled(phi, grad(loss)(phi), -task.local.rate(max(task.rounds, 1)))
+            phi = tree.add_scaled(phi, grad(loss)(phi), -task.rate(task.rounds))
             w = turned(w, self.weight_step_size * (loss(phi) - loss(server.theta)))
         return Client(() if self.level == "global" else self.no_prices(task, w), phi, w)
 

@@ -61,10 +61,9 @@ class FedNova(Method):
         if mu and local.momentum:
             text = f"goes with SGD without momentum, whose is {local.momentum:g}. Set one of them to 0."
             raise ConfigError(text, key="mu", value=mu)
-        if mu * fastest(task) >= 1:
-            text = (
-                f"times the learning rate, {fastest(task):g}, must be below 1: steps would overshoot. Make one smaller."
-            )
+        fastest = local.largest_rate(task.rounds)
+        if mu * fastest >= 1:
+            text = f"times the learning rate, {fastest:g}, must be below 1: steps would overshoot. Make one smaller."
             raise ConfigError(text, key="mu", value=mu)
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -82,11 +81,6 @@ class FedNova(Method):
         pull = torch.as_tensor(data.learning_rate * self.mu, dtype=tau.dtype, device=tau.device)
         held = -torch.expm1(tau * torch.log1p(-pull)) / torch.where(pull > 0, pull, 1.0)
         return torch.where(pull > 0, held, tau)
-
-
-def fastest(task: Task) -> float:
-    """The largest step size of all rounds."""
-    return max(task.local.rate(1), task.local.rate(max(task.rounds, 1)))
 
 
 def most_steps(task: Task) -> float:
