@@ -126,9 +126,8 @@ class Local:
     def _turns(self, rounds: int) -> list[float]:
         """Step sizes among which are the smallest and the largest: they rise in the warm-up, and later only fall or
         only rise."""
-        return [
-            self.rate(round, max(rounds, 1)) for round in (1, max(min(self.warm_up + 1, rounds), 1), max(rounds, 1))
-        ]
+        rounds = max(rounds, 1)
+        return [self.rate(round, rounds) for round in (1, min(self.warm_up + 1, rounds), rounds)]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def test_closed_forms(given: dict[str, Any], expected: list[float]) -> None:
     rates = [local.rate(number, ROUNDS) for number in range(1, ROUNDS + 1)]
     np.testing.assert_allclose(rates, 0.4 * np.array(expected), rtol=1e-12)
     assert local.least_rate(ROUNDS) == min(rates)
+    assert local.largest_rate(ROUNDS) == max(rates)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7, 1000, 100_000])

@@ -85,7 +85,7 @@ class QFFL(Method):
 
 def steepness(task: Task) -> float:
     """The largest L of all rounds."""
-    return 1 / task.local.least_rate(max(task.rounds, 1))
+    return 1 / task.local.least_rate(task.rounds)
 
 
 def step(server: Any, replies: Record, validation: Data | None) -> Any:
