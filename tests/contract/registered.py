@@ -33,4 +33,8 @@ METHODS: tuple[Method, ...] = (
     methods.E2FL(),
     methods.IFCA(),
     methods.QFFL(q=0.7),
+    methods.Ditto(proximity=0.7),
+    methods.FedPer(),
+    methods.FedRep(head_epochs=2),
+    methods.APFL(mixing=0.4),
 )

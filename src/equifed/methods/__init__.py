@@ -8,10 +8,12 @@ from typing import Any
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods._wrapper import Wrapper
 from equifed.methods.agnostic_fair import AgnosticFair as AgnosticFair
+from equifed.methods.apfl import APFL as APFL
 from equifed.methods.centralized_kernel import CentralizedKernel as CentralizedKernel
 from equifed.methods.citations import Citation as Citation
 from equifed.methods.citations import citation as citation
 from equifed.methods.citations import citations as citations
+from equifed.methods.ditto import Ditto as Ditto
 from equifed.methods.e2fl import E2FL as E2FL
 from equifed.methods.fair_fate import FairFate as FairFate
 from equifed.methods.fairfed import FairFed as FairFed
@@ -22,7 +24,9 @@ from equifed.methods.fedem import FedEM as FedEM
 from equifed.methods.fedfair import FedFair as FedFair
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
+from equifed.methods.fedper import FedPer as FedPer
 from equifed.methods.fedprox import FedProx as FedProx
+from equifed.methods.fedrep import FedRep as FedRep
 from equifed.methods.fedval import FedVal as FedVal
 from equifed.methods.frl import FRL as FRL
 from equifed.methods.hyper import Option as Option
@@ -51,7 +55,7 @@ from equifed.registry import Registry
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
-    FCFL, FRL, E2FL, IFCA, QFFL,
+    FCFL, FRL, E2FL, IFCA, QFFL, Ditto, FedPer, FedRep, APFL,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
@@ -64,9 +68,9 @@ REGISTRY: Registry[type[Method]] = Registry(
 
 
 WRAPPERS: dict[str, type[Wrapper]] = {
-    kind.suffix: kind for kind in (EqualizedOdds, CalibratedEqualizedOdds, Fair, Momentum, Adagrad, Adam, Yogi)
+    kind.suffix: kind for kind in (EqualizedOdds, CalibratedEqualizedOdds, Fair, Ditto, Momentum, Adagrad, Adam, Yogi)
 }
-"""What may follow a method's name: a rule of post-processing, a server optimiser."""
+"""What may follow a method's name: a rule of post-processing, models of the clients' own, a server optimiser."""
 
 
 def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
@@ -86,8 +90,9 @@ def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:
-    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed, NAME@adam and its
-    like NAME with an optimiser at the server. Names of wrappers may follow each other.
+    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed, NAME+ditto is NAME
+    with a model of each client's own beside it, NAME@adam and its like NAME with an optimiser at the server. Names of
+    wrappers may follow each other.
 
     Hyper-parameters may be written with dashes or underscores.
     """
