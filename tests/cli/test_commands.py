@@ -455,6 +455,10 @@ def test_a_file_is_no_folder_for_runs(place, invoke):
     assert invoke("run", path, "--runs", "/proc/x").exit_code == 2
 
 
+NOT_LOGISTIC = ("frl", "e2fl", "fedper", "fedrep")
+"""They rank edges, and the default model has a bias, or have a last layer for each client, and it has no other."""
+
+
 def test_compare(place, invoke, tiny):
     outcome = invoke("compare", tiny, "--methods", "fedavg,local", *SMALL, "--report", "page.html")
     assert outcome.exit_code == 0, outcome.stderr
@@ -471,8 +475,7 @@ def test_compare(place, invoke, tiny):
 
 def test_compare_json_and_checks(place, invoke, tiny):
     found = data(invoke("compare", tiny, *SMALL, "--json", "--alpha", "5", "--num-partitions", "3"))
-    # frl and e2fl rank edges, and the default model has a bias
-    assert found["left_out"] == [name for name in REGISTRY if name in ("frl", "e2fl")]
+    assert found["left_out"] == [name for name in REGISTRY if name in NOT_LOGISTIC]
     assert {each["method"] for each in found["methods"]} == set(REGISTRY) - set(found["left_out"])
     assert found["settings"]["partition"]["alpha"] == 5
     assert (place / found["report"]).exists()
@@ -515,7 +518,7 @@ def test_compare_leaves_out_what_cannot_run(place, invoke, tiny, monkeypatch):
         needs_validation = True
 
     monkeypatch.setitem(methods.REGISTRY, "picky", Picky)
-    needing = [name for name, kind in REGISTRY.items() if kind.needs_validation or name in ("frl", "e2fl")]
+    needing = [name for name, kind in REGISTRY.items() if kind.needs_validation or name in NOT_LOGISTIC]
     # what else there is runs in another test
     monkeypatch.setattr(REGISTRY, "usable", lambda: {name: REGISTRY[name] for name in ("fedavg", *needing)})
     found = invoke("compare", tiny, "--preset", "bare", *SMALL, "--json")

@@ -46,4 +46,8 @@ METHODS: tuple[Method, ...] = (
     methods.FedNova(mu=0.3),
     methods.FedDyn(alpha=0.5),
     methods.FedFACT(gap=0.02, local_gap=0.05, dual_step_size=1.0),
+    methods.Ditto(proximity=0.7),
+    methods.FedPer(),
+    methods.FedRep(head_epochs=2),
+    methods.APFL(mixing=0.4),
 )

@@ -80,6 +80,14 @@ VARIANTS: tuple[Method, ...] = (
     methods.FedGFT(notion="equal_opportunity", auto=True),
     methods.FedFACT(level="global", dual_step_size=1.0, shared_only=True),
     methods.FedFACT(notion="equalized_odds", level="local", dual_step_size=2.0, largest_price=0.5),
+    methods.Ditto(methods.KFFL(fairness_weight=20.0, step_size=2.0), personal_epochs=1),
+    methods.Ditto(personal_fairness="equalized_odds_difference", personal_fairness_weight=2.0),
+    methods.Ditto(methods.Adam(methods.QFFL(q=0.7))),
+    ef.postprocess.Fair(methods.Momentum(methods.Ditto(), beta1=0.5), gap=0.05),
+    methods.FedPer(final_epochs=1),
+    methods.FedRep(head_epochs=0, body_epochs=2),
+    methods.Yogi(methods.FedRep(head_epochs=1)),
+    methods.APFL(mixing=0.7, adaptive=False),
 )
 """Methods whose options change their phases or their server step, and methods inside a post-processing."""
 
@@ -113,6 +121,8 @@ TRAINS_ITS_OWN_WAY = {
     "local-kernel": "random features",
     "frl": "scores in place of weights",
     "kffl": "after other exchanges",
+    "fedrep": "parts of a model, one after the other",
+    "apfl": "numbers beside the model",
 }
 """One method for each shape of local training; what engines, optimisers and kernels do is the same for the others."""
 one_of_each_shape = pytest.mark.parametrize(
@@ -503,7 +513,7 @@ PARENTS = {"kffl": {"mu": 1 / 2}, "kffl-td": {"mu": 1 / 2}}
 def test_without_its_weight_it_is_its_parent(method: Method, uneven: Federation) -> None:
     weights = [option.name for option in methods.options(method).values() if option.vanishes]
     assert weights, "a method with a parent marks the weight that vanishes: hyper(..., vanishes=True)"
-    without = method.with_hyper(**dict.fromkeys(weights, 0.0))
+    without = method.with_hyper(**{name: type(method.hyper[name])(0) for name in weights})
     parent = plain(methods.make(method.parent, **PARENTS.get(method.name, {})), uneven)
     for seed, parameters in run(without, uneven).parameters.items():
         for name, value in parameters.items():

@@ -421,6 +421,14 @@ def test_memory_that_is_gone_is_said(silos: Path, tmp_path: Path) -> None:
     assert "memory that this method keeps at the silo is not there" in resumed.rejections["reason"].iloc[0]
 
 
+def test_a_memory_of_one_tensor_twice(tmp_path: Path) -> None:
+    theta = torch.arange(5.0)
+    Memory(context(1, {}), tmp_path).keep(7, {"v": theta, "theta": theta, "part": theta[:2]}, set())
+    blank = {"v": torch.zeros(5), "theta": torch.zeros(5), "part": torch.zeros(2)}
+    found = Memory(context(1, {}), tmp_path).recall(7, blank)
+    assert [found[name].tolist() for name in blank] == [theta.tolist(), theta.tolist(), [0.0, 1.0]]
+
+
 def test_a_damaged_memory_is_not_used(tmp_path: Path) -> None:
     state, blank = {"a": torch.arange(5.0)}, {"a": torch.zeros(5)}
     Memory(context(1, {}), tmp_path).keep(7, state, set())

@@ -119,6 +119,7 @@ DECLARED = {
     "scaffold": EmpiricalRisk(linear="correction"),
     "fednova": EmpiricalRisk(mu=0.0),
     "feddyn": EmpiricalRisk(mu=0.1, linear="slope"),
+    "fedper": MEAN,
 }
 FREE = {
     "local-kernel": "adds the dependence within the batch",
@@ -130,7 +131,11 @@ FREE = {
     "e2fl": "trains scores through a mask",
     "propfair": "takes the logarithm of a batch's utility",
     "cvar": "looks at the part of a loss above a threshold",
+    "fedrep": "trains a part of the model",
+    "apfl": "adds the loss of a mixture",
 }
+SEVERAL = {"ditto": [MEAN, EmpiricalRisk(mu=1.0), EmpiricalRisk(mu=1.0)]}
+"""Those that train more than once, each time with a declared loss."""
 WITHOUT = {
     "fedfair": "one full gradient per round",
     "lco": "one full gradient per round",
@@ -146,11 +151,15 @@ def losses(method: Method) -> list[Any]:
 
 
 def test_which_methods_declare_the_loss_and_which_do_not() -> None:
-    assert sorted([*DECLARED, *FREE, *WITHOUT]) == sorted(ef.methods.REGISTRY)
+    assert sorted([*DECLARED, *SEVERAL, *FREE, *WITHOUT]) == sorted(ef.methods.REGISTRY)
     for name, loss in DECLARED.items():
         assert losses(ef.methods.make(name)) == [loss], name
     for name in FREE:
-        assert [isinstance(loss, EmpiricalRisk) for loss in losses(ef.methods.make(name))] == [False], name
+        made = losses(ef.methods.make(name))
+        assert made, name
+        assert not any(isinstance(loss, EmpiricalRisk) for loss in made), name
+    for name, declared in SEVERAL.items():
+        assert losses(ef.methods.make(name)) == declared, name
     for name in WITHOUT:
         assert losses(ef.methods.make(name)) == [], name
     assert losses(ef.methods.FairFed(debias="reweighing")) == [WEIGHTED]

@@ -279,7 +279,7 @@ _PLAIN: dict[str, ef.Result] = {}
 def test_every_method_can_be_post_processed(uneven: Federation, name: str, rule: str, fit: str) -> None:
     """One way for each method, the others in `make test-full`."""
     settings: dict[str, Any] = {**SETTINGS, "rounds": 1}
-    if name in ("frl", "e2fl"):  # they rank edges, and biases are none
+    if name in ("frl", "e2fl", "fedper", "fedrep"):  # they rank edges, and biases are none, or have a head
         settings["model"] = ef.models.MLP(hidden=(4,), bias=False)
     if name not in _PLAIN:
         _PLAIN[name] = ef.simulate(ef.methods.make(name), uneven, **settings)

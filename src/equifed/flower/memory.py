@@ -67,7 +67,8 @@ class Memory:
         if self.folder is None:
             return
         private_folder(self.folder)
-        content = save(values)
+        # two parts of a state may be one tensor, such as a model as it came down, and are each written
+        content = save({name: leaf.clone() for name, leaf in values.items()})
         write_atomic(self.folder / _name(number), checksum(content).encode() + content, mode=0o600)
         for old in self._numbers(file.name for file in self.folder.iterdir()):
             if old < number and old not in needed:

@@ -9,11 +9,13 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.methods._wrapper import Wrapper
 from equifed.methods.afl import AFL as AFL
 from equifed.methods.agnostic_fair import AgnosticFair as AgnosticFair
+from equifed.methods.apfl import APFL as APFL
 from equifed.methods.centralized_kernel import CentralizedKernel as CentralizedKernel
 from equifed.methods.citations import Citation as Citation
 from equifed.methods.citations import citation as citation
 from equifed.methods.citations import citations as citations
 from equifed.methods.cvar import CVaR as CVaR
+from equifed.methods.ditto import Ditto as Ditto
 from equifed.methods.e2fl import E2FL as E2FL
 from equifed.methods.fair_fate import FairFate as FairFate
 from equifed.methods.fairfed import FairFed as FairFed
@@ -31,7 +33,9 @@ from equifed.methods.fedmgda import FedMGDA as FedMGDA
 from equifed.methods.fedminmax import FedMinMax as FedMinMax
 from equifed.methods.fedmom import FedMom as FedMom
 from equifed.methods.fednova import FedNova as FedNova
+from equifed.methods.fedper import FedPer as FedPer
 from equifed.methods.fedprox import FedProx as FedProx
+from equifed.methods.fedrep import FedRep as FedRep
 from equifed.methods.fedval import FedVal as FedVal
 from equifed.methods.frl import FRL as FRL
 from equifed.methods.gifair import GIFAIR as GIFAIR
@@ -65,7 +69,7 @@ _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
     SeparateTraining, AgnosticFair, FairFed, KFFL, KFFLTD, LocalKernel, CentralizedKernel, FedMinMax, SFFL, FedEM,
     FCFL, FRL, E2FL, IFCA, QFFL, FedFB, FedFairGrad, FedGFT, AFL, TERM, GIFAIR, PropFair, FedMGDA, CVaR,
-    Scaffold, FedNova, FedDyn, FedFACT,
+    Scaffold, FedNova, FedDyn, FedFACT, Ditto, FedPer, FedRep, APFL,
 )  # fmt: skip
 
 REGISTRY: Registry[type[Method]] = Registry(
@@ -78,9 +82,9 @@ REGISTRY: Registry[type[Method]] = Registry(
 
 
 WRAPPERS: dict[str, type[Wrapper]] = {
-    kind.suffix: kind for kind in (EqualizedOdds, CalibratedEqualizedOdds, Fair, Momentum, Adagrad, Adam, Yogi)
+    kind.suffix: kind for kind in (EqualizedOdds, CalibratedEqualizedOdds, Fair, Ditto, Momentum, Adagrad, Adam, Yogi)
 }
-"""What may follow a method's name: a rule of post-processing, a server optimiser."""
+"""What may follow a method's name: a rule of post-processing, models of the clients' own, a server optimiser."""
 
 
 def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
@@ -100,8 +104,9 @@ def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:
-    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed, NAME@adam and its
-    like NAME with an optimiser at the server. Names of wrappers may follow each other.
+    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed, NAME+ditto is NAME
+    with a model of each client's own beside it, NAME@adam and its like NAME with an optimiser at the server. Names of
+    wrappers may follow each other.
 
     Hyper-parameters may be written with dashes or underscores.
     """

@@ -24,9 +24,23 @@ class Around(NamedTuple):
     """What the wrapper keeps beside it, by name."""
 
 
+class _Derived:
+    def __init__(self, value: Callable[[Any], Any]) -> None:
+        self.value = value
+
+    def __get__(self, method: Method | None, kind: type[Method]) -> Any:
+        if method is None:
+            fields = kind.__dict__.get("__dataclass_fields__", {}).values()  # none while the class is being made
+            if not fields or any(field.default is dataclasses.MISSING for field in fields):
+                return self
+            method = kind()
+        return self.value(method)
+
+
 def derived(value: Callable[[Any], Any]) -> Any:
-    """A class attribute of methods that a wrapper computes from the method inside."""
-    return property(value)
+    """A class attribute of methods that is computed from an instance, such as a wrapper's from the method inside. Of a
+    class whose fields all have defaults it is that of the instance with these."""
+    return _Derived(value)
 
 
 @dataclass(frozen=True)

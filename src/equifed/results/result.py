@@ -257,7 +257,10 @@ class Result:
 
     def adapt(self, rows: tuple[Any, Any], *, steps: int = 100, model: Any = None) -> Adapted:
         """A client that took no part in training: from its rows (x, y) it gets a state of its own, such as mixture
-        weights by E-steps alone; the models stay as they are, and nothing leaves the client.
+        weights by E-steps alone, or a model by gradient steps on all its rows at once; the common models stay as they
+        are, and nothing leaves the client.
+
+        steps: how many of either.
 
         x as in the federation's own rows, before its scaling; y as class codes (named in `info["classes"]`) or values.
         model: as in `predict`.
