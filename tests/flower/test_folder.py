@@ -413,7 +413,7 @@ def test_what_init_reads_off_a_table_can_be_said(tmp_path):
         ({"silos": ["a", "Validation"]}, "'validation' is the name of a file of the server"),
         ({"silos": ["a", "superlink"]}, "'superlink' is the name of a file of the server"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
-        ({"method": "fair-fate+xx"}, "post-processing"),
+        ({"method": "fair-fate+xx"}, "wrapper"),
         ({"method": "centralized-kernel"}, "trains on the rows of all clients in one place"),
         ({"rounds": 0}, "rounds must be"),
         ({"port": 70000}, "--port must be"),

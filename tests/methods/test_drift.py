@@ -206,7 +206,7 @@ def feddyn(fed: Federation, alpha: float) -> np.ndarray:
         (methods.FedNova(), fednova),
         (methods.FedDyn(alpha=0.4), lambda fed: feddyn(fed, 0.4)),
     ],
-    ids=repr,
+    ids=["scaffold", "scaffold, uniform", "fednova", "feddyn"],
 )
 def test_rounds_against_numpy(method: Method, expected: Callable[[Federation], np.ndarray], uneven: Federation) -> None:
     """Some clients are not asked, some drop out, one has no rows, and numbers of steps differ."""

@@ -237,7 +237,7 @@ def test_names_options_and_errors(uneven: Federation) -> None:
     assert known.keys() == method.hyper.keys()
     assert known["epsilon"].description
     assert known["fit"].description
-    with pytest.raises(ef.ConfigError, match=r"Unknown wrapper '\+oe'.*Known: \+ceo, \+eo"):
+    with pytest.raises(ef.ConfigError, match=r"Unknown wrapper '\+oe'.*Known: \+ceo, \+ditto, \+eo"):
         ef.methods.make("fedavg+oe")
     with pytest.raises(ef.ConfigError, match="Unknown method 'fedavgg'"):
         ef.methods.make("fedavgg+eo")
