@@ -111,6 +111,15 @@ every_method_in_full = pytest.mark.parametrize(
     "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS)], ids=shown
 )
 """For tests that take long: the registry's methods always, the others in `make test-full`."""
+every_second_method = pytest.mark.parametrize(
+    "method",
+    [
+        *(pytest.param(method, marks=pytest.mark.full if i % 2 else ()) for i, method in enumerate(METHODS)),
+        *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS),
+    ],
+    ids=shown,
+)
+"""For tests of what few methods could do wrong: every second one always, all of them in `make test-full`."""
 
 TRAINS_ITS_OWN_WAY = {
     "fedavg": "the mean loss",
@@ -121,7 +130,6 @@ TRAINS_ITS_OWN_WAY = {
     "local-kernel": "random features",
     "frl": "scores in place of weights",
     "kffl": "after other exchanges",
-    "fedrep": "parts of a model, one after the other",
     "apfl": "numbers beside the model",
 }
 """One method for each shape of local training; what engines, optimisers and kernels do is the same for the others."""
@@ -399,7 +407,7 @@ def test_seeds_together_equal_each_alone(method: Method, uneven: Federation) -> 
             np.testing.assert_allclose(value, together.parameters[seed][name], rtol=2e-6, atol=2e-6)
 
 
-@every_method_in_full
+@every_second_method
 def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) -> None:
     order = np.random.default_rng(0).permutation(uneven.num_clients)
     assert uneven.client_test is not None
@@ -459,7 +467,7 @@ def test_absent_clients_change_nothing(method: Method, uneven: Federation, monke
     assert_same(whole, run(method, uneven, engine="reference"))
 
 
-@every_method_in_full
+@every_second_method
 def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Federation) -> None:
     """The federation has clients with one row, none, one group, no positives; all take part here."""
     result = run(method, uneven, clients_per_round="all", dropout=0.0)

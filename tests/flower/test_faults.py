@@ -591,7 +591,9 @@ def test_who_cannot_join(silos: Path, tmp_path: Path) -> None:
     everyone = setting(silos, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     configs = [context.node_config for context in nodes(made).contexts.values()]
     other = app_of(setting(silos, local={"learning-rate": 0.5}))
-    assert "another configuration, schema, version of equifed or frozen part" in refused_to_join(made, Nodes(other, configs), tmp_path)
+    assert "another configuration, schema, version of equifed or frozen part" in refused_to_join(
+        made, Nodes(other, configs), tmp_path
+    )
     stranger = [*configs[:5], {"client-id": "z"}]
     said = refused_to_join(everyone, Nodes(app_of(everyone), stranger), tmp_path)
     assert "f: not connected. Also here: a node that calls itself 'z'." in said

@@ -26,13 +26,13 @@ from flower.inprocess import Nodes, be_the_server, federate, memory_of, nodes, s
 OPTIONS = [method for method in (*VARIANTS, *AS_SUMS, *SKETCHES) if "+" not in method.name]
 FEDERATED = [
     *(
-        pytest.param(method, marks=pytest.mark.full if i % 2 else ())
+        pytest.param(method, marks=pytest.mark.full if i % 4 else ())
         for i, method in enumerate(method for method in METHODS if not method.pooled)
     ),
     *(method for method in VARIANTS if "+" in method.name),
     *(pytest.param(method, marks=pytest.mark.full) for method in OPTIONS),
 ]
-"""Every second method and all post-processing always; the others, and what options and sketches add, in `make
+"""Every fourth method and all post-processing always; the others, and what options and sketches add, in `make
 test-full`."""
 METRICS = ["round", "split", "scope", "metric"]
 

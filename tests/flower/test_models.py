@@ -17,7 +17,9 @@ from flower.inprocess import Nodes, federate, nodes, setting, simulate
 MODEL = {"kind": "simulator.frozen_models:Pretrained", "hidden": None, "activation": None}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "kffl", "local"])
+@pytest.mark.parametrize(
+    "name", ["kffl", *(pytest.param(name, marks=pytest.mark.full) for name in ("fedavg", "local"))]
+)
 def test_a_federation_equals_the_simulator(name: str, silos: Path, tmp_path: Path) -> None:
     made = setting(silos, ef.methods.make(name), model=MODEL)
     found, expected = federate(made, nodes(made), tmp_path), simulate(made)
@@ -55,7 +57,9 @@ def test_what_is_not_frozen_is_not_in_the_digest(silos: Path) -> None:
     assert setting(silos).frozen == ""
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedminmax", "fair-fate"])
+@pytest.mark.parametrize(
+    "name", ["fedminmax", *(pytest.param(name, marks=pytest.mark.full) for name in ("fedavg", "fair-fate"))]
+)
 def test_silos_drop_the_units_that_the_simulator_drops(name: str, silos: Path, tmp_path: Path) -> None:
     made = setting(silos, ef.methods.make(name), model={"dropout": 0.4})
     found, expected = federate(made, nodes(made), tmp_path), simulate(made)

@@ -209,6 +209,7 @@ def estimates(w: np.ndarray, fed: Federation) -> tuple[np.ndarray, np.ndarray]:
     return np.array([gap[0] for gap in gaps if gap]), np.stack([gap[1] for gap in gaps if gap])
 
 
+@pytest.mark.full
 def test_fedfair_finds_the_constrained_optimum(federation: Federation) -> None:
     """Against SciPy's SLSQP on the pooled rows: objective and constraint to 1e-3, active or not."""
     method = FedFair(step_size=1.0, dual_step_size=1.0, dual_decay=0.0)

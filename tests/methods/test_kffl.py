@@ -156,7 +156,8 @@ def exact(s: np.ndarray, f: np.ndarray, width: float) -> float:
     return float(np.trace(kernel(s) @ H @ kernel(f) @ H)) / (n - 1) ** 2
 
 
-@pytest.mark.parametrize("inputs", [1, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("inputs", [1, 3])
 def test_psi_approaches_the_exact_kernel_statistic(inputs: int) -> None:
     """Unbiased for every D, and closer for larger D: deviation falls like 1/sqrt(D)."""
     rng = np.random.default_rng(0)

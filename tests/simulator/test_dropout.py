@@ -174,14 +174,18 @@ def test_steps_against_numpy(how: dict[str, Any], size: int | None, uneven: Fede
 METHODS: list[Method] = [M.FedAvg(), M.FedProx(mu=0.3), M.KFFL(), M.FedMinMax(), M.FairFate(), M.FedEM(), M.SFFL()]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=pytest.mark.full if i % 2 else ()) for i, m in enumerate(METHODS)], ids=repr
+)
 def test_lanes_equal_the_reference(method: Method, uneven: Federation) -> None:
     lanes, reference = (ef.simulate(method, uneven, engine=name, **QUICK) for name in ("lanes", "reference"))  # type: ignore[arg-type]
     for name, value in reference.parameters[3].items():
         np.testing.assert_allclose(lanes.parameters[3][name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["clients", "traced", pytest.param("compiled", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "kernel", ["clients", *(pytest.param(way, marks=pytest.mark.full) for way in ("traced", "compiled"))]
+)
 @pytest.mark.parametrize("local", [QUICK["local"], pytest.param(ADAM, marks=pytest.mark.full)])
 def test_every_way_of_training(
     kernel: str, local: ef.Local, uneven: Federation, monkeypatch: pytest.MonkeyPatch

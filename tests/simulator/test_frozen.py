@@ -68,7 +68,7 @@ METHODS: list[Method] = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-@pytest.mark.parametrize("engine", ["lanes", "reference"])
+@pytest.mark.parametrize("engine", ["lanes", pytest.param("reference", marks=pytest.mark.full)])
 def test_as_the_head_alone_on_the_bodys_features(
     method: Method, engine: str, uneven: Federation, seen: Federation
 ) -> None:
@@ -93,8 +93,11 @@ def assert_same(whole: ef.Result, alone: ef.Result) -> None:
     np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["clients", "traced", "compiled"])
-@pytest.mark.parametrize("local", [QUICK["local"], ef.Local(batch_size=None, optimizer="adam", learning_rate=0.01)])
+ADAM = ef.Local(batch_size=None, optimizer="adam", learning_rate=0.01)
+
+
+@pytest.mark.parametrize("kernel", ["clients", "traced", pytest.param("compiled", marks=pytest.mark.full)])
+@pytest.mark.parametrize("local", [QUICK["local"], pytest.param(ADAM, marks=pytest.mark.full)])
 def test_every_way_of_training(
     kernel: str, local: ef.Local, uneven: Federation, seen: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
