@@ -326,11 +326,12 @@ def methods(
 ) -> None:
     """List the methods: what each needs and what it reveals. With a NAME: its equations and hyper-parameters."""
     from equifed.cli.describe import describe_method, hyper_table, knob_text, methods_table, phases_table
-    from equifed.methods import REGISTRY
+    from equifed.methods import REGISTRY, WRAPPERS
 
     if not name:
         described = [describe_method(known) for known in REGISTRY.usable()]
-        print_json(described) if json else show(methods_table(described))
+        suffixes = f"Wrappers around them, by suffix: {', '.join(WRAPPERS)}; they compose, as in fedavg@adam+fair."
+        print_json(described) if json else show(methods_table(described), f"\n{suffixes}")
         return
     method = describe_method(name)
     if json:
