@@ -33,8 +33,8 @@ def secure_row(name: str) -> list[str]:
     method, own = make(name), f"[{name}](methods/{name}.md)"
     summed = method.summed
     if summed is None:
-        alone = [phase for _, _, phase in exchanges(method) if phase.gather == "stack" and phase.up]
-        return [own, "**refused**", "", f"it needs each silo's {', '.join(fields(phase.up) for phase in alone)}"]
+        alone = (field for _, _, phase in exchanges(method) if phase.gather == "stack" for field in phase.up)
+        return [own, "**refused**", "", f"it needs each silo's {fields(tuple(dict.fromkeys(alone)))}"]
     sums = tuple(dict.fromkeys(field for _, _, phase in exchanges(summed) for field in phase.up))
     return [own, "works" if summed == method else "works as a variant: see its page", fields(sums), summed.reveals]
 

@@ -123,6 +123,12 @@ def check_module(module: nn.Module) -> None:
                 f"The model has a layer {type(part).__name__} ({name}), which draws random numbers of its own: a run "
                 f"could not be repeated exactly. Of dropout layers, use {', '.join(kind.__name__ for kind in KINDS)}."
             )
+    odd = [name for name, value in frozen(module).items() if value.dtype == torch.bfloat16]
+    if odd:
+        raise ConfigError(
+            f"The model's frozen part has numbers of type bfloat16 ({', '.join(odd[:3])}), which cannot be stored with "
+            "the run. Convert it, e.g. body.float()."
+        )
     if not any(True for _ in module.parameters()):
         raise ConfigError(f"The model {type(module).__name__} has no parameters, so there is nothing to train.")
     if not trained(module):
@@ -149,7 +155,8 @@ def _last_step(step: Any) -> str:
         before = [each for each, _ in step.next_functions]
         if name in ("Cat", "Stack"):  # such as those of both classes side by side
             found = [_last_step(each) for each in before]
-            return found[0] if all(found) else ""
+            # a column of logarithms for each class are logits, as after a log-softmax
+            return found[0] if all(found) and found[0] != "logsigmoid" else ""
         if name not in _SHAPES or not before:
             return ""
         step = before[0]

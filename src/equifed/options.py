@@ -9,7 +9,7 @@ import inspect
 import textwrap
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Option:
     @property
     def type_name(self) -> str:
         """The type as a reader would write it."""
-        return self.type.__name__ if isinstance(self.type, type) else str(self.type).replace("typing.", "")
+        kind = type(get_args(self.type)[0]) if get_origin(self.type) is Literal else self.type  # its choices are listed
+        return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
     @property
     def description(self) -> str:

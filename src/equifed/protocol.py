@@ -75,6 +75,9 @@ class Bound:
     alike: Limit | None = None
     """Its norm, per row where it is a sum over rows, is at most this, or 100 times that of the client in the middle."""
 
+    def __post_init__(self) -> None:
+        assert self.alike is None or self.norm is not None or self.per_row is not None, "norms are what is compared"
+
 
 COUNT = Bound(0, ROWS, whole=True)
 """A number of rows."""
@@ -312,6 +315,13 @@ class Phase:
     this task does without it."""
     places: Mapping[str, int] = field(default_factory=dict)
     """Binary places of fields in a secure sum, where they are other than 30: fewer for numbers that are large."""
+
+    def rate(self, task: Task, round: int) -> float:
+        """The step size of its local training in this round."""
+        if isinstance(self.client, LocalTraining) and not self.client.scheduled:
+            assert task.local.learning_rate is not None, "resolved"
+            return task.local.learning_rate
+        return task.rate(round)
 
 
 def adjusted(method: Method, task: Task, server: Any, client: Any, prediction: Tensor, s: Tensor, u: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class Local:
         if self.schedule_rounds is not None:
             check_number("schedule_rounds", self.schedule_rounds, whole=True, low=1)
         if self.schedule == "step" and (self.schedule_rounds is None or self.learning_rate_decay == 1):
-            text = "is 'step': say by what factor (learning_rate_decay) and how often (schedule_rounds) the rate falls."
+            text = "is 'step': give a learning rate decay, by which the rate falls, and the schedule rounds between."
             raise ConfigError(text, key="schedule", value="step")
         if self.schedule != "step" and self.schedule_rounds is not None:
             text = f"belongs to schedule 'step', and this one is {self.schedule!r}. Leave it out."

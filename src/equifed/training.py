@@ -136,6 +136,9 @@ class LocalTraining:
     own and not their gradient."""
     epochs: int | None = None
     """Passes over the rows, where they are other than those of `Local`."""
+    scheduled: bool = True
+    """Whether the step size follows the schedule of the rounds; False after the last of them, where a schedule may have
+    left next to nothing: the learning rate itself."""
 
     def passes(self, local: Local) -> int:
         """Passes over the rows."""

@@ -850,3 +850,9 @@ def test_no_color_is_kept(place, invoke):
     for args in (["methods"], ["run", "experiment.toml"], ["run", "--help"]):
         outcome = invoke(*args)
         assert "\x1b[" not in outcome.stdout + outcome.stderr
+
+
+def test_compare_refuses_one_method_under_two_names(place, invoke, tiny):
+    outcome = invoke("compare", tiny, "--methods", "ditto,fedavg+ditto", *SMALL)
+    assert outcome.exit_code == 2
+    assert "--methods names one method twice, as ditto and as fedavg+ditto" in outcome.stderr

@@ -572,3 +572,30 @@ def test_a_tilt_of_groups_helps_the_group_served_worst(unlike: Federation, fedav
     s = np.isin(np.arange(len(unlike.rows.s)), unlike.train[9]).astype(int)
     fed = dataclasses.replace(unlike, rows=unlike.rows._replace(s=s))
     assert client_losses(TERM(t=2.0, level="group"), fed)[9] < 0.9 * fedavg[9]
+
+
+@pytest.mark.parametrize("t", [0.1, 0.2])
+def test_term_takes_the_worst_client_of_a_regression(t: float) -> None:
+    """Whose weight is an exponential of its loss, and so far above the others'."""
+    rng = np.random.default_rng(0)
+    rows = [(x := rng.normal(size=(30, 2)), x @ [1.0, -1.0] + 9 * (k == 6), np.zeros(30, int)) for k in range(7)]
+    fed = ef.Federation.from_arrays(rows, test=rows[0], task="regression")
+    result = ef.simulate(TERM(t=t), fed, model=ef.models.Linear(), rounds=5, seeds=[0])
+    assert result.rejections.empty
+
+
+def test_term_with_a_large_tilt_goes_on_in_secure_sums() -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for k in range(5):
+        x = rng.normal(size=(3000, 1))
+        rows.append((x, ((x[:, 0] > 0) != (k == 4)).astype(int), rng.integers(0, 2, 3000)))
+    fed = ef.Federation.from_arrays(rows, test=rows[0])
+    options: dict[str, Any] = {
+        "model": ef.models.Logistic(), "rounds": 12, "seeds": [0],
+        "local": ef.Local(epochs=3, batch_size=50, learning_rate=0.3),
+    }  # fmt: skip
+    plain, secure = (ef.simulate(TERM(t=10.0), fed, **options, secure=hidden) for hidden in (False, True))
+    assert secure.rejections.empty
+    for name, value in plain.parameters[0].items():
+        np.testing.assert_allclose(secure.parameters[0][name], value, rtol=1e-2, atol=1e-2)

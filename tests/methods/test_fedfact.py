@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,7 @@ class Plain:
         self.theta, self.l = np.zeros(5), none
         self.phi, self.w, self.m = np.zeros((K, 5)), np.full(K, 0.5), np.stack([none] * K)
         self.counts = sum((self.cells(k) for k in range(K)), np.zeros((2, 2)))
-        self.gap, self.violated, self.holders = np.inf, 0, 0
+        self.gap, self.violated, self.holders, self.late = np.inf, 0, 0, np.ones(K, bool)
 
     def cells(self, k: int) -> np.ndarray:
         _, y, s = client(self.fed, k)
@@ -201,7 +202,7 @@ class Plain:
 
     def scores(self, k: int, x: np.ndarray) -> np.ndarray:
         shared, own = (sigmoid(x @ w[1:] + w[0]) for w in (self.theta, self.phi[k]))
-        return shared if self.method.shared_only else self.w[k] * shared + (1 - self.w[k]) * own
+        return shared if self.method.shared_only or self.late[k] else self.w[k] * shared + (1 - self.w[k]) * own
 
     def decisions(self, k: int) -> np.ndarray:
         x, y, s = client(self.fed, k)
@@ -259,7 +260,7 @@ class Plain:
             behind = self.loss(self.phi[k], x, cost) - self.loss(self.theta, x, cost)
             self.w[k] /= self.w[k] + (1 - self.w[k]) * np.exp(-method.weight_step_size * behind)
             models.append(self.trained(self.theta, x, cost))
-            self.phi[k] = self.trained(self.phi[k], x, cost)
+            self.phi[k], self.late[k] = self.trained(self.phi[k], x, cost), len(y) == 0
             sizes.append(len(y))
         if method.level != "local":
             self.l = stepped(self.l, sum(decided), method, method.gap)
@@ -344,7 +345,7 @@ def test_without_prices_it_is_fedavg_beside_local_training(
 
 def test_one_model_and_a_global_gap_need_no_memory() -> None:
     method = FedFACT(level="global", shared_only=True)
-    assert method.init_client(task_of(2, 2), {"w": torch.zeros(1)}) == Client((), (), ())
+    assert method.init_client(task_of(2, 2), {"w": torch.zeros(1)}) == Client((), (), (), ())
     assert not method.personal
     assert FedFACT().personal
     assert FedFACT(level="local").knob is None
@@ -372,6 +373,10 @@ def test_a_client_without_a_group_has_no_prices_and_no_gap_of_its_own() -> None:
         assert reply["decisions"].sum() == (20 if s is not None and s[0] == 1 else 0)
         if s is None:
             assert float(after.w) == 0.5
+            # without a model of its own that was trained, it predicts as the global model does
+            new = torch.from_numpy(x)
+            trained = server._replace(theta={"weight": theta["weight"] * 3, "bias": theta["bias"] + 1})
+            assert torch.equal(method.predict(task, trained, after, new), task.predict(trained.theta, new))
 
 
 def test_a_round_without_a_group_leaves_its_prices() -> None:
@@ -463,7 +468,7 @@ def test_three_classes() -> None:
 def test_a_new_client_trains_a_model_of_its_own() -> None:
     rng = np.random.default_rng(7)
     fed = ef.Federation.from_arrays([biased(rng, 300, 0.5) for _ in range(3)], test=biased(rng, 100, 0.5))
-    options: dict[str, Any] = {"model": MODEL, "rounds": 5, "local": LEARN, "seeds": [0]}
+    options: dict[str, Any] = {"model": MODEL, "rounds": 5, "local": replace(LEARN, schedule="cosine"), "seeds": [0]}
     result = ef.simulate(FedFACT(), fed, **options)
     x, y, _ = biased(rng, 500, 0.5)
     adapted = result.adapt((x, 1 - y), steps=50)  # all labels the other way round

@@ -266,3 +266,8 @@ def test_demographic_parity_is_of_two_classes() -> None:
     part = (rng.normal(size=(60, D)), rng.integers(0, 3, 60), rng.integers(0, 2, 60))
     with pytest.raises(ConfigError, match="FedFB defines for two classes"):
         ef.simulate(FedFB(), ef.Federation.from_arrays([part], test=part), **OPTIONS)
+
+
+def test_what_sums_tell_depends_on_what_is_weighed() -> None:
+    assert "by group and label" in FedFB().reveals
+    assert "by group" not in FedFB(fairness="client_parity").reveals

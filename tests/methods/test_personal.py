@@ -478,3 +478,15 @@ def test_fairer_models_of_their_own() -> None:
     assert gaps[0] - 0.03 > gaps[1] > gaps[2] + 0.03
     plain = ef.simulate(Ditto(), fed, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()
     assert plain["demographic_parity_difference"].mean() == pytest.approx(gaps[0])
+
+
+@pytest.mark.parametrize("engine", ["lanes", "reference"])
+def test_what_is_trained_after_the_last_round_has_the_learning_rate_itself(engine: str, uneven: Federation) -> None:
+    """A cosine has hardly any left in the last round."""
+    options: dict[str, Any] = {
+        "model": ef.models.MLP(hidden=(3,), activation="tanh"), "rounds": 20, "seeds": [0], "engine": engine,
+        "local": ef.Local(epochs=1, batch_size=8, learning_rate=0.2, schedule="cosine"), "clients_per_round": 1,
+    }  # fmt: skip
+    runs = [ef.simulate(FedPer(final_epochs=epochs), uneven, **options).final_states[0] for epochs in (0, 3)]
+    heads = [tree.leaves(run.clients.head) for run in runs]
+    assert sum(float((a - b).abs().sum()) for a, b in zip(*heads, strict=True)) > 1

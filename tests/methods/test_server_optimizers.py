@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -154,3 +155,15 @@ def test_names_of_wrappers() -> None:
     with pytest.raises(ConfigError, match="Unknown method 'fedavgg'"):
         methods.make("fedavgg@adam")
     assert all(issubclass(kind, ServerOptimizer) for suffix, kind in methods.WRAPPERS.items() if suffix[0] == "@")
+
+
+@pytest.mark.parametrize("name", ["fedavg@momentum", "fedavg@adam", "kffl@yogi"])
+def test_a_round_in_which_nobody_has_rows_changes_nothing(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y, s = rng.normal(size=(40, 2)), rng.integers(0, 2, 40), rng.integers(0, 2, 40)
+    fed = ef.Federation.from_arrays([(x, y, s), (x[:0], y[:0], s[:0])], test=(x, y, s))
+    options: dict[str, Any] = {"model": ef.models.Logistic(), "clients_per_round": 1, "seeds": [0]}
+    after = [ef.simulate(methods.make(name), fed, rounds=rounds, **options).parameters[0] for rounds in range(1, 9)]
+    stood = [all(np.array_equal(a[key], b[key]) for key in a) for a, b in itertools.pairwise(after)]
+    assert any(stood)  # the rounds of the second client
+    assert not all(stood)

@@ -283,3 +283,24 @@ def test_a_run_with_another_body_is_not_continued(tmp_path: Path, monkeypatch: p
         for _ in recording.rounds():
             pass
         assert set(recording.finish().parameters[0]) == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("method", [M.FedPer(), M.FedRep(head_epochs=1)], ids=repr)
+def test_a_head_of_the_clients_own_on_a_body_that_is_frozen_in_part(method: Method, uneven: Federation) -> None:
+    """The frozen layer neither counts as one that clients could share, nor as one that they could keep."""
+    width = uneven.rows.x.shape[1]
+
+    def make() -> nn.Module:
+        frozen = nn.Linear(width, 4).requires_grad_(False)
+        return nn.Sequential(frozen, nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    result = ef.simulate(method, uneven, **{**QUICK, "model": make})
+    assert {name.split(".")[0] for name in result.parameters[5]} == {"2", "4"}
+    with pytest.raises(ConfigError, match="no layer is left that clients could share"):
+        ef.simulate(method.with_hyper(head_layers=2), uneven, **{**QUICK, "model": make})
+
+
+def test_numbers_that_cannot_be_stored_are_refused(uneven: Federation) -> None:
+    body = nn.Linear(uneven.rows.x.shape[1], 4).to(torch.bfloat16).requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"bfloat16 \(0.weight, 0.bias\)"):
+        ef.simulate(M.FedAvg(), uneven, **{**QUICK, "model": nn.Sequential(body, nn.Linear(4, 1))})

@@ -54,8 +54,8 @@ def test_a_rate_is_never_0(rounds: int) -> None:
     ("given", "words"),
     [
         ({"schedule": "linear"}, "constant, cosine, step"),
-        ({"schedule": "step"}, "by what factor .learning_rate_decay. and how often .schedule_rounds."),
-        ({"schedule": "step", "schedule_rounds": 5}, "by what factor"),
+        ({"schedule": "step"}, "give a learning rate decay, by which the rate falls, and the schedule rounds between"),
+        ({"schedule": "step", "schedule_rounds": 5}, "give a learning rate decay"),
         ({"schedule_rounds": 5}, "belongs to schedule 'step', and this one is 'constant'"),
         ({"schedule": "step", "schedule_rounds": 0, "learning_rate_decay": 0.5}, "schedule_rounds.*at least 1"),
         ({"schedule": "cosine", "learning_rate_decay": 0.9}, "'cosine' falls by itself"),

@@ -151,8 +151,10 @@ def compare(
     store = Store(output.runs)
     methods = list(REGISTRY.usable()) if names is None else split_names(names, "--methods")
     if names is not None:
+        first: dict[str, str] = {}  # a method may have two names, ditto and fedavg+ditto
         for name in methods:
-            make(name)
+            if (same := first.setdefault(make(name).name, name)) != name:
+                raise ConfigError(f"--methods names one method twice, as {same} and as {name}. Leave out one of them.")
     configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

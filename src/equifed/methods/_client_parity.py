@@ -45,7 +45,7 @@ def own_weights(alpha: float, rate: Callable[[Tensor], Tensor]) -> tuple[Phase, 
         weight = torch.where(data.n > 0, moved, state.weight)
         return {"change": data.n * (weight - state.weight) / (n * mass)}, state._replace(weight=weight)
 
-    loss = {"loss": Bound(0, worst_loss, alike=WRONG)}
+    loss = {"loss": Bound(low=0, norm=worst_loss, alike=WRONG)}
     change = {"change": Bound(-1, lambda task: float(2 * alpha * worst_loss(task)))}
     down = ("loss", "clients", "rows", "mass", "t")
     return (

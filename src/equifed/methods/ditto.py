@@ -124,7 +124,7 @@ class Ditto(Wrapper):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        begin = self.training(begin_late, from_theta)
+        begin = dataclasses.replace(self.training(begin_late, from_theta), scheduled=False)
         return (*super().final, Phase("personal", ("theta",), ("clients",), begin, count_late, "sum"))
 
     def training(self, finish: Callable[..., Any], prepare: Callable[..., Start]) -> LocalTraining:

@@ -41,7 +41,9 @@ class FedDyn(Method):
     """Change every client's loss from round to round so that its minimum comes to lie where that of all clients is."""
 
     name: ClassVar[str] = "feddyn"
-    reveals: ClassVar[str] = "the mean update, which roughly tells the clients' mean share of each label"
+    reveals: ClassVar[str] = (
+        "the mean update, which roughly tells the clients' mean share of each label; how many clients have rows"
+    )
 
     alpha: float = hyper(0.1, low=1e-4)
     """Weight of the regularisation: small values move far in a round, large ones are stable."""

@@ -53,6 +53,7 @@ from equifed.protocol import (
 )
 from equifed.tree import Tree
 
+ALONE = "of a group that one silo alone has, they are that silo's"
 KNOB = Knob("gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0)
 
 
@@ -82,6 +83,8 @@ class Client(NamedTuple):
     """phi_k, the client's own model."""
     w: Tree
     """w_k, the share of the global model in the client's predictions."""
+    trained: Tree
+    """1 where phi_k has been trained; before, the global model alone predicts."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class FedFACT(Method):
     reveals: ClassVar[str] = derived(
         lambda self: "; ".join(
             [MEAN_UPDATE]
-            + ["rows by group, label and decision"] * (self.level != "local")
+            + [f"rows by group, label and decision: {ALONE}"] * (self.level != "local")
             + ["how many silos have a gap of their own, how many keep it, and by how much the others do not"]
             * (self.level != "global")
         )
@@ -159,7 +162,7 @@ class FedFACT(Method):
         zero = tree.zeros(parameters)
         m: Tree = () if self.level == "global" else self.no_prices(task, zero)
         # phi_k starts where theta does, with an equal share
-        return Client(m, (), ()) if self.shared_only else Client(m, parameters, zero + 0.5)
+        return Client(m, (), (), ()) if self.shared_only else Client(m, parameters, zero + 0.5, zero)
 
     def no_prices(self, task: Task, like: Tensor) -> Tensor:
         return like.new_zeros(len(cells(self.notion, task.num_classes, like)), task.num_groups, task.num_groups)
@@ -212,7 +215,8 @@ class FedFACT(Method):
 
     def reply(self, models: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Client]:
         reply, _ = weighted_update(models["theta"], down, (), data, ())
-        return reply | context["report"], Client(context["m"], models.get("phi", ()), context["w"])
+        trained = torch.where(data.n > 0, 1.0, state.trained) if isinstance(state.trained, Tensor) else ()
+        return reply | context["report"], Client(context["m"], models.get("phi", ()), context["w"], trained)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         return self.report(self.decided(down["theta"], state, data)), state
@@ -247,7 +251,9 @@ class FedFACT(Method):
     def mixed(self, task: Task, theta: Tree, client: Client, x: Tensor) -> Tensor:
         """w_k p_theta + (1 - w_k) p_phi_k."""
         shared = task.predict(theta, x)
-        return shared if self.shared_only else torch.lerp(task.predict(client.phi, x), shared, client.w)
+        if self.shared_only:
+            return shared
+        return torch.lerp(task.predict(client.phi, x), shared, torch.where(client.trained > 0, client.w, 1.0))
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         return self.mixed(task, server.theta, client, x)
@@ -257,15 +263,16 @@ class FedFACT(Method):
         labels alone: phi is theta after so many steps down the mean loss."""
         if self.shared_only:
             return super().adapt(task, server, data, steps)
-        phi, w = server.theta, tree.zeros(server.theta) + 0.5
+        phi, w, rate = server.theta, tree.zeros(server.theta) + 0.5, task.local.learning_rate
+        assert rate is not None, "resolved"
 
         def loss(theta: Tree) -> Tensor:
             return data.mean(task.row_loss(theta, data.x, data.y))
 
         for _ in range(steps):
-            phi = tree.add_scaled(phi, grad(loss)(phi), -task.rate(task.rounds))
+            phi = tree.add_scaled(phi, grad(loss)(phi), -rate)
             w = turned(w, self.weight_step_size * (loss(phi) - loss(server.theta)))
-        return Client(() if self.level == "global" else self.no_prices(task, w), phi, w)
+        return Client(() if self.level == "global" else self.no_prices(task, w), phi, w, torch.ones_like(w))
 
 
 BOUNDS = {"constraints": YES_OR_NO, "violated": YES_OR_NO, "excess": Bound(0, 1)}

@@ -29,6 +29,7 @@ from equifed.methods import _by_loss
 from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, cell_sums, of_cells
 from equifed.methods._client_parity import COUNT_ROWS, Client, own_weights
 from equifed.methods._measured import kept_update, measuring
+from equifed.methods._wrapper import derived
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
@@ -63,8 +64,12 @@ class FedFB(FedAvg):
     """Weigh groups and labels (or clients) by rules of FairBatch, with losses summed over all clients."""
 
     name: ClassVar[str] = "fedfb"
-    reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; rows and loss by group and label: of a group that one silo alone has, they are that silo's"
+    reveals: ClassVar[str] = derived(
+        lambda self: (
+            f"{MEAN_UPDATE}; rows and loss by group and label: of a group that one silo alone has, they are that silo's"
+            if self.of_groups
+            else f"{MEAN_UPDATE}; the sum of the silos' mean losses, how many silos have rows, how much weight was cut"
+        )
     )
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
@@ -80,7 +85,7 @@ class FedFB(FedAvg):
     """What a group is compared with: the mean of the others, or the first group, which then moves against the sum of
     the others' steps, as in the authors' code. With two groups that is the same."""
     normalise: bool = hyper(False)
-    """Divide mu by its norm over groups, so that a step has length a_t however large the gap is."""
+    """Divide mu by its norm over groups and labels, so that a step has length a_t however large the gap is."""
     average_by: Literal["rows", "row-weights"] = hyper("rows", choices=("rows", "row-weights"))
     """How much a client counts: by its rows, or by the sum of their weights, as in the authors' code."""
 

@@ -50,7 +50,7 @@ class FedPer(Method):
     trained many rounds ago, or never."""
 
     def check(self, task: Task) -> None:
-        layers = layers_of(name for name, _ in task.module.named_parameters())
+        layers = layers_of(task.parameters)
         if self.head_layers >= len(layers):
             raise ConfigError(
                 f"is {self.head_layers}, and the model has {len(layers)} layer{'s' * (len(layers) > 1)} with "
@@ -67,13 +67,13 @@ class FedPer(Method):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (training_heads(self.final_epochs),) if self.final_epochs and self.head_layers else ()
+        return (training_heads(self.final_epochs, scheduled=False),) if self.final_epochs and self.head_layers else ()
 
     # -- states --------------------------------------------------------------------------------------------------------
 
     def init(self, task: Task, parameters: Tree) -> Server:
         # in the model's order, by which the last layers are told
-        return Server({name: parameters[name] for name, _ in task.module.named_parameters()})
+        return Server({name: parameters[name] for name in task.parameters})
 
     def init_client(self, task: Task, parameters: Tree) -> Any:
         return Client(self.split(self.init(task, parameters).theta)[0])
@@ -146,7 +146,7 @@ def keep_head(head: Tree, down: Record, state: Any, data: Data, context: Tree) -
     return {}, state._replace(head=head)
 
 
-def training_heads(epochs: int, finish: Finish = keep_head) -> Phase:
+def training_heads(epochs: int, finish: Finish = keep_head, scheduled: bool = True) -> Phase:
     """The phase in which clients train their heads on the body as it is."""
-    work = LocalTraining(finish, joined_loss, head_alone, epochs=epochs)
+    work = LocalTraining(finish, joined_loss, head_alone, epochs=epochs, scheduled=scheduled)
     return Phase("head", ("body",), (), work, unchanged, "sum")

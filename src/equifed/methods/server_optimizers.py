@@ -91,7 +91,11 @@ class ServerOptimizer(Wrapper):
             ahead, v = self.ahead(m, own.get("v", ()), D)
             # where the step is D itself, theta is the very number that the method inside has
             theta = tree.map(lambda a, b, s, d: torch.where(s == d, a, b + s), after, before, ahead, D)
-            return Around(moved(server.inner, theta), {**own, "m": m} | ({"v": v} if "v" in own else {}))
+            new = {"m": m} | ({"v": v} if "v" in own else {})
+            # a round in which nobody has rows goes nowhere, and leaves all as it was
+            went = tree.squared_norm(D) > 0
+            theta, kept = tree.where(went, (theta, new), (after, {name: own[name] for name in new}))
+            return Around(moved(server.inner, theta), own | kept)
 
         return dataclasses.replace(phase, server=step)
 

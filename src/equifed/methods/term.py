@@ -99,7 +99,8 @@ class TERM(FedAvg):
         train = LocalTraining(self.reply, self.tilted_loss if self.level == "row" else mean_loss)
         bounds, updates = {"weight": Bound(0, per_row=math.exp(CUT), alike=self.large)}, {"update": Update("weight")}
         up = ("update", "weight", "rows")
-        return (Phase("train", ("theta", "c"), up, train, step, "sum", bounds=bounds, updates=updates),)
+        places = {"update": 16, "weight": 16}  # weights of up to e^CUT per row
+        return (Phase("train", ("theta", "c"), up, train, step, "sum", bounds=bounds, updates=updates, places=places),)
 
     def init(self, task: Task, parameters: Tree) -> Any:
         if self.level == "group":
@@ -113,8 +114,9 @@ class TERM(FedAvg):
     # -- clients and rows ----------------------------------------------------------------------------------------------
 
     def large(self, task: Task) -> float:
-        """a_k / n_k of a client whose rows are all as good as impossible to the model, beside others that fit."""
-        return math.exp(min(abs(float(self.t)) * WRONG, CUT))
+        """a_k / n_k of a client whose rows are all as good as impossible to the model, beside others that fit; squared
+        errors may be as large as they like."""
+        return math.exp(CUT if task.kind == "regression" else min(abs(float(self.t)) * WRONG, CUT))
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         losses = data.task.row_loss(down["theta"], data.x, data.y)

@@ -67,7 +67,7 @@ class LaneClients:
             draws=draws,
             group=() if self._groups is None else self._groups[client],
             scaling=tree.take(self.tables.scaling, run),
-            rate=torch.full((len(lanes),), job.task.rate(round), device=job.device),
+            rate=torch.full((len(lanes),), phase.rate(job.task, round), device=job.device),
             client=client,
             initial=self.of_runs(self._initial, lanes.run) if phase.initial else (),
             start=self.index(lanes.start),
@@ -180,7 +180,7 @@ class LaneExchange:
             lanes=lanes,
             keys=torch.from_numpy(keys.view(np.int64)).to(job.device),
             dropout=randomness.dropout_keys(*which) if job.has_dropout else None,
-            rate=job.task.rate(self.round),
+            rate=self.first.rate(job.task, self.round),
             resample=None if work.resample is None else partial(self._resample, lanes, longest),
         )
         parameters, context = self.clients.stepper.train(training, begin.parameters)

@@ -128,7 +128,7 @@ class Reference(LocalEngine):
             batches=batches,
             uniforms=uniforms,
             dropout=dropout,
-            learning_rate=job.task.rate(round),
+            learning_rate=phase.rate(job.task, round),
             attribute=None if tables.attribute is None else tables.attribute[rows],
             client=torch.tensor(client, device=job.device),
             initial=tree.map(lambda leaf: leaf.to(job.device), job.initial[run]) if phase.initial else (),
