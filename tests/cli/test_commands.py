@@ -473,10 +473,19 @@ def test_compare(place, invoke, tiny):
     assert len(data(invoke("list", "--json"))) == 2
 
 
-def test_compare_json_and_checks(place, invoke, tiny):
-    found = data(invoke("compare", tiny, *SMALL, "--json", "--alpha", "5", "--num-partitions", "3"))
+@pytest.mark.full
+def test_compare_takes_all_methods_that_can_run(place, invoke, tiny):
+    found = data(invoke("compare", tiny, *SMALL, "--json"))
     assert found["left_out"] == [name for name in REGISTRY if name in NOT_LOGISTIC]
     assert {each["method"] for each in found["methods"]} == set(REGISTRY) - set(found["left_out"])
+
+
+def test_compare_json_and_checks(place, invoke, tiny, monkeypatch):
+    some = {name: REGISTRY[name] for name in ("fedavg", "fedval", "kffl", "frl", "ditto")}
+    monkeypatch.setattr(REGISTRY, "usable", lambda: some)
+    found = data(invoke("compare", tiny, *SMALL, "--json", "--alpha", "5", "--num-partitions", "3"))
+    assert found["left_out"] == [name for name in some if name in NOT_LOGISTIC] == ["frl"]
+    assert {each["method"] for each in found["methods"]} == set(some) - {"frl"}
     assert found["settings"]["partition"]["alpha"] == 5
     assert (place / found["report"]).exists()
     assert set(found["verdict"]) == {"chosen", "sentences", "rule", "caveats"}
