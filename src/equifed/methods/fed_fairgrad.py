@@ -28,7 +28,7 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, cell_sums
 from equifed.methods._measured import Client, kept_update, measuring, start_weighted
-from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
+from equifed.methods.fedavg import ALONE, MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
 from equifed.protocol import CONSTRAINT_TOLERANCE, TABLE, Data, Knob, LocalTraining, Phase, Record, Task
@@ -58,9 +58,7 @@ class FedFairGrad(FedAvg):
     """Weigh groups and labels so that differences in error rates stay within a tolerance, by dual ascent."""
 
     name: ClassVar[str] = "fed-fairgrad"
-    reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; rows and errors by group and label: of a group that one silo alone has, they are that silo's"
-    )
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; rows and errors by group and label: {ALONE}"
     parent: ClassVar[str] = "fedavg"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
     knob: ClassVar[Knob | None] = Knob(

@@ -20,6 +20,8 @@ BY_ROWS = {"update": Update(weight="rows")}
 
 MEAN_UPDATE = "the mean update, which roughly tells the share of each label among all rows; how many rows there are"
 """What the two sums reveal."""
+ALONE = "of a group that one silo alone has, they are that silo's"
+"""What sums by group reveal besides."""
 
 
 def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:

@@ -34,7 +34,7 @@ from equifed.methods._constrained import COUNTS, counted
 from equifed.methods._parity import NOTIONS
 from equifed.methods._prices import cells, charges, differences, row_costs, together_at_most, total_cost
 from equifed.methods._wrapper import derived
-from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE, apply_mean_update, weighted_update
+from equifed.methods.fedavg import ALONE, BY_ROWS, MEAN_UPDATE, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     CONSTRAINT_TOLERANCE,
@@ -53,7 +53,6 @@ from equifed.protocol import (
 )
 from equifed.tree import Tree
 
-ALONE = "of a group that one silo alone has, they are that silo's"
 KNOB = Knob("gap", 1e-3, 0.3, notions(**{notion: {"notion": notion} for notion in NOTIONS}), fairer="less", neutral=1.0)
 
 

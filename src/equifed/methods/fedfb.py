@@ -30,7 +30,7 @@ from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, 
 from equifed.methods._client_parity import COUNT_ROWS, Client, own_weights
 from equifed.methods._measured import kept_update, measuring
 from equifed.methods._wrapper import derived
-from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
+from equifed.methods.fedavg import ALONE, MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
 from equifed.protocol import WRONG, Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, Update, worst_loss
@@ -66,7 +66,7 @@ class FedFB(FedAvg):
     name: ClassVar[str] = "fedfb"
     reveals: ClassVar[str] = derived(
         lambda self: (
-            f"{MEAN_UPDATE}; rows and loss by group and label: of a group that one silo alone has, they are that silo's"
+            f"{MEAN_UPDATE}; rows and loss by group and label: {ALONE}"
             if self.of_groups
             else f"{MEAN_UPDATE}; the sum of the silos' mean losses, how many silos have rows, how much weight was cut"
         )

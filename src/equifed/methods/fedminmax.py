@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._cells import group_sums
-from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE, FedAvg, apply_mean_update, weighted_update
+from equifed.methods.fedavg import ALONE, BY_ROWS, MEAN_UPDATE, FedAvg, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
 from equifed.protocol import WRONG, Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, worst_loss
@@ -38,9 +38,7 @@ class FedMinMax(FedAvg):
     """Minimise the loss of the worst group: an adversary shifts weight to the groups with high loss."""
 
     name: ClassVar[str] = "fedminmax"
-    reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; rows and loss by group: of a group that one silo alone has, they are that silo's"
-    )
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; rows and loss by group: {ALONE}"
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
         "adversary_rate", 1e-3, 1.0, {"worst_group_accuracy": {}, "worst_group_rmse": {}}, neutral=0.0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._cells import COUNT_CELLS, cell_counts, of_cells
-from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging, weighted_update
+from equifed.methods.fedavg import ALONE, MEAN_UPDATE, FedAvg, averaging, weighted_update
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, EmpiricalRisk, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -72,9 +72,7 @@ class FedAvgGR(FedAvg):
     """FedAvg on rows reweighed by the counts of group and label over all clients."""
 
     name: ClassVar[str] = "fedavg-gr"
-    reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; rows by group and label: of a group that one silo alone has, they are that silo's"
-    )
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; rows by group and label: {ALONE}"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     scope: str = hyper("all", choices=("all", "round"))
