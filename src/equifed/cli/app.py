@@ -21,6 +21,7 @@ from equifed.cli.options import (
     Output,
     ReportOptions,
     Settings,
+    Sharing,
     Tables,
     Tracking,
     Which,
@@ -104,6 +105,7 @@ def run(
     *,
     goal: Goal,
     tracking: Tracking,
+    sharing: Sharing,
     tables: Tables,
     output: Output,
 ) -> None:
@@ -118,7 +120,7 @@ def run(
     from equifed.cli.seek import seek
     from equifed.config import load_config
 
-    overrides, checks = [*(set or ()), *goal.overrides, *keyed(tracking)], parse_checks(fail_if)
+    overrides, checks = [*(set or ()), *goal.overrides, *keyed(tracking), *keyed(sharing)], parse_checks(fail_if)
     config = load_config(file, overrides, data=tables.section(Path.cwd()))
     if config.seek is None:
         new_run(config, output, checks, watch)

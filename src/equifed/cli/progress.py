@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -16,6 +17,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import Moments, moments
 from equifed.simulation import Training
+from equifed.studies.jobs import State
 from equifed.tracking import Callback, Round
 
 LINES = 20
@@ -115,3 +117,54 @@ class Watch(Callback):
         todo = 0 if round.last else self.job.rounds - round.number
         left = todo * sum(self._seconds[-10:]) / len(self._seconds[-10:])
         return f", {left:.0f} s left" if todo else ""
+
+
+class Board:
+    """Where all jobs of a study stand: one table on a terminal, elsewhere a line for each that ends or dies."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs, self.ended, self._began = jobs, 0, time.monotonic()
+        self._before: Sequence[State] = ()
+        console = err()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Board:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, states: Sequence[State]) -> None:
+        if self._live:
+            self._live.update(self._table(states), refresh=True)
+        for now, before in zip(states, self._before or [State(each.job, "waiting") for each in states], strict=True):
+            if now.deaths > before.deaths and now.state == "running":
+                say(f"{now.job.title}: its process died; it goes on after round {now.done} in another.")
+            if not self._live and now.state in ("done", "failed") and before.state != now.state:
+                count = sum(each.state in ("done", "failed") for each in states)
+                say(
+                    f"{now.job.title}: {now.state}, {count} of {self.jobs} after {time.monotonic() - self._began:.0f} s"
+                )
+        self._before = list(states)
+
+    def _table(self, states: Sequence[State]) -> Table:
+        """Jobs that are worked on, and how many have ended and are left."""
+        count = Counter(each.state for each in states)
+        seconds = time.monotonic() - self._began
+        ended = count["done"] + count["failed"]
+        share = (ended + sum(_share(each) for each in states if each.state == "running")) / len(states)
+        left = f", about {seconds / share - seconds:.0f} s left" if share > 0 else ""
+        failed = f", {count['failed']} failed" if count["failed"] else ""
+        title = f"{ended} of {len(states)} jobs have ended{failed}, {count['waiting']} wait, {seconds:.0f} s{left}"
+        table = plain_table("job", "rounds", "deaths", numbers=[1, 2], title=title)
+        for each in states:
+            if each.state == "running":
+                table.add_row(each.job.title, f"{each.done} of {each.job.rounds or '?'}", str(each.deaths or ""))
+        return table
+
+
+def _share(state: State) -> float:
+    return state.done / state.job.rounds if state.job.rounds else 0.0

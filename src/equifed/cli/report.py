@@ -13,6 +13,7 @@ from equifed.errors import ConfigError
 from equifed.files import writable_folder
 from equifed.report.card import with_facts
 from equifed.results import Result
+from equifed.results.merge import gathered
 from equifed.store import RunFolder, Store
 
 
@@ -40,7 +41,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
         writable_folder(options.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
     comparison = Comparison.of(
-        [documented(folder, folder.result()) for folder in folders],
+        gathered([documented(folder, folder.result()) for folder in folders]),
         options.disparity,
         options.baseline,
         options.margin,

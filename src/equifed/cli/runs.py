@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from equifed.cli.checks import AnyCheck, TargetCheck, checks_of_each, failures
 from equifed.cli.console import name_of, near, print_json, say, show, traceback_if_wanted
 from equifed.cli.options import Goal, Output, Settings, split_names
-from equifed.cli.progress import Watch
+from equifed.cli.progress import Board, Watch
 from equifed.cli.report import check_page, documented
 from equifed.cli.tables import (
     Record,
@@ -46,18 +47,21 @@ from equifed.report.verdict import Verdict, verdict_of
 from equifed.report.wording import outcome
 from equifed.results import Result
 from equifed.results.answer import answer_if_asked
+from equifed.results.merge import merged
 from equifed.results.outcome import Answer
 from equifed.seeking import need_validation
-from equifed.settings import MARGIN
+from equifed.settings import MARGIN, Cluster
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store
+from equifed.studies import Study, blocks, data_key
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
 
 
 NO_GOAL = Goal()
+AGAIN = "Give the same command again: it goes on from here."
 
 
 def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False, again: str = "") -> Result:
@@ -101,13 +105,19 @@ def new_run(
     job = job_of(config, feds)
     checks_of_each(checks, [job])
     say_held_back(config)
-    recording = store.start(config, Simulation(job))
-    say(f"Run {recording.folder.id}")
-    result = train(recording, checks, closely)
+    if config.cluster is None:
+        recording = store.start(config, Simulation(job))
+        say(f"Run {recording.folder.id}")
+        folders, result = [recording.folder], train(recording, checks, closely)
+    else:
+        ((_, folders, done),) = share_out(store, config.cluster, [config], feds)
+        if isinstance(done, str):
+            raise RunError(done)
+        result = done
     if report is not None:
-        write_report([documented(recording.folder, result)], report, margin=margin)
+        write_report([documented(folders[0], result)], report, margin=margin)
         say(f"Report: {near(report)}")
-    print_result(recording.folder, result, output, checks, margin)
+    print_result(folders, result, output, checks, margin)
 
 
 def resume_run(
@@ -131,7 +141,7 @@ def resume_run(
         return
     recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]), track=track)
     say(f"Run {folder.id} continues after round {recording.done} of {recording.config.run.rounds}.")
-    print_result(recording.folder, train(recording, checks, closely), output, checks)
+    print_result([recording.folder], train(recording, checks, closely), output, checks)
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
@@ -167,20 +177,22 @@ def compare(
         need_validation(feds)
     say_held_back(configs[0])
     records, results, failed, broken = [], [], [], []
-    for (config, job), own_checks in zip(runs, checks_of_each(checks, [job for _, job in runs]), strict=True):
-        recording = store.start(config, Simulation(job))
-        try:
-            result = train(recording, own_checks)
-        except typer.Exit:
-            raise
-        except Exception as error:  # one method's failure must not cost the others' results
-            traceback_if_wanted()
-            broken.append(config.method.name)
-            say(f"{config.method.name} failed: {type(error).__name__}: {error}")
+    own_checks = checks_of_each(checks, [job for _, job in runs])
+    cluster = configs[0].cluster
+    carried = (
+        _in_turn(store, runs, own_checks)
+        if cluster is None
+        else share_out(store, cluster, [config for config, _ in runs], feds)
+    )
+    for number, folders, result in carried:
+        if isinstance(result, str):  # one method's failure must not cost the others' results
+            name = runs[number][0].method.name
+            broken.append(name)
+            say(f"{name} failed: {result}")
             continue
-        records.append(record(recording.folder, result))
-        results.append(documented(recording.folder, result))
-        failed += failures(own_checks, [result], None)
+        records.append(_recorded(folders, result))
+        results.append(documented(folders[0], result))
+        failed += failures(own_checks[number], [result], None)
     if not results:
         raise RunError("No method finished.")
     compared = Comparison.of(results, margin=margin)
@@ -204,6 +216,63 @@ def compare(
     if broken:
         raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.")
     fail(failed)
+
+
+def _in_turn(
+    store: Store, runs: Sequence[tuple[Config, Job]], checks: Sequence[Sequence[AnyCheck]]
+) -> Iterator[tuple[int, list[RunFolder], Result | str]]:
+    """Every run in this process, with its own progress: its number, its folder, and its result or what went wrong."""
+    for number, (config, job) in enumerate(runs):
+        recording = store.start(config, Simulation(job))
+        try:
+            yield number, [recording.folder], train(recording, checks[number])
+        except typer.Exit:
+            raise
+        except Exception as error:
+            traceback_if_wanted()
+            yield number, [recording.folder], f"{type(error).__name__}: {error}"
+
+
+def share_out(
+    store: Store, cluster: Cluster, configs: Sequence[Config], feds: Sequence[Federation]
+) -> Iterator[tuple[int, list[RunFolder], Result | str]]:
+    """Configurations on the same federations, cut into jobs that workers share: in their order, the number of each, the
+    folders of its jobs, and its result, which is that of all of them, or what went wrong."""
+    pieces = [(number, block) for number, config in enumerate(configs) for block in blocks(config)]
+    study = Study([block for _, block in pieces], store, cluster, {data_key(configs[0]): feds})
+    folders: list[dict[int, RunFolder]] = [{} for _ in configs]
+    errors: dict[int, str] = {}
+    todo = Counter(number for number, _ in pieces)
+    if cluster.workers > len(pieces):
+        say(
+            f"Note: {len(pieces)} jobs for {cluster.workers} workers. Smaller blocks (--seeds-per-job, "
+            "--settings-per-job) make more of them."
+        )
+    following = 0
+    try:
+        with Board(len(pieces)) as board:
+            for position, folder, error in study.carry_out(board):
+                if study.before and not board.ended:
+                    say(f"{study.before} of {len(pieces)} jobs were begun before, and go on.")
+                board.ended += 1
+                number = pieces[position][0]
+                folders[number][position] = folder
+                if error:
+                    errors.setdefault(number, error)
+                todo[number] -= 1
+                while following < len(configs) and not todo[following]:
+                    parts = [folders[following][key] for key in sorted(folders[following])]
+                    found = errors.get(following) or merged([part.result() for part in parts])
+                    yield following, parts, found
+                    following += 1
+    except KeyboardInterrupt:
+        say(f"Interrupted. {AGAIN}")
+        raise typer.Exit(130) from None
+
+
+def _recorded(folders: Sequence[RunFolder], result: Result) -> Record:
+    """A run's numbers, with all its folders where it has several."""
+    return record(folders[0], result) | ({"jobs": [folder.id for folder in folders]} if len(folders) > 1 else {})
 
 
 def say_held_back(config: Config) -> None:
@@ -270,11 +339,11 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
 
 
 def print_result(
-    folder: RunFolder, result: Result, output: Output, checks: Sequence[AnyCheck], margin: float = MARGIN
+    folders: Sequence[RunFolder], result: Result, output: Output, checks: Sequence[AnyCheck], margin: float = MARGIN
 ) -> None:
     """Print one run's result, or the trade-off of a sweep and the verdict on it, and the answer to a target; fail if a
     check does."""
-    summary = record(folder, result) | {"status": "finished"}
+    summary = _recorded(folders, result) | {"status": "finished"}
     compared = _judged(result, margin=margin)
     answer = compared.answer if compared else None
     failed = failures(checks, [result], answer)
@@ -291,7 +360,11 @@ def print_result(
             show(comparison([summary]), footnotes([summary]), *silos_table(result), *robust_table(result))
         if compared:
             show(*_lines(verdict_of(compared)))
-        say(f"Saved in {near(folder.path)}; look at it with: equifed show {name_of(folder.path)}")
+        if len(folders) == 1:
+            (path,) = (folder.path for folder in folders)
+            say(f"Saved in {near(path)}; look at it with: equifed show {name_of(path)}")
+        else:
+            say(f"Saved as {len(folders)} runs: {' '.join(name_of(folder.path) for folder in folders)}")
     fail(failed)
 
 

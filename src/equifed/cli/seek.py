@@ -12,7 +12,7 @@ from equifed.cli.checks import AnyCheck, checks_of_each, failures
 from equifed.cli.console import name_of, near, print_json, say, show
 from equifed.cli.options import Output
 from equifed.cli.report import check_page, documented
-from equifed.cli.runs import fail, say_held_back, train
+from equifed.cli.runs import AGAIN, fail, say_held_back, train
 from equifed.cli.tables import frame_table
 from equifed.config import Config, RunSection, job_of, load_federations
 from equifed.metrics.catalogue import describe
@@ -25,8 +25,6 @@ from equifed.store import RunFolder, Store
 
 if TYPE_CHECKING:
     import pandas as pd
-
-AGAIN = "Give the same command again: it goes on from here."
 
 
 def seek(
