@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +19,29 @@ from equifed.experiments.fedfair import show
 from equifed.methods import FedAvg, SeparateTraining
 from experiments.command import record, run, silent
 
+table1, figure2 = show.EXPERIMENTS["table1"].parts, show.EXPERIMENTS["figure2"].parts
+
 
 def test_published_figures_are_the_papers() -> None:
     figures, opts = fedfair.published_figures("compas"), fedfair.published_choices("compas")
     assert figures[("FedFair", "HM")] == (0.79, 0.02)
     assert figures[("CEO", "FR")] == (0.77, 0.01)
     assert opts == {"ST": 0.1, "AF": 0.05, "LCO": 0.48, "FedFair": 1e-4}
-    for dataset in fedfair.DATASETS:
-        figures = fedfair.published_figures(dataset)
-        assert {name for name, _ in figures} == {arm.label for arm in fedfair.arms(dataset)}
+    assert fedfair.published_figures("adult", "network")["LCO", "FR"] == (0.92, 0.04)
+    assert fedfair.published_choices("drug", "network") == {"ST": 0.07, "LCO": 0.45, "FedFair": 0.005}
+    for dataset, model in product(fedfair.DATASETS, fedfair.MODELS):
+        figures = fedfair.published_figures(dataset, model)
+        arms = fedfair.arms(dataset, model=model)
+        assert {name for name, _ in figures} == {arm.label for arm in arms}
+        for arm in arms:  # the paper's choices are among those that are tried
+            if arm.label in ("ST", "LCO", "FedFair") and (dataset, model, arm.label) != ("compas", "logistic", "ST"):
+                assert fedfair.published_choices(dataset, model)[arm.label] in arm.over["epsilon"]
         for method in {name for name, _ in figures}:
             accuracy, fairness, both = (figures[(method, metric)][0] for metric in fedfair.MEASURES)
             assert both == pytest.approx(2 * accuracy * fairness / (accuracy + fairness), abs=0.015)
     # the paper's claim: nobody has a better harmonic mean
-    for dataset in fedfair.DATASETS:
-        figures = fedfair.published_figures(dataset)
+    for dataset, model in product(fedfair.DATASETS, fedfair.MODELS):
+        figures = fedfair.published_figures(dataset, model)
         assert (
             max(mean for (_, metric), (mean, _) in figures.items() if metric == "HM") == figures[("FedFair", "HM")][0]
         )
@@ -102,30 +111,51 @@ def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch
     needs("drug")
     monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 3)
     monkeypatch.setattr(fedfair, "ADVERSARIAL_ROUNDS", 1)
-    *rows, _ = show.table1(Request(datasets=["drug"], seeds=2, rounds=6), silent)
+    *rows, _ = table1(Request(datasets=["drug"], seeds=2, rounds=6), silent)
     assert [part.rows[0].method for part in rows] == ["FedAvg", "EO", "CEO", "ST", "AF", "LCO", "FedFair"]
     assert all(0 <= cell.mean <= 1 for part in rows for cell in part.rows)
     assert [part.rows[0].opt is None for part in rows] == [True] * 3 + [False] * 4
-    figure, _ = show.figure2(Request(datasets=["drug"], seeds=2, rounds=6), silent)
+    figure, _ = figure2(Request(datasets=["drug"], seeds=2, rounds=6), silent)
     assert [point["epsilon"] for point in figure.rows] == sorted(fedfair.EPSILONS["drug"])
     assert figure.results[0].swept == ["epsilon"]
     assert not any(np.isnan(point["afe"]) for point in figure.rows)
     monkeypatch.setattr(fedfair, "DROP_RATES", [0.0, 0.5])
-    *parts, _ = show.figure4(Request(datasets=["drug"], seeds=2, rounds=4), silent)
-    assert [(part.rows[0]["method"], part.rows[0]["drop_rate"]) for part in parts] == [
-        ("LCO", 0),
-        ("LCO", 0.5),
-        ("FedFair", 0),
-        ("FedFair", 0.5),
-    ]
+    parts = [part for part in show.figure4(Request(datasets=["drug"], seeds=2, rounds=4), silent) if part.rows]
+    assert [tuple(part.rows[0][name] for name in ("model", "method", "drop_rate")) for part in parts] == list(
+        product(fedfair.MODELS, ("LCO", "FedFair"), (0, 0.5))
+    )
     assert parts[1].results[0].log["dropped"].sum() > 0
+
+
+def test_networks(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hidden layers of eight and four units; AF has no row; the five best settings are those of the sweep."""
+    needs("drug")
+    monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 2)
+    module = fedfair.MODELS["network"].build((20,), 1)
+    assert [tuple(p.shape) for p in module.parameters()] == [(8, 20), (8,), (4, 8), (4,), (1, 4), (1,)]
+    request = Request(datasets=["drug"], seeds=2, rounds=4)
+    *rows, _ = show.EXPERIMENTS["table2"].parts(request, silent)
+    assert [part.rows[0].method for part in rows] == ["FedAvg", "EO", "CEO", "ST", "LCO", "FedFair"]
+    assert (rows[0].rows[1].published_mean, rows[-1].rows[0].published_opt) == (0.85, 0.005)
+    figure, _ = show.EXPERIMENTS["figure3"].parts(request, silent)
+    assert [point["epsilon"] for point in figure.rows] == fedfair.NETWORK_EPSILONS["drug"]
+    points = [
+        point
+        for part in show.figure1(replace(request, methods=["fedavg", "fedfair"]), silent)
+        for point in part.rows
+        if (point["model"], point["method"]) == ("network", "FedFair")
+    ]
+    assert len(points) == 5
+    assert [point["HM"] for point in points] == sorted((point["HM"] for point in points), reverse=True)
+    # the best of them is the table's row
+    assert (points[0]["opt"], points[0]["HM"]) == (rows[-1].rows[2].opt, pytest.approx(rows[-1].rows[2].mean))
 
 
 def test_wrong_names() -> None:
     with pytest.raises(ef.ConfigError, match="Unknown data set of this experiment 'bank'"):
-        next(show.table1(Request(datasets=["drug", "bank"]), silent))
+        next(table1(Request(datasets=["drug", "bank"]), silent))
     with pytest.raises(ef.ConfigError, match="Unknown method of the table 'fedprox'"):
-        next(show.table1(Request(datasets=["drug"], methods=["FedProx"]), silent))
+        next(table1(Request(datasets=["drug"], methods=["FedProx"]), silent))
     assert isinstance(fedfair.arms("drug")[0].method, FedAvg)
 
 
@@ -144,7 +174,7 @@ def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatc
 
     def within(difference: float) -> bool | None:
         theirs = {("FedAvg", metric): (own.mean + difference, 0.0) for metric in fedfair.MEASURES}
-        monkeypatch.setattr(fedfair, "published_figures", lambda dataset: theirs)
+        monkeypatch.setattr(fedfair, "published_figures", lambda dataset, model: theirs)
         return fedfair.cells("drug", arm, sim, last, "test")[0].within
 
     noise = 2 * own.std / np.sqrt(2)
@@ -160,7 +190,7 @@ def test_the_command_line_shows_table_and_figures(tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("*.csv")
     points = record("fedfair/figure2", folder=tmp_path)["points"]
     assert [point["epsilon"] for point in points] == fedfair.EPSILONS["compas"]
-    assert len(record("fedfair/figure4", folder=tmp_path)["points"]) == 2 * len(fedfair.DROP_RATES)
+    assert len(record("fedfair/figure4", folder=tmp_path)["points"]) == 2 * 2 * len(fedfair.DROP_RATES)
     for option, value in (("--datasets", "law"), ("--select", "validation"), ("--methods", "separate")):
         assert value in run("fedfair/table1", option, value, folder=tmp_path, code=2).stderr
     assert list(tmp_path.rglob("*.csv")) == [file]  # what is wrong is said before there is a file

@@ -30,11 +30,11 @@ class Request:
     rounds: int | None = field(default=None, metadata={"low": 1})
     """Rounds; FedFair's: an upper limit, for ST, LCO and FedFair only. (default: the paper's)"""
     reading: str | None = field(default=None, metadata={"metavar": "KIND"})
-    """FAIR-FATE's table1: as-published (what the authors' code does and measures, to compare with their figures),
+    """FAIR-FATE's tables: as-published (what the authors' code does and measures, to compare with their figures),
     algorithm-1 (the paper's text, with correct metrics), or both. (default: both)"""
     select: str | None = field(default=None, metadata={"metavar": "KIND"})
-    """FAIR-FATE's table1: validation chooses its hyper-parameters on validation data, the fairest within 2 points of
-    FedAvg's accuracy (default: the authors' choice). FedFair's table1: train chooses on training rows (default: test,
+    """FAIR-FATE's tables: validation chooses its hyper-parameters on validation data, the fairest within 2 points of
+    FedAvg's accuracy (default: the authors' choice). FedFair's tables: train chooses on training rows (default: test,
     as the paper)."""
     quick: bool = False
     """At most 2 seeds and 2 rounds: a look, not a test."""
@@ -67,13 +67,19 @@ class About(NamedTuple):
 
 
 _AMOUNT = ("seeds", "rounds")
+_FAIR_FATE = ("datasets", "sigma", "methods", "seeds", "reading", "select")
 _TABLE = ("datasets", "methods", *_AMOUNT)
 _SFFL = ("datasets", "alpha", "methods", *_AMOUNT)
 
 EXPERIMENTS = {
     "fair-fate/table1": About(
         "accuracy and fairness of eleven methods at three levels of heterogeneity (COMPAS, Adult)",
-        ("datasets", "sigma", "methods", "seeds", "reading", "select"),
+        _FAIR_FATE,
+    ),
+    "fair-fate/table2": About("the same on Law School and Dutch", _FAIR_FATE),
+    "fair-fate/figure1": About("FAIR-FATE's clients: their shares of each group and label", ("datasets",)),
+    "fair-fate/figure2": About(
+        "accuracy and fairness of all methods over the rounds (Adult)", ("datasets", "sigma", "methods", "seeds")
     ),
     "fair-fate/figure3": About(
         "FAIR-FATE's trade-off between accuracy and fairness over MAX", ("datasets", "sigma", "seeds")
@@ -81,7 +87,10 @@ EXPERIMENTS = {
     "fedfair/table1": About(
         "accuracy and fairness of FedFair and six baselines (COMPAS, DRUG, Adult)", (*_TABLE, "select")
     ),
+    "fedfair/table2": About("the same with neural networks, without AF", (*_TABLE, "select")),
+    "fedfair/figure1": About("accuracy and fairness of every method's five best settings", _TABLE),
     "fedfair/figure2": About("what FedFair's epsilon does on training and test rows", ("datasets", *_AMOUNT)),
+    "fedfair/figure3": About("the same with neural networks", ("datasets", *_AMOUNT)),
     "fedfair/figure4": About("FedFair and LCO when clients drop out", ("datasets", *_AMOUNT)),
     "kffl/table6": About("accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German", _TABLE),
     "kffl/table7": About("the same with Adult", _TABLE),

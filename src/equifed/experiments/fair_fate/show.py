@@ -1,8 +1,9 @@
-"""FAIR-FATE's Table 1 and Figure 3."""
+"""FAIR-FATE's tables and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from equifed.errors import ConfigError
 from equifed.experiments import Request
 from equifed.experiments.base import (
+    NAN,
     Experiment,
     Part,
     Table,
@@ -27,14 +29,15 @@ from equifed.experiments.base import (
 from equifed.experiments.fair_fate import settings as fair_fate
 from equifed.experiments.fair_fate.settings import TableCell
 from equifed.methods import FairFate
+from equifed.metrics.seeds import Moments, moments
 from equifed.protocol import Method
 from equifed.results import Result
 from equifed.simulator import Step
 
 
-def _scope(request: Request) -> tuple[list[tuple[str, str]], list[int], int]:
+def _scope(request: Request, known: Sequence[str], default: str) -> tuple[list[tuple[str, str]], list[int], int]:
     """Data sets with sigmas, the authors' seeds, and rounds."""
-    datasets = requested(request, "datasets", ["compas"], fair_fate.CLIENTS)
+    datasets = requested(request, "datasets", [default], known)
     sigmas = requested(request, "sigma", fair_fate.SIGMAS, fair_fate.SIGMAS)
     if (request.seeds or 0) > fair_fate.SEEDS:
         raise ConfigError(f"The authors have {fair_fate.SEEDS} seeds, got --seeds {request.seeds}.", key="--seeds")
@@ -42,14 +45,14 @@ def _scope(request: Request) -> tuple[list[tuple[str, str]], list[int], int]:
     return list(product(datasets, sigmas)), [10 * run for run in range(1, runs + 1)], rounds
 
 
-def table1(request: Request, watch: Watch) -> Iterator[Part]:
+def table(datasets: Sequence[str], request: Request, watch: Watch) -> Iterator[Part]:
     """Methods that both readings share are run once."""
-    places, seeds, rounds = _scope(request)
+    places, seeds, rounds = _scope(request, datasets, datasets[0])
     readings = list(fair_fate.READINGS) if request.reading in (None, "both") else [str(request.reading)]
     check_names("reading", readings, fair_fate.READINGS)
     if request.select not in (None, "validation"):
         raise ConfigError(f"--select takes only validation, got {request.select!r}.", key="--select")
-    methods = len(arms_named(fair_fate.arms("compas", "0.5", readings[0]), request.methods))
+    methods = len(arms_named(fair_fate.arms(*places[0], readings[0]), request.methods))
     total = len(places) * len(readings) * methods
     cells: list[TableCell] = []
     tables = []
@@ -126,9 +129,75 @@ def _notes(summary: dict[str, Any], seeds: int, rounds: int) -> Iterator[str]:
             yield "\n".join(["", title, *(f"- {line}" for line in lines)])
 
 
+def figure1(request: Request, watch: Watch) -> Iterator[Part]:
+    """Each client's share of the rows of every group and label, very unlike clients beside clients that are alike."""
+    datasets = requested(request, "datasets", ["compas"], fair_fate.CLIENTS)
+    for dataset, sigma in product(datasets, ("0.5", "inf")):
+        (fed,) = fair_fate.federations(dataset, sigma, [10])
+        cells = fed.cells()  # [client, group, label]
+        shares = cells / cells.sum(0)
+        names = [f"{group}, {label}" for group in fed.groups for label in fed.classes]
+        yield Part(
+            [
+                {"dataset": dataset, "sigma": sigma, "client": client, "group": group, "label": label,
+                 "rows": int(cells[k, g, c]), "share": float(shares[k, g, c])}
+                for k, client in enumerate(fed.ids)
+                for g, group in enumerate(fed.groups)
+                for c, label in enumerate(fed.classes)
+            ],
+            shown=[
+                Table(
+                    f"{dataset}, sigma {sigma}: each client's share of the rows of a group and label (%)",
+                    ("client", *names, "rows"),
+                    [
+                        [client, *(f"{100 * share:.1f}" for share in shares[k].flat), str(cells[k].sum())]
+                        for k, client in enumerate(fed.ids)
+                    ],
+                )
+            ],
+        )  # fmt: skip
+
+
+def figure2(request: Request, watch: Watch) -> Iterator[Part]:
+    """Accuracy and fairness over the rounds, every fair method by the F that it works on, as the authors measure."""
+    places, seeds, rounds = _scope(request, list(fair_fate.CLIENTS), "adult")
+    for dataset, sigma in places:
+        feds = fair_fate.federations(dataset, sigma, seeds)
+        curves: dict[str, dict[int, dict[str, Moments]]] = {}
+        for arm in arms_named(fair_fate.arms(dataset, sigma, "as-published"), request.methods):
+            sim = fair_fate.simulation(arm.method, feds, rounds)
+            watch_step = watch(f"{dataset} {sigma} {arm.label} over rounds", sim)
+            over = curves[arm.label] = {}
+            for step in sim.rounds():
+                watch_step(step)
+                if step.round in step.scores:
+                    values = fair_fate.measured(step, "test", compat=True)
+                    over[step.round] = {metric: moments(values[metric]) for metric in fair_fate.MEASURES}
+            points = [
+                {"dataset": dataset, "sigma": sigma, "method": arm.label, "round": number, "metric": metric,
+                 "mean": value.mean, "std": value.std}
+                for number, measured in over.items()
+                for metric, value in measured.items()
+            ]  # fmt: skip
+            yield Part(points, results=[sim.result()], page=(dataset, sigma))
+        yield Part(
+            shown=[
+                Table(
+                    f"{dataset}, sigma {sigma}: {metric} over rounds, mean of {len(seeds)} runs",
+                    ("method", *map(str, next(iter(curves.values())))),
+                    [
+                        [label, *(plus_minus(values[metric].mean, NAN) for values in over.values())]
+                        for label, over in curves.items()
+                    ],
+                )
+                for metric in fair_fate.MEASURES
+            ]
+        )
+
+
 def figure3(request: Request, watch: Watch) -> Iterator[Part]:
     """Accuracy against fairness over MAX, for every F."""
-    places, seeds, rounds = _scope(request)
+    places, seeds, rounds = _scope(request, list(fair_fate.CLIENTS), "compas")
     for dataset, sigma in places:
         feds = fair_fate.federations(dataset, sigma, seeds)
         arms = fair_fate.arms(dataset, sigma, "algorithm-1")[-len(fair_fate.NAMES) :]
@@ -159,4 +228,12 @@ def _with_interval(point: Any, metric: str) -> str:
     return f"{point[metric]:.4f}" + ("" if np.isnan(low) else f" [{low:.4f}, {high:.4f}]")
 
 
-EXPERIMENTS = {"table1": Experiment(table1, "cells", kept=TableCell), "figure3": Experiment(figure3)}
+EXPERIMENTS = {
+    **{
+        name: Experiment(partial(table, datasets), "cells", kept=TableCell)
+        for name, datasets in fair_fate.TABLES.items()
+    },
+    "figure1": Experiment(figure1),
+    "figure2": Experiment(figure2),
+    "figure3": Experiment(figure3),
+}

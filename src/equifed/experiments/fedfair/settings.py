@@ -1,12 +1,13 @@
-"""The FedFair paper's Table I and Figures 2 and 4, for logistic regression: methods, settings, published figures.
+"""The FedFair paper's tables and figures: methods, settings, published figures.
 
 Chu et al., FedFair: Training Fair Models in Cross-Silo Federated Learning, arXiv:2109.05662. Published figures:
-published.csv, from the paper's Table I.
+published.csv, from the paper's Tables I (logistic regression) and II (neural networks).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from equifed.experiments.base import Arm, Cell, published, swept_settings
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import LCO, AgnosticFair, FedAvg, FedFair, SeparateTraining
 from equifed.methods.postprocess import CalibratedEqualizedOdds, EqualizedOdds
-from equifed.models import Logistic
+from equifed.models import MLP, Logistic
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
 from equifed.simulator import Step, make_job
@@ -32,8 +33,14 @@ EPSILONS = {
     "adult": [1e-4, 1e-3, 0.01, 0.1, 0.2, 0.4],
 }
 """The paper's values of Figure 2; it does not say which it tried for Table I."""
+NETWORK_EPSILONS = EPSILONS | {"drug": [1e-4, 1e-3, 0.005, 0.01, 0.02, 0.07, 0.13, 0.19, 0.22, 0.25]}
+"""Those of Figure 3."""
 LCO_EPSILONS = [0.1, 0.2, 0.3, 0.4, 0.48, 0.8]
 """LCO's problem is infeasible for smaller ones; the last three are those of the paper's Table I."""
+NETWORK_LCO_EPSILONS = [0.1, 0.2, 0.3, 0.45, 0.6, 0.8]
+"""The last three are those of Table II."""
+MODELS: dict[str, Any] = {"logistic": Logistic(), "network": MLP(hidden=(8, 4), activation="relu")}
+PUBLISHED_TABLE = {"logistic": "1", "network": "2"}
 TAUS = [0.01, 0.05, 0.5]
 DROP_RATES = [0.0, 0.1, 0.3, 0.5]
 
@@ -73,23 +80,28 @@ class TableCell(Cell):
 class TableArm(Arm):
     rounds: int = 1
     local: Local = Local(epochs=1, batch_size=32, learning_rate=0.01)  # noqa: RUF009
+    model: str = "logistic"
+    """Of MODELS."""
     inputs: str = "all"
     """"all", or "insensitive": the sensitive column is not an input."""
 
 
-def arms(dataset: str, rounds: int | None = None) -> list[TableArm]:
-    """The table's seven rows; `rounds` bounds those of the constrained methods instead of ROUNDS."""
-    grid, most = {"epsilon": EPSILONS[dataset]}, rounds or ROUNDS[dataset]
+def arms(dataset: str, rounds: int | None = None, model: str = "logistic") -> list[TableArm]:
+    """The table's rows, of networks without AF; `rounds` bounds those of the constrained methods instead of ROUNDS."""
+    network, most = model == "network", rounds or ROUNDS[dataset]
+    grid = {"epsilon": (NETWORK_EPSILONS if network else EPSILONS)[dataset]}
+    lco_grid = {"epsilon": NETWORK_LCO_EPSILONS if network else LCO_EPSILONS}
     short = (FEDAVG_ROUNDS, FEDAVG_LOCAL)
-    return [
+    rows = [
         TableArm("FedAvg", FedAvg(), {}, *short),
         TableArm("EO", EqualizedOdds(FedAvg()), {}, *short),
         TableArm("CEO", CalibratedEqualizedOdds(FedAvg()), {}, *short),
         TableArm("ST", SeparateTraining(step_size=STEP_SIZE), grid, max(1, most // 2)),
         TableArm("AF", AgnosticFair(), {"tau": TAUS}, ADVERSARIAL_ROUNDS, inputs="insensitive"),
-        TableArm("LCO", LCO(tolerance=TOLERANCE), {"epsilon": LCO_EPSILONS}, most),
+        TableArm("LCO", LCO(tolerance=TOLERANCE), lco_grid, most),
         TableArm("FedFair", FedFair(step_size=STEP_SIZE, tolerance=TOLERANCE), grid, most),
     ]
+    return [replace(arm, model=model) for arm in rows if not (network and arm.label == "AF")]
 
 
 def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[Federation]:
@@ -118,7 +130,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
 
 def simulation(arm: TableArm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
     settings = RunSettings(arm.rounds, "all", eval_every=arm.rounds, dropout=dropout, local=arm.local)
-    return Simulation(make_job(arm.method, feds, Logistic(), settings, over=arm.over))
+    return Simulation(make_job(arm.method, feds, MODELS[arm.model], settings, over=arm.over))
 
 
 def measured(sim: Simulation, step: Step, split: str = "test") -> dict[str, np.ndarray]:
@@ -137,14 +149,16 @@ def measured(sim: Simulation, step: Step, split: str = "test") -> dict[str, np.n
     return {"AC": accuracy, "FR": fairness, "HM": both, "degenerate": M.degenerate(counts).any(-1)}
 
 
-def published_figures(dataset: str) -> dict[tuple[str, ...], tuple[float, ...]]:
+def published_figures(dataset: str, model: str = "logistic") -> dict[tuple[str, ...], tuple[float, ...]]:
     """{(method, metric): (mean, std)} of one data set."""
-    return published("fedfair", ("method", "metric"), ("mean", "std"), dataset=dataset)
+    where = {"dataset": dataset, "table": PUBLISHED_TABLE[model]}
+    return published("fedfair", ("method", "metric"), ("mean", "std"), **where)
 
 
-def published_choices(dataset: str) -> dict[str, float]:
+def published_choices(dataset: str, model: str = "logistic") -> dict[str, float]:
     """{method: epsilon or tau} of one data set."""
-    return {method: opt for (method,), (opt,) in published("fedfair", ("method",), ("opt",), dataset=dataset).items()}
+    figures = published("fedfair", ("method",), ("opt",), dataset=dataset, table=PUBLISHED_TABLE[model])
+    return {method: opt for (method,), (opt,) in figures.items()}
 
 
 def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str) -> list[TableCell]:
@@ -153,7 +167,7 @@ def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str)
     runs = runs_of(sim, best)
     values = {name: value[runs] for name, value in measured(sim, last).items()}
     stopped = {log.run for log in sim.collector.logs if log.stopped}
-    theirs = published_figures(dataset)
+    theirs = published_figures(dataset, arm.model)
     return TableCell.row(
         {metric: values[metric] for metric in MEASURES},
         {metric: theirs[arm.label, metric] for metric in MEASURES},
@@ -162,7 +176,7 @@ def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str)
         dataset=dataset,
         method=arm.label,
         opt=next(iter(best.values()), None),
-        published_opt=published_choices(dataset).get(arm.label),
+        published_opt=published_choices(dataset, arm.model).get(arm.label),
         degenerate=int(values["degenerate"].sum()),
         stopped=len(stopped.intersection(runs)),
     )
@@ -170,9 +184,14 @@ def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str)
 
 def best_setting(sim: Simulation, last: Step, select: str) -> dict[str, float]:
     """The swept values with the best HM in the mean over seeds and models; {} without a sweep."""
+    return ranked_settings(sim, last, select)[0]
+
+
+def ranked_settings(sim: Simulation, last: Step, select: str) -> list[dict[str, float]]:
+    """The swept values, the best first."""
     settings = swept_settings(sim)
     score = np.nan_to_num(measured(sim, last, select)["HM"]).mean(1).reshape(len(settings), -1).mean(1)
-    return settings[int(np.argmax(score))]
+    return [settings[i] for i in np.argsort(-score, kind="stable")]
 
 
 def runs_of(sim: Simulation, setting: dict[str, float]) -> list[int]:

@@ -1,8 +1,9 @@
-"""FedFair's Table I and Figures 2 and 4."""
+"""FedFair's tables and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 from equifed.experiments import Request
@@ -29,13 +30,13 @@ def _scope(request: Request) -> tuple[list[str], int, int | None]:
     return requested(request, "datasets", ["compas"], fedfair.DATASETS), *request.amount(fedfair.SEEDS, None)
 
 
-def table1(request: Request, watch: Watch) -> Iterator[Part]:
+def table(model: str, request: Request, watch: Watch) -> Iterator[Part]:
     datasets, seeds, rounds = _scope(request)
     select = request.select or "test"
     check_names("selection", [select], ("test", "train"))
     cells: list[TableCell] = []
     for dataset in datasets:
-        arms = arms_named(fedfair.arms(dataset, rounds), request.methods)
+        arms = arms_named(fedfair.arms(dataset, rounds, model), request.methods)
         feds = {inputs: fedfair.federations(dataset, seeds, inputs) for inputs in {arm.inputs for arm in arms}}
         for arm in arms:
             sim = fedfair.simulation(arm, feds[arm.inputs])
@@ -71,14 +72,40 @@ def _choice(cell: TableCell) -> str:
     return ours + ("" if cell.published_opt is None else f" ({cell.published_opt:g})")
 
 
-def figure2(request: Request, watch: Watch) -> Iterator[Part]:
+def figure1(request: Request, watch: Watch) -> Iterator[Part]:
+    """The five settings of every method with the largest harmonic means on test rows, with both kinds of models."""
+    datasets, seeds, rounds = _scope(request)
+    columns = ("method", "epsilon or tau", "accuracy", "fairness", "harmonic mean")
+    for dataset, model in product(datasets, fedfair.MODELS):
+        lines = []
+        arms = arms_named(fedfair.arms(dataset, rounds, model), request.methods)
+        feds = {inputs: fedfair.federations(dataset, seeds, inputs) for inputs in {arm.inputs for arm in arms}}
+        for arm in arms:
+            sim = fedfair.simulation(arm, feds[arm.inputs])
+            last = carry_out(sim, f"{dataset} {arm.label}, {model}", watch)
+            measured = fedfair.measured(sim, last)
+            points = []
+            for setting in fedfair.ranked_settings(sim, last, "test")[:5]:
+                runs = fedfair.runs_of(sim, setting)
+                means = {metric: moments(measured[metric][runs].ravel()).mean for metric in fedfair.MEASURES}
+                where = {"dataset": dataset, "model": model, "method": arm.label}
+                points.append({**where, "opt": next(iter(setting.values()), None), **means})
+                opt = points[-1]["opt"]
+                lines.append(
+                    [arm.label, "" if opt is None else f"{opt:g}", *(f"{mean:.3f}" for mean in means.values())]
+                )
+            yield Part(points, results=[sim.result()], page=(dataset, model))
+        yield Part(shown=[Table(f"{dataset}, {model}: the best settings, mean of {seeds} seeds", columns, lines)])
+
+
+def over_epsilon(model: str, request: Request, watch: Watch) -> Iterator[Part]:
     """For each epsilon, FedFair's |federated estimate| (AFE) on training rows, and DGEO, fairness and accuracy on
     test rows."""
     datasets, seeds, rounds = _scope(request)
     columns = ("epsilon", "|federated estimate|", "DGEO, test", "fairness", "accuracy", "rounds", "feasible")
     digits = {"afe": 4, "dgeo": 4, "fairness": 3, "accuracy": 3}
     for dataset in datasets:
-        (arm,) = arms_named(fedfair.arms(dataset, rounds), ["FedFair"])
+        (arm,) = arms_named(fedfair.arms(dataset, rounds, model), ["FedFair"])
         sim = fedfair.simulation(arm, fedfair.federations(dataset, seeds))
         values = fedfair.measured(sim, carry_out(sim, f"{dataset} FedFair over epsilon", watch))
         result, run = sim.result(), ["epsilon", "seed"]
@@ -97,8 +124,8 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
             ]
             for mean, std in zip(points, deviations.to_dict("records"), strict=True)
         ]
-        table = Table(f"{dataset}: FedFair over epsilon, {seeds} seeds", columns, rows, left=())
-        points = [{"dataset": dataset, **point} for point in points]
+        table = Table(f"{dataset}, {model}: FedFair over epsilon, {seeds} seeds", columns, rows, left=())
+        points = [{"dataset": dataset, "model": model, **point} for point in points]
         yield Part(points, shown=[table], results=[result], page=(dataset, "epsilon"))
     yield Part(
         shown=[
@@ -108,31 +135,37 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
 
 
 def figure4(request: Request, watch: Watch) -> Iterator[Part]:
-    """FedFair and LCO with clients dropping out."""
+    """FedFair and LCO with clients dropping out, with both kinds of models."""
     datasets, seeds, rounds = _scope(request)
     columns = ("method", *(f"{rate:g}" for rate in fedfair.DROP_RATES))
-    rows: dict[tuple[str, str], list[str]] = {}
-    for dataset in datasets:
+    for dataset, model in product(datasets, fedfair.MODELS):
         feds = fedfair.federations(dataset, seeds)
-        arms = arms_named(fedfair.arms(dataset, rounds), ["LCO", "FedFair"])
+        rows: dict[str, list[str]] = {}
+        arms = arms_named(fedfair.arms(dataset, rounds, model), ["LCO", "FedFair"])
         for arm, rate in product(arms, fedfair.DROP_RATES):
             sim = fedfair.simulation(arm, feds, dropout=rate)
-            title = f"{dataset} {arm.label}, drop rate {rate:g}"
+            title = f"{dataset} {arm.label}, {model}, drop rate {rate:g}"
             last = carry_out(sim, title, watch)
             best = fedfair.best_setting(sim, last, "test")
             mean, std, _ = moments(fedfair.measured(sim, last)["HM"][fedfair.runs_of(sim, best), 0])
-            hm, where = plus_minus(mean, std, 3), (dataset, arm.label)
-            rows.setdefault(where, [arm.label]).append(hm)
-            point = {"dataset": dataset, "method": arm.label, "drop_rate": rate, **best, "hm": mean, "hm_std": std}
+            hm = plus_minus(mean, std, 3)
+            rows.setdefault(arm.label, [arm.label]).append(hm)
+            where = {"dataset": dataset, "model": model, "method": arm.label, "drop_rate": rate}
             line = f"{title}: HM {hm} (epsilon {best['epsilon']:g})"
-            yield Part([point], [line], results=[sim.result()], page=where)
-    for dataset in datasets:
-        title = f"{dataset}: HM at each drop rate, {seeds} seeds"
-        yield Part(shown=[Table(title, columns, [rows[dataset, method] for method in ("FedFair", "LCO")])])
+            yield Part(
+                [{**where, **best, "hm": mean, "hm_std": std}], [line], results=[sim.result()],
+                page=(dataset, model, arm.label),
+            )  # fmt: skip
+        yield Part(
+            shown=[Table(f"{dataset}, {model}: HM at each drop rate, {seeds} seeds", columns, list(rows.values()))]
+        )
 
 
 EXPERIMENTS = {
-    "table1": Experiment(table1, "cells", kept=TableCell),
-    "figure2": Experiment(figure2),
+    "table1": Experiment(partial(table, "logistic"), "cells", kept=TableCell),
+    "table2": Experiment(partial(table, "network"), "cells", kept=TableCell),
+    "figure1": Experiment(figure1),
+    "figure2": Experiment(partial(over_epsilon, "logistic")),
+    "figure3": Experiment(partial(over_epsilon, "network")),
     "figure4": Experiment(figure4),
 }
