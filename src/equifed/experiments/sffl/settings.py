@@ -1,7 +1,9 @@
 """The SFFL paper's Table 1 and figures: accuracy and equal opportunity of every client, ACS data by state.
 
 SFFL: Self-aware fairness federated learning. Published figures: published.csv, from the paper's Table 1 (whose last
-three rows per data set are all labelled alpha = 1000; by its figures they are 1, 10 and 1000).
+three rows per data set are all labelled alpha = 1000; by its figures they are 1, 10 and 1000; of ACSHealthInsurance
+only four rows are legible, taken for the first four) and from its text about Figure 4 (10 and 50 clients; it names no
+data set, and only ACSIncome's 20 clients of Table 1 lie between).
 
 A client is a state, or a part of a large one where clients outnumber the states at hand. It wants 4,000 rows, with
 shares of the four (label, sex) cells drawn from a Dirichlet distribution; 60 % are for training, 40 % for its own test.
@@ -17,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed import partition
-from equifed.experiments.base import NAN, Arm, arms_named, of_setting, published
+from equifed.experiments.base import NAN, Arm, Cell, arms_named, of_setting, published
 from equifed.federation import Federation, load
 from equifed.methods import FCFL, SFFL, FairFed, FedAvg, FedEM
-from equifed.metrics.seeds import moments
 from equifed.models import Logistic
 from equifed.protocol import Method
 from equifed.results import Result
@@ -38,6 +39,7 @@ DATASETS = {
 }
 """Name -> whose rows."""
 EOP = "equal_opportunity_difference"
+METRICS = ("accuracy", EOP)
 NO_CLIP = 1e9
 """A weight_clip that never binds."""
 
@@ -72,34 +74,20 @@ def arms(components: int = 3) -> list[TableArm]:
     ]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method on one partition: means over seeds (x 1, not percent); ..._std are over seeds."""
+@dataclass(frozen=True, kw_only=True)
+class ClientCell(Cell):
+    """One number of one method on one partition: the mean over clients, then over seeds (x 1, not percent)."""
 
-    dataset: str
     alpha: float
     clients: int
     components: int
-    method: str
-    accuracy: float
-    accuracy_std: float
-    accuracy_worst: float
-    """Of the worst client."""
-    accuracy_best: float
-    eop: float
-    """Mean over clients of |TPR gap|."""
-    eop_std: float
-    eop_worst: float
-    eop_best: float
+    worst: float
+    """Of the worst client, mean over seeds."""
+    best: float
+    pooled: float
+    """Of all clients' test rows together."""
     floor: float
     """The mean |TPR gap| that sampling alone gives a model with these true positive rates but no gap."""
-    global_accuracy: float
-    global_eop: float
-    """Of all clients' test rows together."""
-    published_accuracy: float
-    published_accuracy_std: float
-    published_eop: float
-    published_eop_std: float
     seconds: float
     """Wall time of the call, shared by the settings that ran in it."""
 
@@ -117,38 +105,46 @@ def simulation(
     return Simulation(make_job(method, feds, Logistic(), settings, over=over))
 
 
-def rows(alpha: float, arm: TableArm, sim: Simulation, result: Result) -> list[Row]:
-    """The rows of an arm that was carried out, one for each of its settings."""
+def cells(alpha: float, arm: TableArm, sim: Simulation, result: Result) -> list[list[ClientCell]]:
+    """Accuracy and EOP of an arm that was carried out, for each of its settings."""
     dataset, clients = sim.job.federation.name, sim.job.federation.num_clients
     components = getattr(arm.method, "components", 1)
-    comparable = clients == CLIENTS and components in (1, 3)  # the published figures are of these
+    comparable = components in (1, 3)  # the published figures are of these
     theirs = published_figures() if comparable else {}
-    names = ("published_accuracy", "published_accuracy_std", "published_eop", "published_eop_std")
-    return [
-        Row(
-            dataset, alpha, clients, components, label, **measured(sim, result, setting),
-            **dict(zip(names, theirs.get((dataset, alpha, label), (NAN,) * 4), strict=True)),
-            seconds=result.timings["seconds"],
-        )
-        for label, setting in arm.settings.items()
-    ]  # fmt: skip
+    made = []
+    for label, setting in arm.settings.items():
+        final, floor = of_setting(result, setting), mean_floor(sim, setting)
+        row = []
+        for metric in METRICS:
+            own = f"client_{metric}"
+            row += ClientCell.row(
+                {metric: final[f"{own}.mean"]},
+                {metric: theirs.get((dataset, alpha, clients, label, metric))},
+                their_runs=SEEDS,
+                dataset=dataset,
+                method=label,
+                alpha=alpha,
+                clients=clients,
+                components=components,
+                worst=float(final[f"{own}.worst"].mean()),
+                best=float(final[f"{own}.best"].mean()),
+                pooled=float(final[metric].mean()),
+                floor=floor if metric == EOP else NAN,
+                seconds=result.timings["seconds"],
+            )
+        made.append(row)
+    return made
 
 
-def measured(sim: Simulation, result: Result, setting: Mapping[str, float]) -> dict[str, float]:
-    """What a Row says of one setting, means over its seeds."""
-    final = of_setting(result, setting)
-    values: dict[str, float] = {}
-    for name, metric in (("accuracy", "accuracy"), ("eop", EOP)):
-        values[name], values[f"{name}_std"], _ = moments(final[f"client_{metric}.mean"])
-        values |= {f"{name}_{which}": float(final[f"client_{metric}.{which}"].mean()) for which in ("worst", "best")}
-        values[f"global_{name}"] = float(final[metric].mean())
+def mean_floor(sim: Simulation, setting: Mapping[str, float]) -> float:
+    """The noise floor of one setting, mean over its seeds."""
     runs = [r for r, run in enumerate(sim.job.runs) if all(np.isclose(run.hyper[n], v) for n, v in setting.items())]
     floors = [
         noise_floor(scores["clients"].counts)
         for number, r, scores in sim.collector.scores
         if number == sim.job.rounds and r in runs
     ]
-    return values | {"floor": float(np.mean(floors))}
+    return float(np.mean(floors))
 
 
 def noise_floor(counts: np.ndarray) -> float:
@@ -189,24 +185,25 @@ class Claims:
 BASELINES = ("FedAvg", "FedEM", "FCFL", "FairFed")
 
 
-def verdicts(rows: Sequence[Row], label: str = "SFFL") -> list[Claims]:
+def verdicts(cells: Sequence[ClientCell], label: str = "SFFL") -> list[Claims]:
     """Whether SFFL has the smallest gap, and its accuracy against FedEM's, wherever both were run."""
     made = []
-    for where in dict.fromkeys((row.dataset, row.alpha) for row in rows):
-        by_method = {row.method: row for row in rows if (row.dataset, row.alpha) == where}
-        if label in by_method and "FedEM" in by_method:
-            gap = by_method[label].eop
-            others = [name for name in BASELINES if name in by_method and by_method[name].eop <= gap]
-            made.append(Claims(*where, others, by_method["FedEM"].accuracy - by_method[label].accuracy))
+    for where in dict.fromkeys((cell.dataset, cell.alpha) for cell in cells):
+        there = [cell for cell in cells if (cell.dataset, cell.alpha) == where]
+        accuracy, eop = ({cell.method: cell.mean for cell in there if cell.metric == metric} for metric in METRICS)
+        if label in eop and "FedEM" in eop:
+            others = [name for name in BASELINES if name in eop and eop[name] <= eop[label]]
+            made.append(Claims(*where, others, accuracy["FedEM"] - accuracy[label]))
     return made
 
 
-def published_figures() -> dict[tuple[str, float, str], tuple[float, ...]]:
-    """{(data set, alpha, method): accuracy, its std, EOP, its std}, as shares."""
-    percent = published("sffl", ("dataset", "alpha", "method"), ("accuracy", "accuracy_std", "eop", "eop_std"))
+def published_figures() -> dict[tuple[str, float, int, str, str], tuple[float, float]]:
+    """{(data set, alpha, clients, method, metric): mean and std}, as shares; a std that was not published is nan."""
+    key = ("dataset", "alpha", "clients", "method", "metric")
+    percent = published("sffl", key, ("mean", "std"))
     return {
-        (dataset, float(alpha), method): tuple(figure / 100 for figure in figures)
-        for (dataset, alpha, method), figures in percent.items()
+        (dataset, float(alpha), int(clients), method, metric): (mean / 100, std / 100)
+        for (dataset, alpha, clients, method, metric), (mean, std) in percent.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -15,14 +15,14 @@ from equifed.errors import ConfigError
 from equifed.experiments import Request
 from equifed.experiments.base import Experiment, Part, Table, Watch, carry_out, plus_minus, requested
 from equifed.experiments.sffl import settings as sffl
-from equifed.experiments.sffl.settings import Row, TableArm
+from equifed.experiments.sffl.settings import ClientCell, TableArm
 from equifed.methods import SFFL
 
 COMPONENTS, CLIENTS = (1, 2, 3, 4), (10, 20, 30, 40, 50)
 
 
 def _scope(
-    request: Request, datasets: Sequence[str] = ("acs_income",), alphas: Sequence[float] = (0.1,)
+    request: Request, datasets: Iterable[str] = sffl.DATASETS, alphas: Sequence[float] = (0.1,)
 ) -> tuple[list[tuple[str, float]], int, int]:
     """Data sets with alphas, seeds and rounds."""
     datasets = requested(request, "datasets", datasets, sffl.DATASETS)
@@ -41,14 +41,14 @@ def grid(
     plans: Mapping[int, Sequence[TableArm]],
     request: Request,
     watch: Watch,
-    datasets: Sequence[str] = ("acs_income",),
-    alphas: Sequence[float] = (0.1,),
+    datasets: Iterable[str] = sffl.DATASETS,
+    alphas: Sequence[float] = sffl.ALPHAS,
     verdicts: bool = False,
 ) -> Iterator[Part]:
     """Every arm on every partition, all seeds and settings in one computation each. plans: {clients: arms}."""
     places, seeds, rounds = _scope(request, datasets, alphas)
     chosen = {clients: sffl.chosen(arms, request.methods) for clients, arms in plans.items()}
-    rows: list[Row] = []
+    lines: list[list[ClientCell]] = []
     for (dataset, alpha), (clients, arms) in product(places, chosen.items()):
         feds = sffl.federations(dataset, alpha, range(seeds), clients)
         page = (dataset, f"alpha {alpha:g}", f"{clients} clients")
@@ -56,52 +56,57 @@ def grid(
             sim = sffl.simulation(arm.method, feds, round(rounds * arm.round_factor), arm.over)
             carry_out(sim, f"{dataset} alpha {alpha:g} {arm.label}", watch)
             result = sim.result()
-            new = sffl.rows(alpha, arm, sim, result)
-            rows += new
-            yield Part(new, [_line(row) for row in new], results=[result], page=page)
-    judged = sffl.verdicts(rows) if verdicts else []
+            new = sffl.cells(alpha, arm, sim, result)
+            lines += new
+            cells = [cell for line in new for cell in line]
+            yield Part(cells, [_text(line) for line in new], results=[result], page=page)
+    judged = sffl.verdicts([cell for line in lines for cell in line]) if verdicts else []
     yield Part(
         shown=[
-            *(_table([row for row in rows if (row.dataset, row.alpha) == place]) for place in places),
+            *(_table([line for line in lines if (line[0].dataset, line[0].alpha) == place]) for place in places),
             f"Percent, ours (published), mean±std over {seeds} seeds of the mean over clients, each on its own test "
             "rows; [worst client .. best]. floor: the mean EOP that sampling alone gives on those rows to a model with "
-            "the same true positive rates but no gap. global: of all clients' test rows together.",
-            *(f"{dataset}: {sffl.DATASETS[dataset]}." for dataset in dict.fromkeys(row.dataset for row in rows)),
+            "the same true positive rates but no gap. global: of all clients' test rows together. "
+            "= and ≠: whether both agree within noise.",
+            *(f"{dataset}: {sffl.DATASETS[dataset]}." for dataset in dict.fromkeys(place[0] for place in places)),
             *map(_verdict, judged),
         ],
         record={"verdicts": [asdict(verdict) for verdict in judged]},
     )
 
 
-def _line(row: Row) -> str:
-    accuracy, eop = _percent(row.accuracy, row.accuracy_std), _percent(row.eop, row.eop_std)
-    return f"{row.dataset} alpha {row.alpha:g} {_name(row)}: Acc. {accuracy}, EOP {eop} ({row.seconds:.0f} s)"
+def _text(line: Sequence[ClientCell]) -> str:
+    first, (accuracy, eop) = line[0], (plus_minus(100 * cell.mean, 100 * cell.std) for cell in line)
+    return f"{first.dataset} alpha {first.alpha:g} {_name(first)}: Acc. {accuracy}, EOP {eop} ({first.seconds:.0f} s)"
 
 
-def _percent(mean: float, std: float, published: float = np.nan) -> str:
-    return plus_minus(100 * mean, 100 * std) + ("" if np.isnan(published) else f" ({100 * published:.2f})")
+def _beside(cell: ClientCell) -> str:
+    theirs = "" if np.isnan(cell.published_mean) else f" ({100 * cell.published_mean:.2f})"
+    return plus_minus(100 * cell.mean, 100 * cell.std) + theirs + cell.mark
 
 
-def _name(row: Row) -> str:
-    mixture = row.method not in ("FedAvg", "FCFL", "FairFed") and row.components != 3
-    clients = f", {row.clients} clients" if row.clients != sffl.CLIENTS else ""
-    return row.method + (f", M = {row.components}" if mixture else "") + clients
+def _name(cell: ClientCell) -> str:
+    mixture = cell.method not in ("FedAvg", "FCFL", "FairFed") and cell.components != 3
+    clients = f", {cell.clients} clients" if cell.clients != sffl.CLIENTS else ""
+    return cell.method + (f", M = {cell.components}" if mixture else "") + clients
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(lines: Sequence[Sequence[ClientCell]]) -> Table:
+    first = lines[0][0]
     return Table(
-        f"{rows[0].dataset}, alpha {rows[0].alpha:g}: ours (published)",
+        f"{first.dataset}, alpha {first.alpha:g}: ours (published)",
         ("method", "Acc.", "Acc. of clients", "EOP", "EOP of clients", "floor", "global Acc.", "global EOP"),
         [
             [
-                _name(row),
-                _percent(row.accuracy, row.accuracy_std, row.published_accuracy),
-                f"{100 * row.accuracy_worst:.1f} .. {100 * row.accuracy_best:.1f}",
-                _percent(row.eop, row.eop_std, row.published_eop),
-                f"{100 * row.eop_worst:.1f} .. {100 * row.eop_best:.1f}",
-                *(f"{100 * value:.2f}" for value in (row.floor, row.global_accuracy, row.global_eop)),
+                _name(accuracy),
+                *(
+                    text
+                    for cell in (accuracy, eop)
+                    for text in (_beside(cell), f"{100 * cell.worst:.1f} .. {100 * cell.best:.1f}")
+                ),
+                *(f"{100 * value:.2f}" for value in (eop.floor, accuracy.pooled, eop.pooled)),
             ]
-            for row in rows
+            for accuracy, eop in lines
         ],
     )
 
@@ -206,17 +211,15 @@ def _arms(*labels: str, components: int = 3) -> list[TableArm]:
 
 
 def _grid(plans: Mapping[int, Sequence[TableArm]], **options: Any) -> Experiment:
-    return Experiment(partial(grid, plans, **options), "rows", kept=Row)
+    return Experiment(partial(grid, plans, **options), "cells", kept=ClientCell)
 
 
 EXPERIMENTS = {
-    "table1": _grid(
-        {sffl.CLIENTS: sffl.arms()}, datasets=["acs_income", "acs_employment"], alphas=sffl.ALPHAS, verdicts=True
-    ),
+    "table1": _grid({sffl.CLIENTS: sffl.arms()}, verdicts=True),
     "figure2": Experiment(figure2, "partitions"),
     "figure3": _grid({sffl.CLIENTS: [arm for m in COMPONENTS for arm in _arms("FedEM", "SFFL", components=m)]}),
     "figure4": _grid(dict.fromkeys(CLIENTS, _arms("FedEM", "FCFL", "FairFed", "SFFL"))),
-    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}, datasets=["acs_employment"], alphas=sffl.ALPHAS),
+    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}),
     "figure6": Experiment(figure6),
     "figure7": Experiment(figure7, "weights"),
 }
