@@ -271,6 +271,37 @@ class SeekSettings:
             check_number(each.name, getattr(self, each.name), whole=True, low=each.metadata["low"])
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """How the jobs of a study, each a block of seeds and settings of one method, are shared among processes and
+    machines. Blocks do not depend on how many work on them, so neither do the numbers."""
+
+    workers: int = field(default=1, metadata={"low": 1})
+    """Jobs at a time. More than one are shared out by Ray (the extra `cluster`), on this machine or on the cluster that
+    `address` names."""
+    address: str | None = None
+    """The Ray cluster whose nodes share the work, e.g. "auto" or "ray-head:6379"; they must see the folder of the runs.
+    Left out: $RAY_ADDRESS, and where that is not set, this machine."""
+    cpus_per_job: float = 1.0
+    """Cores that a job declares as its need."""
+    gpus_per_job: float = 0.0
+    """GPUs that a job declares as its need; a part of one is shared."""
+    seeds_per_job: int | None = field(default=None, metadata={"low": 1})
+    """Seeds that are computed together, in one job. Left out: all of them."""
+    settings_per_job: int | None = field(default=None, metadata={"low": 1})
+    """Settings of a sweep that are computed together, in one job. Left out: all of them."""
+
+    def __post_init__(self) -> None:
+        check_number("workers", self.workers, whole=True, low=1)
+        for name in ("seeds_per_job", "settings_per_job"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), whole=True, low=1)
+        check_number("cpus_per_job", self.cpus_per_job, above=0)
+        check_number("gpus_per_job", self.gpus_per_job, low=0)
+        if self.address is not None and (not isinstance(self.address, str) or not self.address.strip()):
+            raise ConfigError(f"must be text such as 'auto', got {quoted(self.address)}.", key="address")
+
+
 class RunOptions(TypedDict, total=False):
     """The fields of `RunSettings` as keyword arguments."""
 

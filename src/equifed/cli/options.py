@@ -16,7 +16,7 @@ import typer
 from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
-from equifed.settings import MARGIN, Local, RunSettings
+from equifed.settings import MARGIN, Cluster, Local, RunSettings
 from equifed.words import quoted
 
 
@@ -106,6 +106,35 @@ class Tracking:
     track: list[str] | None = field(default=None, metadata={"key": "run.track", "metavar": "TRACKER", "repeated": True})
     """Also tell a tracker how the run goes: mlflow[:URI], tensorboard:FOLDER, wandb[:PROJECT], module:Name, or none.
     May be repeated. (default: what the file says, else $EQUIFED_TRACK)"""
+
+
+SHARING = "Sharing the work"
+"""A panel of the help."""
+
+
+def _sharing() -> Iterator[tuple[str, Any, Any]]:
+    """A field for each setting of [cluster]."""
+    for option in options_of(Cluster):
+        flags = {"flags": ["--ray-address"]} if option.key == "address" else {}
+        default = f" (default: {option.default:g})" if option.default is not None else ""
+        facts = {
+            **flags,
+            "key": f"cluster.{option.key.replace('_', '-')}",
+            "metavar": {int: "N", float: "X"}.get(type(option.default), "ADDRESS" if flags else "N"),
+            "help": option.description + default,
+            "panel": SHARING,
+        }
+        yield option.key, option.type | None, field(default=None, metadata=facts)
+
+
+@dataclass(frozen=True)
+class Sharing(make_dataclass("GeneratedSharing", _sharing(), frozen=True)):  # type: ignore[misc]
+    """How the jobs of a study are shared out."""
+
+    def cluster(self) -> Cluster:
+        """For commands that have no configuration."""
+        given = {each.name: getattr(self, each.name) for each in fields(Sharing)}
+        return Cluster(**{name: value for name, value in given.items() if value is not None})
 
 
 OWN = "Your own files, in place of a data set"
@@ -344,7 +373,7 @@ def _option(section: str, option: Option) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Settings(Tracking, make_dataclass("Generated", _generated(), frozen=True)):  # type: ignore[misc]
+class Settings(Tracking, Sharing, make_dataclass("Generated", _generated(), frozen=True)):  # type: ignore[misc]
     """The settings of `compare` and `sweep`: a configuration without a file."""
 
     set: list[str] | None = field(default=None, metadata={"metavar": "KEY=VALUE", "repeated": True, "panel": TRAINING})
@@ -396,7 +425,11 @@ def naming_options() -> Iterator[None]:
         yield
     except EquifedError as error:
         known = (*fields(Tables), *fields(Settings))
-        flags = {each.metadata["key"]: _flag(each.name) for each in known if "key" in each.metadata} | _ALSO
+        flags = {
+            each.metadata["key"]: each.metadata.get("flags", [_flag(each.name)])[0]
+            for each in known
+            if "key" in each.metadata
+        } | _ALSO
         if error.where in flags:
             error.section, error.key = "", flags[error.where]
         raise

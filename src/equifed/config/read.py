@@ -25,7 +25,7 @@ from equifed.files import read_regular
 from equifed.protocol import Method
 from equifed.registry import Registry
 from equifed.seeking import aimed
-from equifed.settings import SEEDS, Local, SeekSettings
+from equifed.settings import SEEDS, Cluster, Local, SeekSettings
 from equifed.simulator import check_swept
 from equifed.target import parse_targets
 from equifed.words import SHORT, clean, quoted
@@ -131,6 +131,7 @@ def parse_config(
     sweep = reader.sweep(method)
     seek = reader.seek(method, run.target) if "seek" in merged else None
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
+    cluster = reader.made("cluster", Cluster) if "cluster" in merged else None
     reader.stop_if_wrong()
     if run.target and (sweep or seek or chosen_from) and not _has_validation(data, preset, division):
         data = data.model_copy(update={"validation": VALIDATION})
@@ -143,7 +144,7 @@ def parse_config(
     )
     run = reader.checked("local", filled)  # which has to fit the rounds
     reader.stop_if_wrong()
-    return Config(run, data, division, model, method, sweep, seek, flower, source, folder)
+    return Config(run, data, division, model, method, sweep, seek, flower, cluster, source, folder)
 
 
 # -- defaults from the data --------------------------------------------------------------------------------------------

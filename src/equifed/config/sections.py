@@ -18,10 +18,10 @@ from equifed.disclosure import MIN_COUNT
 from equifed.options import options_of
 from equifed.protocol import Method
 from equifed.registry import Registry
-from equifed.settings import RunSettings, SeekSettings
+from equifed.settings import Cluster, RunSettings, SeekSettings
 from equifed.tracking.names import check as check_tracked
 
-SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "seek", "flower")
+SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "seek", "flower", "cluster")
 
 
 def kebab(name: str) -> str:
@@ -137,6 +137,9 @@ class Config:
     """How the target is sought, by turning the method's knob; None where the file has no such section."""
     flower: FlowerSection | None = None
     """None where the file has no such section."""
+    cluster: Cluster | None = None
+    """How its jobs are shared out; None where the file has no such section. No part of what is computed, so no part of
+    the resolved file either."""
     source: str = "configuration"
     """Where it came from, for messages."""
     folder: Path = Path()

@@ -1,0 +1,10 @@
+"""Studies: many independent jobs, one after another in this process or shared among processes and machines by Ray.
+
+`jobs` says what a job is and carries jobs out in turn; `on_ray` shares them out; `runs` makes jobs of configurations:
+each a run folder, so that what a killed process had done is not lost.
+"""
+
+from equifed.studies.jobs import Job, Outcome, State, carry_out
+from equifed.studies.runs import Finished, Study, blocks, data_key
+
+__all__ = ["Finished", "Job", "Outcome", "State", "Study", "blocks", "carry_out", "data_key"]

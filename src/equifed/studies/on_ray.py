@@ -1,0 +1,150 @@
+"""Jobs shared out by Ray, on this machine or on a cluster.
+
+What jobs work on is put into Ray's object store when the first job needs it, so that it travels once to each node and
+is read there in place. A job whose process or node dies is given out again, and its work goes on from what it had
+saved; one that dies again and again without getting any further is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from equifed.errors import RunError
+from equifed.settings import Cluster
+from equifed.studies.jobs import Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
+
+DEATHS = 3
+"""How often a job's process may die without completing another round before the job is given up."""
+PAUSE = 0.5
+"""Seconds between two looks at where the jobs stand."""
+LOCAL = "local"
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise no_ray() from None
+    return ray
+
+
+def _perform(data: Any, work: Any, arguments: tuple[Any, ...]) -> tuple[Any, str]:
+    """In a worker's process."""
+    with warnings.catch_warnings():
+        # the arrays are read in Ray's own memory, where nothing may be written, and nothing is
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return attempt(work, data, *arguments)
+
+
+@contextlib.contextmanager
+def _connected(cluster: Cluster) -> Iterator[Any]:
+    """Ray, as this process is connected to it already, or else for as long as the jobs take."""
+    # Ray asks not to be told of GPUs that it would hide from jobs that declare no need of them
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray = _ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    address = cluster.address or os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    try:
+        if address and address != LOCAL:
+            del options["include_dashboard"]
+            ray.init(address=address, **options)
+        else:
+            ray.init(address=LOCAL, num_cpus=math.ceil(cluster.workers * cluster.cpus_per_job), **options)
+    except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
+        where = f"the Ray cluster at {address!r}" if address else "Ray on this machine"
+        raise RunError(f"There is no connection to {where}: {str(error).splitlines()[0]}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_needs(ray: Any, cluster: Cluster) -> None:
+    """Refuse what no node has: such a job would wait for ever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, need in (("CPU", cluster.cpus_per_job), ("GPU", cluster.gpus_per_job)):
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if need > most:
+            option = f"--{name.lower()}s-per-job"
+            raise RunError(
+                f"{option} asks for {need:g} {name}s in one place, and no node of the cluster has more than {most:g}."
+            )
+
+
+def share_out(jobs: Sequence[Job], load: Load, cluster: Cluster, watch: Watch) -> Iterator[Outcome]:
+    """At most `workers` jobs at a time, begun in their order; each as it ends."""
+    with _connected(cluster) as ray:
+        _check_needs(ray, cluster)
+        yield from _Sharing(ray, jobs, load, cluster, watch).outcomes()
+
+
+class _Sharing:
+    def __init__(self, ray: Any, jobs: Sequence[Job], load: Load, cluster: Cluster, watch: Watch) -> None:
+        self.ray, self.jobs, self.cluster, self.watch = ray, jobs, cluster, watch
+        self.data = Shared(jobs, load, keep=ray.put)
+        # Ray's own retries would not count what a job has completed, and would hide that processes die
+        needs = {"num_cpus": cluster.cpus_per_job, "num_gpus": cluster.gpus_per_job, "max_retries": 0}
+        self.perform = ray.remote(**needs)(_perform)
+        self.states = [State(job, "waiting") for job in jobs]
+        self.running: dict[Any, int] = {}
+        """Ray's promises of an outcome, with the positions of their jobs."""
+        self.begun_at = [0] * len(jobs)
+        """Rounds that each job had completed when it was given out last."""
+
+    def outcomes(self) -> Iterator[Outcome]:
+        todo = iter(range(len(self.jobs)))
+        try:
+            while True:
+                while len(self.running) < self.cluster.workers and (position := next(todo, None)) is not None:
+                    self._give_out(position)
+                if not self.running:
+                    return
+                ready, _ = self.ray.wait(list(self.running), timeout=PAUSE)
+                ended = [outcome for each in ready if (outcome := self._ended(each)) is not None]
+                self._look()
+                yield from ended
+        finally:
+            for each in self.running:  # the reader has gone away, or was interrupted
+                self.ray.cancel(each, force=True)
+
+    def _give_out(self, position: int) -> None:
+        job = self.jobs[position]
+        self.begun_at[position] = job.done()
+        promised = self.perform.remote(self.data.of(job), job.work, job.arguments)
+        self.running[promised] = position
+        self._set(position, state="running", done=self.begun_at[position])
+
+    def _ended(self, promised: Any) -> Outcome | None:
+        """The job's outcome; None where its process has died and it was given out again."""
+        position = self.running.pop(promised)
+        job, deaths = self.jobs[position], self.states[position].deaths
+        try:
+            value, error = self.ray.get(promised)
+        except self.ray.exceptions.RayError as death:
+            got_further = job.done() > self.begun_at[position]
+            deaths = 1 if got_further else deaths + 1
+            self._set(position, deaths=deaths)
+            if deaths < DEATHS:
+                self._give_out(position)
+                return None
+            value, error = None, f"its process died {deaths} times at the same place: {str(death).splitlines()[0]}"
+        self.data.finished(job)
+        self._set(position, state="failed" if error else "done", done=job.done())
+        return Outcome(position, value, error)
+
+    def _look(self) -> None:
+        for position in self.running.values():
+            self._set(position, done=self.jobs[position].done())
+        self.watch(self.states)
+
+    def _set(self, position: int, **changes: Any) -> None:
+        self.states[position] = self.states[position]._replace(**changes)

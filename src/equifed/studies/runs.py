@@ -1,0 +1,201 @@
+"""Jobs that are configurations: each a run folder, which another process can go on with.
+
+A study whose process is killed leaves `study-<hash>.json` in the folder of the runs: which of its jobs has which
+folder. The same command finds it, and goes on. Once all jobs have ended it is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from equifed.config import Config, build, load_federations
+from equifed.errors import EquifedError, RunError
+from equifed.federation import Federation
+from equifed.files import to_json, write_atomic
+from equifed.settings import Cluster
+from equifed.store import Recording, RunFolder, Store
+from equifed.store.locks import is_held
+from equifed.studies.jobs import Job, Load, Watch, carry_out
+
+GONE = 60.0
+"""Seconds within which a process that was killed lets go of its run."""
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+def blocks(config: Config) -> list[Config]:
+    """The configuration cut into jobs: blocks of its seeds times blocks of its sweep's settings, in their order.
+
+    Blocks follow from the configuration's `seeds_per_job` and `settings_per_job` alone, not from the number of workers.
+    """
+    cluster = config.cluster or Cluster()
+    seeds = config.run.seed_list
+    size = cluster.seeds_per_job or len(seeds)
+    return [
+        dataclasses.replace(config, run=dataclasses.replace(config.run, seeds=seeds[begin : begin + size]), sweep=over)
+        for over in _cut(config.sweep, cluster.settings_per_job)
+        for begin in range(0, len(seeds), size)
+    ]
+
+
+def _cut(over: Mapping[str, Sequence[float]], most: int | None) -> list[Mapping[str, Sequence[float]]]:
+    """A grid cut into grids of at most so many settings, along the axis that has most values."""
+    if most is None or math.prod(map(len, over.values())) <= most:
+        return [over]
+    longest = max(over, key=lambda name: len(over[name]))
+    values = over[longest]
+    others = math.prod(len(each) for name, each in over.items() if name != longest)
+    size = max(1, most // others)
+    parts = [{**over, longest: list(values[begin : begin + size])} for begin in range(0, len(values), size)]
+    return [piece for part in parts for piece in _cut(part, most)]
+
+
+# -- one job -----------------------------------------------------------------------------------------------------------
+
+
+def opened(store: Store, config: Config, id: str, federations: Sequence[Federation]) -> Recording | None:
+    """The run with this id, new or from its last checkpoint on; None where it has finished."""
+    folder = RunFolder(store.root / id)
+    if not RunFolder.is_one(folder.path):
+        return store.start(config, build(config, federations), id)
+    until = time.monotonic() + GONE
+    while is_held(folder.lock) and time.monotonic() < until:  # by a process that is about to die
+        time.sleep(0.2)
+    if folder.is_finished():
+        return None
+    return store.resume(str(folder.path), make=lambda config: build(config, federations))
+
+
+def train(federations: Sequence[Federation], config: Config, root: Path, id: str) -> None:
+    """The work of a job: all rounds of a run, or those that are left."""
+    if not root.is_dir():
+        raise RunError(
+            f"The folder of the runs, {root}, is not there on a machine that is to work on them. Name one with --runs "
+            "that all nodes of the cluster share."
+        )
+    own = [fed for fed in federations if fed.seed in config.run.seed_list]
+    recording = opened(Store(root), config, id, own)
+    if recording is not None:
+        with recording:
+            for _ in recording.rounds():
+                pass
+            recording.finish()
+
+
+def rounds_done(folder: RunFolder) -> int:
+    with contextlib.suppress(EquifedError, OSError):
+        return folder.rounds_done()
+    return 0
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+class Finished(NamedTuple):
+    """A configuration whose run has ended."""
+
+    position: int
+    """Which of them."""
+    folder: RunFolder
+    error: str = ""
+    """What went wrong; empty where nothing did."""
+
+
+class Study:
+    """Configurations, each a job with a run folder, in a store whose folder all workers see."""
+
+    def __init__(
+        self, configs: Sequence[Config], store: Store, cluster: Cluster, loaded: Mapping[Any, Any] = {}
+    ) -> None:
+        self.configs, self.cluster = configs, cluster
+        self.store = Store(store.root.resolve())
+        """By its full name: workers have working folders of their own."""
+        self._loaded = loaded
+        text = json.dumps([config.fingerprint(self.store.root) for config in configs])
+        self._record = self.store.root / f"study-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
+        self.before = 0
+        """Jobs that a process before this one had begun."""
+
+    def carry_out(self, watch: Watch = lambda states: None, train: Callable[..., Any] = train) -> Iterator[Finished]:
+        """Each run as it ends. train: the work of a job, where that is more than training."""
+        ids = self._ids()
+        folders = [RunFolder(self.store.root / id) for id in ids]
+        jobs = [
+            Job(
+                _title(config),
+                train,
+                (config, self.store.root, folder.id),
+                data_key(config),
+                config.run.rounds,
+                partial(rounds_done, folder),
+            )
+            for config, folder in zip(self.configs, folders, strict=True)
+        ]
+        for outcome in carry_out(jobs, self._load, self.cluster, watch):
+            yield Finished(outcome.position, folders[outcome.position], outcome.error)
+        self._record.unlink(missing_ok=True)
+
+    def _ids(self) -> list[str]:
+        """The folders' names: those that a process before this one has left, or new ones."""
+        self.store.prepare()
+        if self._record.is_file():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                ids = [str(id) for id in json.loads(self._record.read_text(encoding="utf-8"))["runs"]]
+                if len(ids) == len(self.configs):
+                    self.before = sum(RunFolder.is_one(self.store.root / id) for id in ids)
+                    return ids
+        ids = []
+        for config in self.configs:  # ids have four random digits, and a study may have thousands of jobs
+            while (id := self.store.new_id(config)) in ids:
+                pass
+            ids.append(id)
+        write_atomic(self._record, to_json({"runs": ids}))
+        return ids
+
+    @property
+    def _load(self) -> Load:
+        """The federations of all seeds that jobs with this data have: the rows are read once, and held once."""
+        seeds: dict[Any, dict[int, None]] = {}
+        examples: dict[Any, Config] = {}
+        for config in self.configs:
+            key = data_key(config)
+            seeds.setdefault(key, {}).update(dict.fromkeys(config.run.seed_list))
+            examples.setdefault(key, config)
+
+        def load(key: Any) -> list[Federation]:
+            if key in self._loaded:
+                return list(self._loaded[key])
+            config = examples[key]
+            return load_federations(
+                dataclasses.replace(config, run=dataclasses.replace(config.run, seeds=[*seeds[key]]))
+            )
+
+        return load
+
+
+def data_key(config: Config) -> str:
+    """Equal for configurations whose federations are the same, but for the seeds."""
+    sections = config.resolved()
+    return json.dumps([sections["data"], sections.get("partition"), str(config.folder)], sort_keys=True)
+
+
+def _title(config: Config) -> str:
+    swept = math.prod(map(len, config.sweep.values()))
+    seeds = config.run.seed_list
+    return ", ".join(
+        [
+            f"{config.method.name} on {config.data.title}",
+            f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}",
+            *([f"{swept} settings"] if swept > 1 else []),
+        ]
+    )
