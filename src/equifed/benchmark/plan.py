@@ -1,7 +1,7 @@
 """What the benchmark runs: tiers, data sets, partitions, and the budget of settings that every method has.
 
-A job is one method on one federation with one step size: it sweeps the method's own values over all seeds in one
-computation. All jobs of a data set and a partition share rows, clients, initial models and batches, seed by seed.
+A trial is one method on one federation with one step size: it sweeps the method's own values over all seeds in one
+computation. All trials of a data set and a partition share rows, clients, initial models and batches, seed by seed.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def known_methods() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """One method on one federation with one step size."""
 
     tier: str
@@ -242,16 +242,16 @@ def setting_text(step: tuple[str, float], values: Mapping[str, float]) -> str:
     return ", ".join(f"{key.replace('_', '-')}={value:g}" for key, value in (step, *values.items()))
 
 
-def jobs(tier: Tier, datasets: Mapping[str, Sequence[str]], methods: Sequence[str], seeds: int) -> Iterator[Job]:
-    """All jobs, the data sets one after another."""
+def trials(tier: Tier, datasets: Mapping[str, Sequence[str]], methods: Sequence[str], seeds: int) -> Iterator[Trial]:
+    """All trials, the data sets one after another."""
     for data, partitions in datasets.items():
         for partition in partitions:
             for method in methods:
                 for rate in step_sizes(method, tier.settings):
-                    yield _job(tier, data, partition, method, rate, seeds)
+                    yield _trial(tier, data, partition, method, rate, seeds)
 
 
-def _job(tier: Tier, data: str, partition: str, method: str, rate: float, seeds: int) -> Job:
+def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seeds: int) -> Trial:
     budget = budget_of(method)
     rounds = tier.rounds * budget.slower
     images = IMAGES if KINDS[data] == "images" else {}
@@ -275,7 +275,7 @@ def _job(tier: Tier, data: str, partition: str, method: str, rate: float, seeds:
         **({"sweep": {key.replace("_", "-"): values for key, values in sweep.items()}} if sweep else {}),
     }
     config = parse_config(raw, source=f"benchmark ({data}, {partition}, {method})")
-    return Job(tier.name, data, partition, method, (budget.step_size or "learning_rate", rate), config)
+    return Trial(tier.name, data, partition, method, (budget.step_size or "learning_rate", rate), config)
 
 
 @cache
@@ -296,3 +296,19 @@ def asked(given: str | None, known: Sequence[str], what: str) -> list[str]:
         if name not in known:
             raise unknown_name(what, name, known)
     return names
+
+
+Family = Literal["group fairness", "worst-off", "personal models", "accuracy", "reference"]
+
+
+def family_of(name: str) -> Family:
+    """What kind of method it is: for filters of the page."""
+    method = aimed(name)
+    aim = aim_of(method, budget_of(name))
+    if method.pooled:
+        return "reference"
+    if aim in (GAP, EQUAL_OPPORTUNITY, ODDS):
+        return "group fairness"
+    if method.personal:
+        return "personal models"
+    return "accuracy" if aim == "accuracy" else "worst-off"
