@@ -267,7 +267,12 @@ def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seed
             "clients-per-round": "all",
             "seeds": seeds,
         },
-        "data": {"name": data, "validation": VALIDATION, "client-test": CLIENT_TEST, **({"rows": rows} if rows else {})},
+        "data": {
+            "name": data,
+            "validation": VALIDATION,
+            "client-test": CLIENT_TEST,
+            **({"rows": rows} if rows else {}),
+        },
         "partition": PARTITIONS[partition],
         "local": {"local-epochs": 1, "batch-size": 32, "learning-rate": 0.1 if budget.step_size else rate},
         "method": {"name": method, **{key.replace("_", "-"): value for key, value in hyper.items()}},
@@ -282,7 +287,9 @@ def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seed
 def _aimed(name: str) -> dict[str, Any]:
     """The hyper-parameters by which `aimed` differs from the method's defaults."""
     plain, told = make(name).hyper, aimed(name).hyper
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in told.items() if value != plain[key]}
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in told.items() if value != plain[key]
+    }
 
 
 def asked(given: str | None, known: Sequence[str], what: str) -> list[str]:

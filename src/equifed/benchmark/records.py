@@ -7,8 +7,7 @@ somebody else's method can be put beside those that are there.
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,8 +76,8 @@ SCHEMA = pa.schema(
 )
 
 
-def rows_of(trial: Trial, result: Result) -> list[dict[str, Any]]:
-    """What a trial's result adds to the records."""
+def rows_of(trial: Trial, result: Result, environment: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a trial's result adds to the records. environment: of the run."""
     finals = {split: result.final(split) for split in SPLITS}
     keys = [*result.swept, "seed"]
     merged = finals["test"].merge(finals["validation"], on=keys, suffixes=("", " validation"))
@@ -91,8 +90,8 @@ def rows_of(trial: Trial, result: Result) -> list[dict[str, Any]]:
         "majority": _majority(result),
         "bytes": _bytes(result),
         "seconds": result.timings["seconds"] / len(merged),
-        "device": str(result.settings.device),
-        "threads": result.settings.threads or os.cpu_count() or 1,
+        "device": environment["device"],
+        "threads": environment["threads"],
     }
     found = []
     for row in merged.to_dict("records"):

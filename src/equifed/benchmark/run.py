@@ -116,13 +116,14 @@ def _carried_out(
                 failed.append(f"{title}: {ended.error}")
                 tell(f"{failed[-1]}")
             else:
-                new += records.rows_of(trial, ended.folder.result())
+                new += records.rows_of(trial, ended.folder.result(), ended.folder.record("environment.json"))
             if not keep_runs:
                 shutil.rmtree(ended.folder.path, ignore_errors=True)
             if time.monotonic() - written > EVERY:
                 rows, new, written = records.add(path, records.table_of(new)), [], time.monotonic()
                 passed = time.monotonic() - began
-                tell(f"{count} of {len(todo)} after {_minutes(passed)}, {_minutes(passed / count * (len(todo) - count))} to go: {title}")
+                left = passed / count * (len(todo) - count)
+                tell(f"{count} of {len(todo)} after {_minutes(passed)}, {_minutes(left)} to go: {title}")
     finally:
         rows = records.add(path, records.table_of(new))
     return rows, failed
