@@ -14,7 +14,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from equifed.benchmark.picture import rank_picture
-from equifed.benchmark.ranks import Ranking, ranking
+from equifed.benchmark.ranks import Ranking, by_dataset, ranking
 from equifed.benchmark.scores import BOUND, SCORES, left_out, scored
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
@@ -71,7 +71,7 @@ _SHOWN = ["data", "partition", "method", "family", "score", "value", "half", "ga
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{value:.6g}")
+        return None if not math.isfinite(value) else float(f"{value:.6g}")
     return bool(value) if hasattr(value, "dtype") else value
 
 
@@ -124,7 +124,7 @@ def results_text(rows: pd.DataFrame, scores: pd.DataFrame, found: dict[str, Rank
     lines = [
         f"{about['methods']} methods, {about['datasets']} data sets in {about['federations']} federations, "
         f"{about['seeds']} seeds, {about['runs']:,} runs in {about['hours']:.1f} hours of computing; "
-        f"commits {', '.join(about['commits']) or 'unknown'}; {' to '.join(about['dates'][:: max(1, len(about['dates']) - 1)])}.",
+        f"commits {', '.join(about['commits']) or 'unknown'}; {', '.join(about['dates'])}.",
         "",
     ]
     done = rows[rows["left_out"] == ""][["data", "partition"]].drop_duplicates()
@@ -133,19 +133,12 @@ def results_text(rows: pd.DataFrame, scores: pd.DataFrame, found: dict[str, Rank
     for name, each in found.items():
         if name in ("bytes", "seconds"):
             continue
-        means = scores[scores["score"] == name]
-        means = (
-            means[means["data"].isin(each.datasets)]
-            .groupby(["data", "method"])["value"]
-            .mean()
-            .groupby("method")
-            .mean()
-        )
+        means = by_dataset(scores[scores["data"].isin(each.datasets)], name).mean()
         lines += [
             f"### {SCORES[name].title.capitalize()}",
             "",
-            f"{SCORES[name].help} {len(each.datasets)} data sets; Friedman χ² = {each.statistic:.1f}, p = {each.p:.2g}; "
-            f"critical difference {each.critical:.1f} ranks.",
+            f"{SCORES[name].help} {len(each.datasets)} data sets; Friedman χ² = {each.statistic:.1f}, "
+            f"p = {each.p:.2g}; critical difference {each.critical:.1f} ranks.",
             "",
             *_table(
                 ["method", "mean", "average rank", "P(worse)", "P(same)", "P(better than FedAvg)"],
@@ -162,7 +155,7 @@ def results_text(rows: pd.DataFrame, scores: pd.DataFrame, found: dict[str, Rank
         if of.empty:
             continue
         names = [name for name in SCORES if (of["score"] == name).any()]
-        wide = of.groupby(["method", "score"])["value"].mean().unstack("score")
+        wide = of.pivot_table(index="method", columns="score", values="value")
         lines += [f"### {data.capitalize()}", "", "Means over partitions.", ""]
         cells = [[str(method), *(_number(wide.loc[method, name]) for name in names)] for method in wide.index]
         lines += [*_table(["method", *(SCORES[name].title for name in names)], cells), ""]

@@ -41,8 +41,7 @@ class Ranking:
 
 def ranking(scores: pd.DataFrame, score: str) -> Ranking | None:
     """Over the data sets of two classes; None where there are fewer than three methods or two data sets."""
-    of = scores[(scores["score"] == score) & (scores["data"].map(KINDS) == "binary")]
-    by_data = of.groupby(["data", "method"])["value"].mean().unstack("method")
+    by_data = by_dataset(scores[scores["data"].map(KINDS) == "binary"], score)
     whole = by_data.dropna(axis=1)
     if whole.shape[0] < 2 or whole.shape[1] < 3:
         return None
@@ -65,6 +64,11 @@ def ranking(scores: pd.DataFrame, score: str) -> Ranking | None:
         score, table.sort_values("rank", kind="stable"), tuple(whole.index), partial, float(statistic), float(p),
         critical_difference(whole.shape[1], whole.shape[0]),
     )  # fmt: skip
+
+
+def by_dataset(scores: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Means over the partitions: a row for each data set, a column for each method."""
+    return scores[scores["score"] == score].pivot_table(index="data", columns="method", values="value")
 
 
 def critical_difference(methods: int, datasets: int, level: float = 0.05) -> float:

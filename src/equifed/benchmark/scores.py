@@ -89,7 +89,7 @@ COLUMNS = ["tier", "data", "partition", "method", "family", "score", "value", "h
 def scored(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each federation, method and score: its value on test rows, half of the 95 % interval over seeds, the
     gap beside an accuracy and whether it keeps the bound, and the setting that was chosen on validation rows."""
-    ran = rows[rows["left_out"] == ""]
+    ran = rows[rows["left_out"] == ""].replace([np.inf, -np.inf], np.nan)  # of models that have diverged
     found = [
         dict(zip(("tier", "data", "partition", "method"), key, strict=True)) | {"family": part["family"].iloc[0]} | each
         for key, part in ran.groupby(["tier", "data", "partition", "method"], sort=False)
@@ -120,7 +120,7 @@ def _scores(part: pd.DataFrame, kind: Kind) -> Iterator[dict[str, Any]]:
         if setting is None:
             continue
         usual = setting if usual is None else usual
-        wide = float(means.loc[setting, f"test_{gap}"])
+        wide = float(means[f"test_{gap}"].loc[setting])
         found = at(setting, quality(part, "test", of.quality), gap=wide, met=wide <= BOUND)
         yield {"score": name, **found, "value": found["value"] - max(0.0, wide - BOUND)}
     for name, column in (("own", of.own), ("worst", of.worst), ("client-group", "group_equity.worst10")):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from equifed.benchmark.page import publish, rankings, write_page
 from equifed.benchmark.plan import asked, known_methods, tier_of
@@ -13,6 +15,9 @@ from equifed.cli.options import BenchmarkOptions, Sharing
 from equifed.cli.tables import plain_table
 from equifed.errors import ConfigError, RunError, check_number
 from equifed.methods import make
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def benchmark(options: BenchmarkOptions, sharing: Sharing) -> None:
@@ -63,20 +68,18 @@ def _methods(options: BenchmarkOptions) -> Sequence[str]:
     return asked(options.methods, known_methods(), "method of the benchmark (--add takes your own)")
 
 
-def _show(scores: object) -> None:
-    """The methods by their average rank in the first score, or what there is of it."""
-    import pandas as pd
+def _cell(value: float, form: str) -> str:
+    return "" if math.isnan(value) else f"{value:{form}}"
 
-    assert isinstance(scores, pd.DataFrame)
-    wide = scores.groupby(["method", "score"])["value"].mean().unstack("score")
+
+def _show(scores: pd.DataFrame) -> None:
+    """The methods by their average rank in the first score."""
+    wide = scores.pivot_table(index="method", columns="score", values="value")
     names = [name for name in SCORES if name in wide]
     found = rankings(scores).get("parity")
     wide["rank"] = found.table["rank"].reindex(wide.index) if found else float("nan")
     table = plain_table("method", "rank", *(SCORES[name].title for name in names))
     for method, row in wide.sort_values(["rank", names[0]], ascending=[True, False]).iterrows():
-        cells = [
-            "" if row[name] != row[name] else f"{row[name]:,.0f}" if name == "bytes" else f"{row[name]:.3f}"
-            for name in names
-        ]
-        table.add_row(str(method), "" if row["rank"] != row["rank"] else f"{row['rank']:.1f}", *cells)
+        cells = [_cell(row[name], ",.0f" if name == "bytes" else ".3f") for name in names]
+        table.add_row(str(method), _cell(row["rank"], ".1f"), *cells)
     show(table)
