@@ -107,7 +107,7 @@ def test_a_regression_counts_by_what_its_error_leaves() -> None:
         row(name, seed, (np.nan, np.nan), (np.nan, np.nan), **facts)
         | {f"{split}_rmse": error for split in ("validation", "test")}
         | {f"{split}_ks_distance": distance for split in ("validation", "test")}
-        for name, error, distance in (("a", 0.2, 0.5), ("b", 0.3, 0.04))
+        for name, error, distance in (("a", 0.2, 0.5), ("b", 0.3, 0.04), ("diverged", 1e6, 0.0))
         for seed in (0, 1)
     ]
     found = of(rows, "parity")

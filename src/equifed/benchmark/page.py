@@ -143,7 +143,7 @@ def results_text(rows: pd.DataFrame, scores: pd.DataFrame, found: dict[str, Rank
             *_table(
                 ["method", "mean", "average rank", "P(worse)", "P(same)", "P(better than FedAvg)"],
                 [
-                    [str(method), _number(means[method]), f"{row['rank']:.1f}"]
+                    [str(method), _number(float(means.loc[str(method)])), f"{row['rank']:.1f}"]
                     + [_number(row[key], 2) for key in ("worse", "same", "better")]
                     for method, row in each.table.iterrows()
                 ],

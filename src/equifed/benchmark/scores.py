@@ -106,7 +106,10 @@ def _scores(part: pd.DataFrame, kind: Kind) -> Iterator[dict[str, Any]]:
 
     def quality(table: Any, split: str, column: str) -> Any:
         values = table[f"{split}_{column}"]
-        return 1 - values if of.lower else values
+        if not of.lower:
+            return values
+        # an error of 1 or more is worse than any guess: such a setting is not chosen, and scores nothing
+        return (1 - values).where(values < 1) if split == "validation" else (1 - values).clip(lower=0)
 
     def at(setting: str, values: Any, **more: Any) -> dict[str, Any]:
         own = np.asarray(values[part["setting"] == setting], dtype=float)
