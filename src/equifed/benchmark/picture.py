@@ -9,7 +9,7 @@ from equifed.benchmark.ranks import Ranking
 from equifed.benchmark.scores import SCORES
 from equifed.report.looks import COLOURS
 
-LINE, LEFT, RIGHT, TOP = 17, 170, 150, 74
+LINE, LEFT, RIGHT, TOP = 17, 170, 150, 82
 WIDTH = 860
 FAMILIES = ("group fairness", "worst-off", "personal models", "accuracy", "reference")
 
@@ -40,7 +40,7 @@ def rank_picture(found: Ranking, families: Mapping[str, str]) -> str:
     cd = min(found.critical, count - 1)
     parts += [
         f'<line x1="{x(1)}" x2="{x(1 + cd):.1f}" y1="58" y2="58" stroke="#1c2330" stroke-width="3"/>',
-        f'<text x="{x(1 + cd) + 6:.1f}" y="62" {ink}>critical difference {found.critical:.1f}</text>',
+        f'<text x="{x(1)}" y="71" {ink} font-size="11">critical difference {found.critical:.1f}</text>',
         f'<text x="{WIDTH - 10}" y="62" text-anchor="end" {ink}>P(better than FedAvg)</text>',
     ]
     step = 10 if count > 25 else 5

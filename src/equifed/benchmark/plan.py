@@ -270,7 +270,7 @@ def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seed
         "data": {
             "name": data,
             "validation": VALIDATION,
-            "client-test": CLIENT_TEST,
+            **({} if images else {"client-test": CLIENT_TEST}),  # turned images have tests of their own
             **({"rows": rows} if rows else {}),
         },
         "partition": PARTITIONS[partition],
