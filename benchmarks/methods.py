@@ -25,7 +25,6 @@ import math
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,20 @@ import pandas as pd
 
 import equifed as ef
 from equifed import randomness
+from equifed.benchmark.plan import (
+    EQUAL_OPPORTUNITY,
+    EXTRA,
+    GAP,
+    ODDS,
+    WORST_CLIENT,
+    WORST_GROUP,
+    Budget,
+    aim_of,
+    aimed,
+    budget_of,
+    own_values,
+    step_sizes,
+)
 from equifed.federation import Federation, RowSets
 from equifed.metrics.seeds import mean_interval, moments
 from equifed.partition import Dirichlet
@@ -46,74 +59,9 @@ CLIENTS, ALPHA, ROUNDS = 5, 0.5, 20
 BATCH = {"adult": 128, "compas": 32}
 MARGIN = 0.02
 """How much accuracy may be given up against FedAvg for what a method is for."""
-GAP, EQUAL_OPPORTUNITY = "demographic_parity_difference", "equal_opportunity_difference"
-LOCAL_GAP, OWN_ROWS, WORST_CLIENT = f"client_{GAP}.worst", "client_accuracy.mean", "client_accuracy.worst"
+LOCAL_GAP, OWN_ROWS = f"client_{GAP}.worst", "client_accuracy.mean"
 SHOWN = ("accuracy", OWN_ROWS, GAP, EQUAL_OPPORTUNITY, LOCAL_GAP, WORST_CLIENT)
-WORST_GROUP, ODDS = "worst_group_accuracy", "equalized_odds_difference"
 LOWER = {GAP, EQUAL_OPPORTUNITY, ODDS, LOCAL_GAP}
-
-RATES = (0.03, 0.1, 0.3)
-MANY_RATES = tuple(float(f"{rate:.2g}") for rate in np.geomspace(0.01, 1.5, 12))
-"""For methods that have nothing else to choose."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Twelve settings of a method: step sizes times values of its own."""
-
-    over: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
-    """Values of its own; none: those of its knob."""
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What it is told that has nothing to do with the choice: the notion of fairness, sizes."""
-    aim: str = ""
-    """What it is for; none: what its knob aims at, else the accuracy."""
-    step_size: str = ""
-    """The hyper-parameter that is its step size, where that is not the learning rate of local training."""
-    rates: Sequence[float] = ()
-    """Step sizes; none: RATES, or MANY_RATES where there is nothing else to choose."""
-    rounds: int = ROUNDS
-    """More for methods that take one step with all rows in a round."""
-    model: Any = None
-    """None: logistic regression."""
-
-
-ONE_STEP = {"step_size": "step_size", "rounds": 10 * ROUNDS}
-NETWORK = ef.models.MLP(hidden=(16,))
-EDGES = ef.models.MLP(hidden=(64,), bias=False)
-BUDGETS: dict[str, Budget] = {
-    "fedprox": Budget({"mu": [0.001, 0.01, 0.1, 1]}),
-    "fedmom": Budget({"beta": [0.3, 0.5, 0.7, 0.9]}),
-    "feddemon": Budget({"beta0": [0.3, 0.5, 0.7, 0.9]}),
-    "fedavg-lr": Budget(aim=GAP),
-    "fedavg-gr": Budget(aim=GAP),
-    "fedval": Budget(aim=GAP),
-    "fedfair": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),  # type: ignore[arg-type]
-    "lco": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),  # type: ignore[arg-type]
-    "separate-training": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),  # type: ignore[arg-type]
-    "agnostic-fair": Budget(step_size="step_size"),
-    "fcfl": Budget(**ONE_STEP),  # type: ignore[arg-type]
-    "fedem": Budget(fixed={"components": 2}),
-    "ifca": Budget(fixed={"num_groups": 2}),
-    "frl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, model=EDGES),
-    "e2fl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, {"groups": "lowest-loss", "num_groups": 2}, model=EDGES),
-    "fedmgda+": Budget({"epsilon": [0, 0.1, 0.5, 1]}, aim=WORST_CLIENT, step_size="step_size", rates=(0.3, 1, 3)),
-    "cvar": Budget({"rho": [0.05, 0.1, 0.3, 0.5]}, aim=WORST_GROUP),
-    "feddyn": Budget({"alpha": [0.01, 0.03, 0.1, 0.3]}),
-    "ditto": Budget({"proximity": [0.01, 0.1, 1, 3]}, aim=WORST_CLIENT),
-    "fedper": Budget(aim=WORST_CLIENT, model=NETWORK),
-    "fedrep": Budget(aim=WORST_CLIENT, model=NETWORK),
-    "apfl": Budget(aim=WORST_CLIENT),
-    "fedavg@momentum": Budget({"beta1": [0.3, 0.5, 0.7, 0.9]}),
-    **dict.fromkeys(
-        ("fedavg@adagrad", "fedavg@adam", "fedavg@yogi"), Budget({"server_learning_rate": [0.03, 0.1, 0.3, 1]})
-    ),
-    "fedavg+eo": Budget(aim=ODDS),
-    "fedavg+ceo": Budget(aim=EQUAL_OPPORTUNITY),
-}
-"""Methods whose settings do not follow from their knob alone."""
-EXTRA = ("fedavg@momentum", "fedavg@adagrad", "fedavg@adam", "fedavg@yogi", "fedavg+eo", "fedavg+ceo", "fedavg+fair")
-"""Wrappers, around FedAvg."""
-
 
 # -- federations -------------------------------------------------------------------------------------------------------
 
@@ -143,40 +91,28 @@ def federations(data: str, seeds: int) -> tuple[list[Federation], list[Federatio
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def aim_of(method: Method, budget: Budget) -> str:
-    if budget.aim or method.knob is None:
-        return budget.aim or "accuracy"
-    known = [metric for metric in (GAP, EQUAL_OPPORTUNITY) if metric in method.knob.aims]
-    return known[0] if known else next(iter(method.knob.aims))
-
-
 def configured(name: str) -> tuple[Method, Budget, str, dict[str, list[float]]]:
     """The method, its budget, what it is for, and its own values."""
-    budget = BUDGETS.get(name, Budget())
-    method = ef.methods.make(name, **budget.fixed)
-    aim, knob = aim_of(method, budget), method.knob
-    if knob is not None and aim in knob.aims:
-        method = method.with_hyper(**knob.aims[aim])
-    own = {key: list(values) for key, values in budget.over.items()}
-    if not own and knob is not None:
-        ends = (max(knob.low, 1e-12), knob.high)
-        spread = np.geomspace(*ends, 4) if knob.scale == "log" else np.linspace(knob.low, knob.high, 4)
-        own = {knob.name: [float(f"{value:.3g}") for value in spread]}
-    return method, budget, aim, own
+    method, budget = aimed(name), budget_of(name)
+    return method, budget, aim_of(method, budget), own_values(name)
 
 
-def trials(budget: Budget, own: Mapping[str, Sequence[float]]) -> Sequence[float]:
-    """Step sizes, as many as make twelve settings."""
-    return budget.rates or (RATES if own else MANY_RATES)
+def rounds_of(budget: Budget) -> int:
+    return ROUNDS * budget.slower
+
+
+def model_of(budget: Budget) -> Any:
+    kind, options = budget.model.get("kind", "logistic"), {k: v for k, v in budget.model.items() if k != "kind"}
+    return ef.models.REGISTRY[kind](**options)
 
 
 def trained(
     method: Method, budget: Budget, data: str, feds: Sequence[Federation], rate: float, over: Mapping[str, Any]
 ) -> ef.Result:
-    rate_of_local = 0.1 if budget.step_size else rate
+    rate_of_local, rounds = 0.1 if budget.step_size else rate, rounds_of(budget)
     method = method.with_hyper(**{budget.step_size: rate}) if budget.step_size else method
     options = {
-        "model": budget.model or ef.models.Logistic(), "rounds": budget.rounds, "eval_every": budget.rounds,
+        "model": model_of(budget), "rounds": rounds, "eval_every": rounds,
         "clients_per_round": "all",
         "local": ef.Local(epochs=1, batch_size=BATCH[data], learning_rate=rate_of_local),
     }  # fmt: skip
@@ -195,7 +131,7 @@ def tried(name: str, data: str, feds: Sequence[Federation]) -> pd.DataFrame:
     """Means over seeds of all settings."""
     method, budget, aim, own = configured(name)
     found = []
-    for rate in trials(budget, own):
+    for rate in step_sizes(name):
         rows = measured(trained(method, budget, data, feds, rate, own), (*SHOWN, aim), list(own))
         means = rows.groupby(list(own)).mean().reset_index() if own else rows.mean().to_frame().T
         found.append(means.assign(rate=rate))
@@ -232,7 +168,7 @@ def line(name: str, data: str, best: pd.Series, feds: tuple[list[Federation], li
     seconds = (time.process_time() - began) / len(feds[1])
     rows = measured(result, SHOWN, [])
     messages = result.messages
-    times = messages["times"] * messages["stage"].map({"round": budget.rounds, "setup": 1, "final": 1})
+    times = messages["times"] * messages["stage"].map({"round": rounds_of(budget), "setup": 1, "final": 1})
     numbers = {}
     for metric in SHOWN:
         values_of = rows[metric].to_numpy() if metric in rows else np.full(len(rows), np.nan)
@@ -242,7 +178,7 @@ def line(name: str, data: str, best: pd.Series, feds: tuple[list[Federation], li
     shown = {step: setting["rate"], **{key.replace("_", "-"): value for key, value in values.items()}}
     return {
         "data": data, "method": name, "aim": aim, "setting": ", ".join(f"{k} {v:g}" for k, v in shown.items()),
-        "within": bool(setting[by] >= best[by] - MARGIN), "rounds": budget.rounds, **numbers,
+        "within": bool(setting[by] >= best[by] - MARGIN), "rounds": rounds_of(budget), **numbers,
         "bytes": int(((messages["bytes_up"] + messages["bytes_down"]) * times).sum()),
         "seconds": seconds, "personal": method.personal, "seeds": len(feds[1]),
         "commit": commit(), "date": str(date.today()),

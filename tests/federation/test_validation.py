@@ -13,7 +13,7 @@ import equifed as ef
 from equifed.config import load_federations, parse_config
 from equifed.data import get_dataset
 from equifed.federation.split import deal
-from equifed.partition import IID, RotationGroups
+from equifed.partition import IID
 
 GAP = "demographic_parity_difference <= 0.05"
 
@@ -66,9 +66,6 @@ def test_what_cannot_be_held_back() -> None:
     for share in (-0.1, 1.5, "some"):
         with pytest.raises(ef.ConfigError, match="validation must be a number"):
             ef.load("compas", validation=share)  # type: ignore[call-overload]
-    groups = RotationGroups((2, 2), rows_per_client=5)
-    with pytest.raises(ef.ConfigError, match="images that are turned"):
-        deal(encoded(), groups, [0], (0.8, 0.0, 0.2), validation=0.1)
 
 
 def test_of_own_files_the_test_rows_stay_too(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from equifed.cli.options import (
     MARGIN,
     Agreed,
     Asked,
+    BenchmarkOptions,
     Columns,
     FailIf,
     Goal,
@@ -319,6 +320,18 @@ def reproduce(
     from equifed.cli.reproduce import reproduce
 
     reproduce(name, request, pages, output)
+
+
+@command(app)
+def benchmark(*, options: BenchmarkOptions, sharing: Sharing) -> None:
+    """Every method on many data sets and partitions with one budget of settings each: scores, ranks, a page, raw rows.
+
+    Settings are chosen on validation rows and scored on test rows. Rows that are there are not run again: an
+    interrupted benchmark goes on, and --add puts a method of your own beside the others.
+    """
+    from equifed.cli.benchmark import benchmark
+
+    benchmark(options, sharing)
 
 
 @command(app)

@@ -32,6 +32,8 @@ def load_federations(config: Config) -> list[Federation]:
                 min_group=data.min_group or 0,
                 partition=config.partition,
                 validation=data.validation,
+                client_test=data.client_test,
+                rows=data.rows,
                 seeds=seeds,
             )
             return feds

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from equifed.data import Preset
 
 S = TypeVar("S", bound=BaseModel)
-NAMED = {"name", "preset", "sensitive", "min_group", "validation"}
+NAMED = {"name", "preset", "sensitive", "min_group", "validation", "client_test", "rows"}
 """Keys of [data] that go with a named data set."""
 SOURCES = ("name", "files", "folder", "table")
 """Keys of [data] that say where the rows are: one of them."""
+OF_NAMED = ("client_test", "rows")
+"""Those that go with nothing else."""
 PER_CLIENT = ("validation_file", "client_groups")
 """Keys of [data] that go with one file per client."""
 IN_SCHEMA = ("features", "drop", "dates", "missing", "min_count")
@@ -174,6 +176,9 @@ def _check_own(data: DataSection) -> None:
         raise ConfigError(f"The section has {' and '.join(sources)}. Keep one of them.", key=sources[1])
     if data.preset is not None:
         raise ConfigError(f"belongs to a named data set, not to {_own(data)}.", key="preset")
+    for key in OF_NAMED:
+        if getattr(data, key) is not None:
+            raise ConfigError(f"belongs to a named data set, not to {_own(data)}.", key=key)
     if data.schema_ is None and (data.label is None or data.sensitive is None):
         raise ConfigError(f"{_own(data).capitalize()} need a schema, or a label and a sensitive column.", key="schema")
     settled = [key for key in IN_SCHEMA if data.schema_ is not None and key in data.model_fields_set]

@@ -93,6 +93,10 @@ class DataSection(_Section):
     """Share of the rows that the server takes from the training rows, to choose settings on; the test rows stay the
     same. Left out: the preset's own validation rows; where there are none, 0.1 if a target chooses among several
     settings, else 0."""
+    client_test: float | None = Field(None, ge=0, lt=1)
+    """Share of each client's rows that is kept for a test of its own, of a named data set. Left out: the preset's."""
+    rows: int | None = Field(None, ge=1)
+    """Take only so many rows of a named data set, drawn at random once, the same for every seed. Left out: all."""
     validation_file: str | None = None
     """The server's own validation rows, a file like the clients'. Relative to this config file."""
     client_groups: dict[str, str] | None = None
@@ -145,7 +149,7 @@ class Config:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
         data = _spelt(self.data.model_dump())
         if self.data.name is not None:
-            own = ("name", "preset", "sensitive", "min-group", "validation")
+            own = ("name", "preset", "sensitive", "min-group", "validation", "client-test", "rows")
             data = {key: data[key] for key in own if key in data}
         elif folder is not None:
             named = {

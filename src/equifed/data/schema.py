@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -242,6 +242,17 @@ class Encoded:
     """Further columns as they are, row by row (STATE, split), for partitions and given splits."""
     schema: Schema | None = None
     """None for images, whose pixels are the inputs."""
+
+    def taken(self, rows: NDArray[np.int64]) -> Encoded:
+        """These rows of it."""
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            s=self.s[rows],
+            attribute=None if self.attribute is None else self.attribute[rows],
+            columns={name: values[rows] for name, values in self.columns.items()},
+        )
 
 
 class Schema(Document):

@@ -7,7 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from equifed import partition as parts
+from equifed import randomness
 from equifed.data import Preset, Sensitive, data_home, get_dataset
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, check_number
@@ -26,6 +29,8 @@ def load(
     min_group: int = ...,
     partition: AnyPartitioner | None = ...,
     validation: float | None = ...,
+    client_test: float | None = ...,
+    rows: int | None = ...,
     seed: int = ...,
     home: str | os.PathLike[str] | None = ...,
 ) -> Federation: ...
@@ -38,6 +43,8 @@ def load(
     min_group: int = ...,
     partition: AnyPartitioner | None = ...,
     validation: float | None = ...,
+    client_test: float | None = ...,
+    rows: int | None = ...,
     seeds: Iterable[int],
     home: str | os.PathLike[str] | None = ...,
 ) -> list[Federation]: ...
@@ -49,6 +56,8 @@ def load(
     min_group: int = 0,
     partition: AnyPartitioner | None = None,
     validation: float | None = None,
+    client_test: float | None = None,
+    rows: int | None = None,
     seed: int = 0,
     seeds: Iterable[int] | None = None,
     home: str | os.PathLike[str] | None = None,
@@ -61,11 +70,17 @@ def load(
     than this, of all rows, become one, "other (merged)".
     Without a partition, the preset's own is used. validation: a share of the rows that the server takes from the
     clients' training rows, to choose settings on; the test rows stay the same. Left out: the preset's own validation
-    rows, if it has any. The rows are held once however many seeds there are.
+    rows, if it has any. client_test: the share of each client's rows that is kept for a test of its own, in place of
+    the preset's. rows: take only so many rows, drawn at random once, the same for every seed. The rows are held once
+    however many seeds there are.
     """
     seed_list = [check_seed(value) for value in _seed_list(seed, seeds)]
     if validation is not None:
         check_number("validation", validation, low=0, high=1)
+    if client_test is not None:
+        check_number("client_test", client_test, low=0, high=1)
+    if rows is not None:
+        check_number("rows", rows, whole=True, low=1)
     if partition is not None:
         check_partition(partition)
     columns = [] if partition is None else columns_of(partition)
@@ -80,11 +95,16 @@ def load(
         "files": hashes,
         "partition": parts.describe(partition),
         **({} if validation is None else {"validation": validation}),
+        **({} if client_test is None else {"client_test": client_test}),
     }
     if sensitive is not None:
         provenance["sensitive"] = [rule.column for rule in chosen.sensitive]
     check_complete(frame, columns_of(partition))
-    dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, chosen.client_test, validation)
+    if rows is not None and rows < len(encoded.y):
+        encoded = encoded.taken(np.sort(randomness.generator(0, "rows").choice(len(encoded.y), rows, replace=False)))
+        provenance["rows"] = rows
+    own_tests = chosen.client_test if client_test is None else client_test
+    dealt = deal(encoded, partition, seed_list, chosen.split, chosen.split_column, own_tests, validation)
     if dealt[0].angles is not None:
         if sensitive is not None or min_group:
             raise ConfigError("has no meaning here: the partition's angles are the groups.", key="sensitive")

@@ -105,6 +105,8 @@ class Federation:
     """Where the data came from: preset, partition, file hashes."""
     schema: Schema | None = None
     """How a table became these rows, where they came from one."""
+    client_validation: RowSets | None = None
+    """Of the server's validation rows, those that were each client's: to choose by how every client is served."""
 
     # -- making one ----------------------------------------------------------------------------------------------------
 
@@ -428,6 +430,11 @@ class Federation:
                 **({"dropped_rows": encoded.dropped} if encoded.dropped else {}),
             },
             schema=encoded.schema,
+            client_validation=(
+                None
+                if holdings.client_test is None or holdings.client_validation is None
+                else RowSets.of(holdings.client_validation)
+            ),
         )
 
     def checked(self) -> Federation:

@@ -50,7 +50,7 @@ def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], fo
         raise ConfigError(text, section="partition", key="kind")
     count = len(angles)
     needed = [
-        np.unique(np.concatenate([test[:0], *(holdings.train[k] for holdings in dealt for k in members)]))
+        np.unique(np.concatenate([test[:0], *(rows[k] for h in dealt for rows in _owned(h) for k in members)]))
         for members in (np.flatnonzero(client_groups == g).tolist() for g in range(count))
     ]
     blocks = [*needed, *[test] * count]
@@ -68,16 +68,19 @@ def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], fo
         np.repeat(np.arange(2 * count) % count, [len(block) for block in blocks]),
     )
     held = np.arange(start[count], stop[-1])
+
+    def placed(owned: Sequence[np.ndarray]) -> RowSets:
+        """Where the clients' images are in the table."""
+        return RowSets.of(
+            [start[g] + np.searchsorted(needed[g], rows) for g, rows in zip(client_groups, owned, strict=True)]
+        )
+
+    taken = [None if h.client_validation is None else placed(h.client_validation) for h in dealt]
     return [
         Federation(
             rows=shared,
-            train=RowSets.of(
-                [
-                    start[g] + np.searchsorted(needed[g], rows)
-                    for g, rows in zip(client_groups, holdings.train, strict=True)
-                ]
-            ),
-            validation=held[:0],
+            train=placed(holdings.train),
+            validation=held[:0] if validation is None else validation.index,
             test=held,
             client_test=RowSets(held, client_groups * len(test), (client_groups + 1) * len(test)),
             ids=holdings.ids,
@@ -86,6 +89,12 @@ def turned(encoded: Encoded, dealt: Sequence[Holdings], seeds: Sequence[int], fo
             features=encoded.feature_names,
             client_groups=client_groups,
             seed=seed,
+            client_validation=validation,
         )
-        for seed, holdings in zip(seeds, dealt, strict=True)
+        for seed, holdings, validation in zip(seeds, dealt, taken, strict=True)
     ]
+
+
+def _owned(holdings: Holdings) -> list[Sequence[np.ndarray]]:
+    """The images of each client: those it trains on, and those that the server took from it."""
+    return [holdings.train, *([] if holdings.client_validation is None else [holdings.client_validation])]

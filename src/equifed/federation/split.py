@@ -38,6 +38,8 @@ class Holdings(NamedTuple):
     """Known group of each client, if any."""
     angles: tuple[float, ...] | None = None
     """Degrees by which the images of each group of clients are to be turned, if at all."""
+    client_validation: Sequence[np.ndarray] | None = None
+    """Of the validation rows, those that the server took from each client, if it did."""
 
 
 def deal(
@@ -76,13 +78,12 @@ def deal(
             rngs = (randomness.generator(seed, "client-test", randomness.key(client)) for client in dealt.ids)
             pairs = [_hold_back(rows, cells[rows], client_test, rng) for rows, rng in zip(held, rngs, strict=True)]
             held, client_tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        taken = None
         if validation:
-            if dealt.angles is not None:
-                text = "cannot be held back from images that are turned for every group of clients: leave it out."
-                raise ConfigError(text, key="validation")
-            rng = randomness.generator(seed, "validation")
+            rng, before = randomness.generator(seed, "validation"), held
             held, at_server = _for_server(held, round(validation * len(order)), rng)
-        every.append(Holdings(dealt.ids, held, at_server, test, client_tests, dealt.client_groups, dealt.angles))
+            taken = [own[np.isin(own, at_server)] for own in before]
+        every.append(Holdings(dealt.ids, held, at_server, test, client_tests, dealt.client_groups, dealt.angles, taken))
     return every
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,12 +33,11 @@ def metrics_frame(
 
     metrics = measured(population, outside)
     pieces: list[tuple[np.ndarray, np.ndarray, str, str, str, np.ndarray]] = []
-    for name in ("test", "validation", "clients"):
+    for name, (scopes, split) in SCOPES.items():
         entries = [(number, run, scored[name]) for number, run, scored in scores if name in scored]
         if entries:
             numbers, runs = (np.array(values) for values in list(zip(*entries, strict=True))[:2])
             stacked = _stacked([scored for _, _, scored in entries])
-            scopes, split = (_of_clients, "test") if name == "clients" else (_of_all, name)
             pieces += [(numbers, runs, split, *piece) for piece in scopes(stacked, metrics, population)]
     return _tidy(labels, pieces, pd)
 
@@ -89,6 +88,15 @@ def _of_clients(stacked: Scored, metrics: Sequence[Metric], population: Populati
             found = _checked(metric, metric.over_clients(evaluation), (times,))
             # the worst client and the mean of all are unknown where a client's value is
             yield "global", metric.name, np.where(evaluation.withheld(metric.name).any(-1), np.nan, found)
+
+
+SCOPES: dict[str, tuple[Callable[[Scored, Sequence[Metric], Population], Iterator[Scope]], str]] = {
+    "test": (_of_all, "test"),
+    "validation": (_of_all, "validation"),
+    "clients": (_of_clients, "test"),
+    "clients-validation": (_of_clients, "validation"),
+}
+"""What a set of scores is about, and its split."""
 
 
 def _checked(metric: Metric, values: Any, shape: tuple[int, ...]) -> np.ndarray:

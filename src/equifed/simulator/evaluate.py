@@ -66,21 +66,23 @@ class Evaluator:
         return {number: [scores[run] for run in range(len(self.job.runs))]}
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
-        """Scores by set: "test" and "validation" (global), "clients" (each client's own test rows)."""
+        """Scores by set: "test" and "validation" (global), "clients" and "clients-validation" (each client's own
+        rows)."""
         names = [name for name in ("test", "validation") if len(self._positions(run, name))]
         return self._with_clients(state, run, {name: self._sets(state, [run], name)[0] for name in names})
 
     def _with_clients(self, state: State, run: int, scores: dict[str, Scored]) -> dict[str, Scored]:
         """These scores of common sets, and those of the clients' own rows."""
-        sets = self.job.runs[run].federation.client_test
-        if sets is None:
-            return scores
+        fed = self.job.runs[run].federation
         server, clients = tree.take((state.server, state.clients), run)
-        prediction, rows, owner, which = self._own_tests(server, clients, sets, run)
-        by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1, calibrated=False)
-        scores["clients"] = Scored(*(values[which] for values in by_set))
-        if "test" not in scores:
-            scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
+        for name, sets in (("clients", fed.client_test), ("clients-validation", fed.client_validation)):
+            if sets is None:
+                continue
+            prediction, rows, owner, which = self._own_rows(server, clients, sets, run)
+            by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1, calibrated=False)
+            scores[name] = Scored(*(values[which] for values in by_set))
+            if name == "clients" and "test" not in scores:
+                scores["test"] = self._reduce(prediction, rows, torch.zeros_like(owner), 1)
         return scores
 
     def _positions(self, run: int, name: str) -> np.ndarray:
@@ -151,11 +153,11 @@ class Evaluator:
         ks, mean = (np.average(values, axis=0, weights=times)[None] for values in (every.ks, every.mean))
         return added._replace(ks=ks, mean=mean)
 
-    def _own_tests(
+    def _own_rows(
         self, server: Any, clients: Any, sets: RowSets, run: int
     ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-        """(prediction, row, test set) of every test row, and which test set is whose. A model is applied once to test
-        rows that clients share (one range of rows)."""
+        """(prediction, row, set) of every row of these sets, and which set is whose. A model is applied once to rows
+        that clients share (one range of rows)."""
         personal = self.job.method.personal
         one, model = _alike(clients, len(sets)) if personal else (np.zeros(1, int), np.zeros(len(sets), int))
         ranges, which = np.unique(np.stack([sets.start, sets.stop, model], 1), axis=0, return_inverse=True)

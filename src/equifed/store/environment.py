@@ -26,7 +26,7 @@ def environment(job: Job) -> dict[str, Any]:
     """Versions, platform, device, threads, and the commit of equifed where it runs from a checkout."""
     return {
         "equifed": equifed.__version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -78,7 +78,7 @@ def _hash(path: Path) -> str:
 
 
 @cache
-def _commit() -> str | None:
+def commit() -> str | None:
     """The last commit that touched the package, or None where it is not under git."""
     try:
         log = subprocess.run(
