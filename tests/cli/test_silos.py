@@ -97,7 +97,7 @@ def test_what_is_withheld_is_no_divergence(place: Path, invoke: Callable[..., An
     assert found["metrics"]["loss"] | expected == found["metrics"]["loss"]
     invoke("report", "untroubled", "--figures", "figures", "--formats", "svg")
     assert list(Path("figures").iterdir()) == []  # there is nothing to draw
-    print_result(Store(place / "runs").find("untroubled"), result, Output(place / "runs"), ())
+    print_result([Store(place / "runs").find("untroubled")], result, Output(place / "runs"), ())
     said = capsys.readouterr().out
     assert "withheld" in said
     assert "Silos" in said
