@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import equifed as ef
-from equifed.benchmark import records, run
+from equifed.benchmark import plan, records, run
 from equifed.benchmark.page import publish, write_page
 from equifed.benchmark.plan import DATASETS, TIERS, Tier
 from equifed.cli.app import app
@@ -102,6 +102,27 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     rows, _ = run.carry_out(asked("fedavg"), tmp_path, Cluster())
     assert len(counted) == 3
     assert len(rows) == 6
+
+
+def test_rows_of_another_plan_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.carry_out(asked("fedavg", "fedprox"), tmp_path, Cluster())
+    monkeypatch.setitem(plan.BUDGETS, "fedavg", plan.Budget(rates=(0.2, 0.4, 0.8)))
+    rows, _ = run.carry_out(asked("fedavg"), tmp_path, Cluster())
+    settings = rows.groupby("method")["setting"].unique()
+    assert set(settings["fedavg"]) == {"learning-rate=0.2", "learning-rate=0.4", "learning-rate=0.8"}
+    assert len(settings["fedprox"]) == 3  # which was not asked for, stays
+
+
+def test_where_the_label_is_a_number_steps_are_smaller() -> None:
+    tier = Tier("quick", 3, 1, 1, 400)
+    made = list(plan.trials(tier, {"german": ("iid",), "communities": ("iid",)}, ["fedavg", "kffl", "fedmgda+"], 1))
+    rates = {(each.data, each.method): [] for each in made}
+    for each in made:
+        rates[each.data, each.method].append(each.config.run.local.learning_rate)
+    for method in ("fedavg", "kffl", "fedmgda+"):  # as 0.005 is to 0.1, the defaults of training
+        np.testing.assert_allclose(rates["communities", method], np.multiply(rates["german", method], 0.05))
+    steps = {each.data: each.config.method.step_size for each in made if each.method == "kffl"}
+    assert steps == {"german": 10.0, "communities": 0.1}
 
 
 def test_a_method_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from equifed.config import Config, parse_config
 from equifed.errors import ConfigError, unknown_name
 from equifed.methods import REGISTRY, make
 from equifed.protocol import Method
+from equifed.settings import Local
 
 Kind = Literal["binary", "regression", "images"]
 
@@ -30,6 +31,9 @@ ODDS = "equalized_odds_difference"
 RATES = (0.03, 0.1, 0.3)
 MANY_RATES = tuple(float(f"{rate:.2g}") for rate in np.geomspace(0.01, 1.5, 12))
 """For methods that have nothing else to choose."""
+USUAL = Local().for_task("classification").learning_rate or 0
+GENTLE = Local().for_task("regression").learning_rate or 0
+"""Learning rates of training where none is given; where the label is a number, all others are smaller by as much."""
 SETTINGS = 12
 """Of a whole budget: three step sizes times four values of the method's own, or twelve step sizes."""
 
@@ -52,11 +56,15 @@ class Budget:
     """So many times the rounds: for methods that take one step with all rows in a round."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """[model] of a configuration; none: the data set's."""
+    regression: Mapping[str, Any] = field(default_factory=dict)
+    """What it is told besides where the label is a number."""
 
 
 ONE_STEP: dict[str, Any] = {"step_size": "step_size", "slower": 10}
 NETWORK = {"kind": "mlp", "hidden": [16]}
 EDGES = {"kind": "mlp", "hidden": [64], "bias": False}
+SMALL_STEP = Budget(regression={"step_size": 0.1})
+"""KFFL's alpha for predictions that move without bound."""
 BUDGETS: dict[str, Budget] = {
     "fedprox": Budget({"mu": [0.001, 0.01, 0.1, 1]}),
     "fedmom": Budget({"beta": [0.3, 0.5, 0.7, 0.9]}),
@@ -69,6 +77,8 @@ BUDGETS: dict[str, Budget] = {
     "separate-training": Budget(aim=EQUAL_OPPORTUNITY, **ONE_STEP),
     "agnostic-fair": Budget(step_size="step_size"),
     "fcfl": Budget(**ONE_STEP),
+    "kffl": SMALL_STEP,
+    "kffl-td": SMALL_STEP,
     "fedem": Budget(fixed={"components": 2}),
     "ifca": Budget(fixed={"num_groups": 2}),
     "frl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, model=EDGES),
@@ -254,11 +264,20 @@ def trials(tier: Tier, datasets: Mapping[str, Sequence[str]], methods: Sequence[
 def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seeds: int) -> Trial:
     budget = budget_of(method)
     rounds = tier.rounds * budget.slower
-    images = IMAGES if KINDS[data] == "images" else {}
+    kind = KINDS[data]
+    images = IMAGES if kind == "images" else {}
     rows = images.get("rows", tier.rows)
     model = budget.model or images.get("model")
     sweep = own_values(method, values_of(tier.settings))
-    hyper = {**_aimed(method), **({budget.step_size: rate} if budget.step_size else {})}
+    regression = kind == "regression"
+    hyper = {**_aimed(method), **(budget.regression if regression else {})}
+    learning_rate = GENTLE if regression else USUAL
+    if budget.step_size:
+        step = (budget.step_size, rate)
+        hyper |= [step]
+    else:
+        learning_rate = float(f"{rate * learning_rate / USUAL:.3g}")
+        step = ("learning_rate", learning_rate)
     raw: dict[str, Any] = {
         "run": {
             "rounds": rounds,
@@ -274,13 +293,13 @@ def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seed
             **({"rows": rows} if rows else {}),
         },
         "partition": PARTITIONS[partition],
-        "local": {"local-epochs": 1, "batch-size": 32, "learning-rate": 0.1 if budget.step_size else rate},
+        "local": {"local-epochs": 1, "batch-size": 32, "learning-rate": learning_rate},
         "method": {"name": method, **{key.replace("_", "-"): value for key, value in hyper.items()}},
         **({"model": model} if model else {}),
         **({"sweep": {key.replace("_", "-"): values for key, values in sweep.items()}} if sweep else {}),
     }
     config = parse_config(raw, source=f"benchmark ({data}, {partition}, {method})")
-    return Trial(tier.name, data, partition, method, (budget.step_size or "learning_rate", rate), config)
+    return Trial(tier.name, data, partition, method, step, config)
 
 
 @cache

@@ -186,6 +186,19 @@ def add(path: Path, new: pd.DataFrame) -> pd.DataFrame:
     return all_rows
 
 
+def keep(path: Path, plans: Mapping[tuple[str, ...], set[str]]) -> pd.DataFrame:
+    """The rows of the file but for those of other plans than these, of places (tier, data, partition, method) that have
+    some here: their settings may be called otherwise, and would stand beside those that are run in their place."""
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        rows = read(path)
+        places = rows[KEY[:4]].itertuples(index=False, name=None)
+        kept = [plan in plans.get(place, {plan}) for place, plan in zip(places, rows["plan"], strict=True)]
+        if not all(kept):
+            rows = rows[kept].reset_index(drop=True)
+            write(path, rows)
+    return rows
+
+
 def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Of rows with the same key, the last."""
     filled = [frame for frame in frames if len(frame)]

@@ -39,14 +39,18 @@ class Asked:
     seeds: int
 
 
-def missing(asked: Asked, there: pd.DataFrame) -> tuple[list[Trial], list[dict[str, Any]]]:
-    """The trials whose rows are not there, each with the seeds that are missing; and the rows of methods that cannot
-    run on the data, which is known before the first one trains."""
-    have = records.done(there)
+def missing(asked: Asked, path: Path) -> tuple[list[Trial], list[dict[str, Any]]]:
+    """The trials whose rows are not in the file, each with the seeds that are missing; and the rows of methods that
+    cannot run on the data, which is known before the first one trains. What is there of another plan is removed."""
+    planned = list(trials(asked.tier, asked.datasets, asked.methods, asked.seeds))
+    plans: dict[tuple[str, ...], set[str]] = {}
+    for trial in planned:
+        plans.setdefault((trial.tier, trial.data, trial.partition, trial.method), set()).add(trial.plan)
+    have = records.done(records.keep(path, plans))
     todo, without = [], []
     refused: dict[tuple[str, str, str], str] = {}
     example: dict[str, Any] = {}
-    for trial in trials(asked.tier, asked.datasets, asked.methods, asked.seeds):
+    for trial in planned:
         place = (trial.data, trial.partition, trial.method)
         key, plan = (trial.tier, *place), trial.plan
         if place in refused or (*key, "", -1, plan) in have:
@@ -88,7 +92,7 @@ def carry_out(
     """All rows that the folder has in the end, and what failed. What is there already is not run again."""
     writable_folder(folder, "Name another one with --output.")
     path = folder / ROWS
-    todo, without = missing(asked, records.read(path))
+    todo, without = missing(asked, path)
     rows = records.add(path, records.table_of(without))
     if not todo:
         return rows, []
