@@ -66,9 +66,9 @@ def test_a_model_that_has_diverged_is_not_chosen() -> None:
     assert of([*rows, *diverged], "parity")["setting"] == "a"
 
 
-def test_the_smallest_gap_where_none_is_within() -> None:
-    quality, gap = pd.Series({"a": 0.9, "b": 0.8}), pd.Series({"a": 0.3, "b": 0.2})
-    assert within(quality, gap) == "b"
+def test_the_best_score_where_none_is_within() -> None:
+    quality, gap = pd.Series({"a": 0.9, "b": 0.85, "c": 0.5}), pd.Series({"a": 0.3, "b": 0.2, "c": 0.1})
+    assert within(quality, gap) == "b"  # .65, .70, .45
     assert within(quality, gap, bound=0.3) == "a"
     assert within(pd.Series({"a": np.nan, "b": 0.7}), gap, bound=0.5) == "b"  # a has diverged
     assert within(pd.Series({"a": np.nan}), pd.Series({"a": 0.1})) is None

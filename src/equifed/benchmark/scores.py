@@ -40,7 +40,7 @@ SCORES = {
             "parity",
             "accuracy at a demographic parity gap ≤ .05",
             "Accuracy, less what the gap exceeds .05 by. Chosen: the most accurate setting within the bound on "
-            "validation rows, else the one with the smallest gap.",
+            "validation rows, else the one with the best such score there.",
         ),
         Score(
             "opportunity",
@@ -125,7 +125,7 @@ def _scores(part: pd.DataFrame, kind: Kind) -> Iterator[dict[str, Any]]:
         usual = setting if usual is None else usual
         wide = float(means[f"test_{gap}"].loc[setting])
         found = at(setting, quality(part, "test", of.quality), gap=wide, met=wide <= BOUND)
-        yield {"score": name, **found, "value": found["value"] - max(0.0, wide - BOUND)}
+        yield {"score": name, **found, "value": float(charged(found["value"], wide))}
     for name, column in (("own", of.own), ("worst", of.worst), ("client-group", "group_equity.worst10")):
         best = quality(means, "validation", column) if f"validation_{column}" in means else pd.Series(dtype=float)
         if best.notna().any():
@@ -141,14 +141,19 @@ def _scores(part: pd.DataFrame, kind: Kind) -> Iterator[dict[str, Any]]:
 
 
 def within(quality: pd.Series[float], gap: pd.Series[float], bound: float = BOUND) -> str | None:
-    """The best setting whose gap is within the bound, else the one with the smallest gap; None where none has a
-    model that predicts."""
+    """The best setting whose gap is within the bound, else the one that scores best; None where none has a model that
+    predicts. (The smallest gap instead would be that of a model that has learnt nothing.)"""
     known = quality.notna() & gap.notna()
     quality, gap = quality[known], gap[known]
     if quality.empty:
         return None
     kept = quality[gap <= bound]
-    return str(gap.idxmin() if kept.empty else kept.idxmax())
+    return str(charged(quality, gap, bound).idxmax() if kept.empty else kept.idxmax())
+
+
+def charged(quality: Any, gap: Any, bound: float = BOUND) -> Any:
+    """The score: quality, less what the gap exceeds the bound by."""
+    return quality - np.maximum(0.0, gap - bound)
 
 
 def _front(means: pd.DataFrame) -> float:
