@@ -82,4 +82,5 @@
 
   for (const pick of picks) pick.addEventListener("change", () => { sorted = null; draw(); });
   draw();
+  document.documentElement.dataset.charts = "drawn";
 })();

@@ -40,15 +40,18 @@ class Ranking:
 
 
 def ranking(scores: pd.DataFrame, score: str) -> Ranking | None:
-    """Over the data sets of two classes; None where there are fewer than three methods or two data sets."""
+    """Over the data sets of two classes; None where there are fewer than three methods or two data sets, or where all
+    methods are alike on each."""
     by_data = by_dataset(scores[scores["data"].map(KINDS) == "binary"], score)
     whole = by_data.dropna(axis=1)
     if whole.shape[0] < 2 or whole.shape[1] < 3:
         return None
     higher = SCORES[score].higher
-    mean_ranks = whole.rank(axis=1, ascending=not higher).mean()
+    ranks = whole.rank(axis=1, ascending=not higher)
+    if (ranks == ranks.iloc[0, 0]).all(axis=None):
+        return None
     statistic, p = stats.friedmanchisquare(*(whole[name] for name in whole))
-    table = pd.DataFrame({"rank": mean_ranks})
+    table = pd.DataFrame({"rank": ranks.mean()})
     if BASELINE in whole and score not in ("bytes", "seconds"):
         turn = 1 if higher else -1
         chances = {
