@@ -76,7 +76,7 @@ def test_nothing_is_run_twice(tmp_path: Path, counted: list[str]) -> None:
     assert not counted
     assert len(same) == len(rows)
     # what is lost is run again, and no more: a setting of FedAvg, whose step size is a computation
-    records.write(tmp_path / run.ROWS, rows[rows["setting"] != "learning-rate=0.1"])
+    records.write(tmp_path / records.ROWS, rows[rows["setting"] != "learning-rate=0.1"])
     again, _ = run.carry_out(asked("fedavg", "fedprox"), tmp_path, Cluster())
     assert counted == ["fedavg"]
     values = [frame.sort_values(records.KEY)["test_accuracy"].to_numpy() for frame in (rows, again)]
@@ -97,7 +97,7 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(records, "rows_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.carry_out(asked("fedavg"), tmp_path, Cluster())
-    assert len(records.read(tmp_path / run.ROWS)) == 4
+    assert len(records.read(tmp_path / records.ROWS)) == 4
     monkeypatch.setattr(records, "rows_of", rows_of)
     rows, _ = run.carry_out(asked("fedavg"), tmp_path, Cluster())
     assert len(counted) == 3
@@ -175,11 +175,16 @@ def test_parts_are_merged_and_published(tmp_path: Path) -> None:
     part, whole, docs = tmp_path / "part", tmp_path / "whole", tmp_path / "docs"
     run.carry_out(asked("fedavg"), part, Cluster())
     run.carry_out(asked("fedprox"), whole, Cluster())
-    rows = run.merge([part / run.ROWS], whole)
+    rows = run.merge([part / records.ROWS], whole)
     assert set(rows["method"]) == {"fedavg", "fedprox"}
     docs.mkdir()
     (docs / "benchmark.md").write_text("# B\n\n<!-- written by equifed benchmark --publish -->\n\nold\n<!-- end -->\n")
-    assert {path.name for path in publish(rows, docs, "quick")} == {"benchmark.md", "benchmark.csv"}
+    assert {path.name for path in publish(rows, docs, "quick")} == {
+        "benchmark.md",
+        "benchmark.csv",
+        "benchmark.parquet",
+    }
+    pd.testing.assert_frame_equal(records.read(docs / records.ROWS), rows.sort_values(records.KEY, ignore_index=True))
     text = (docs / "benchmark.md").read_text()
     assert "2 methods, 1 data sets" in text
     assert "old" not in text

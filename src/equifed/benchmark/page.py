@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from equifed.benchmark.picture import rank_picture
 from equifed.benchmark.ranks import Ranking, by_dataset, ranking
+from equifed.benchmark.records import ROWS, write
 from equifed.benchmark.scores import BOUND, SCORES, left_out, scored
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
@@ -98,7 +99,7 @@ PART = re.compile(r"(?<=<!-- written by equifed benchmark --publish -->\n\n).*?(
 
 
 def publish(rows: pd.DataFrame, folder: Path, tier: str) -> list[Path]:
-    """The results part of `benchmark.md`, the picture and the scores, in this folder."""
+    """The results part of `benchmark.md`, the picture, the scores and the raw rows, in this folder."""
     page = folder / "benchmark.md"
     if not page.is_file() or not PART.search(text := page.read_text(encoding="utf-8")):
         raise ConfigError(
@@ -115,7 +116,9 @@ def publish(rows: pd.DataFrame, folder: Path, tier: str) -> list[Path]:
         written.append(picture)
     table = folder / "benchmark.csv"
     write_atomic(table, scores.to_csv(index=False, float_format="%.5g").encode("utf-8"))
-    return [*written, table]
+    raw = folder / ROWS
+    write(raw, rows)
+    return [*written, table, raw]
 
 
 def results_text(rows: pd.DataFrame, scores: pd.DataFrame, found: dict[str, Ranking]) -> str:

@@ -25,6 +25,8 @@ from equifed.files import write_atomic
 if TYPE_CHECKING:
     from equifed.results import Result
 
+ROWS = "benchmark.parquet"
+"""The file, in the benchmark's folder and in the documentation."""
 VERSION = 1
 """Of the schema; it stands in the file's metadata as `equifed.benchmark`."""
 KEY = ["tier", "data", "partition", "method", "setting", "seed"]

@@ -24,8 +24,8 @@ from equifed.studies import Study, data_key
 
 EVERY = 15.0
 """Seconds between two writings of the records: what is lost at most when the process is killed."""
-ROWS, PAGE, RUNS = "benchmark.parquet", "benchmark.html", "runs"
-"""Files of the benchmark's folder."""
+PAGE, RUNS = "benchmark.html", "runs"
+"""In the benchmark's folder, beside the rows."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def carry_out(
 ) -> tuple[pd.DataFrame, list[str]]:
     """All rows that the folder has in the end, and what failed. What is there already is not run again."""
     writable_folder(folder, "Name another one with --output.")
-    path = folder / ROWS
+    path = folder / records.ROWS
     todo, without = missing(asked, path)
     rows = records.add(path, records.table_of(without))
     if not todo:
@@ -144,4 +144,4 @@ def merge(paths: Iterable[Path], folder: Path) -> pd.DataFrame:
         if not path.exists():
             raise ConfigError(f"There is no file {path} to merge.")
         parts.append(records.read(path))
-    return records.add(folder / ROWS, records.joined(parts))
+    return records.add(folder / records.ROWS, records.joined(parts))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from equifed.benchmark.page import publish, rankings, write_page
 from equifed.benchmark.plan import asked, known_methods, tier_of
-from equifed.benchmark.run import PAGE, ROWS, Asked, carry_out, merge
+from equifed.benchmark.records import ROWS
+from equifed.benchmark.run import PAGE, Asked, carry_out, merge
 from equifed.benchmark.scores import SCORES, scored
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import BenchmarkOptions, Sharing

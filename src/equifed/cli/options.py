@@ -122,7 +122,7 @@ class BenchmarkOptions:
     only_page: bool = False
     """Run nothing: write the page from the rows that are there."""
     publish: Path | None = field(default=None, metadata={"metavar": "DIR"})
-    """Also write the results into benchmark.md, benchmark.csv and benchmark.svg of this folder."""
+    """Also write the results into benchmark.md, .csv, .svg and .parquet of this folder."""
     keep_runs: bool = False
     """Keep the folder of every run, thousands of them."""
     json: bool = False
