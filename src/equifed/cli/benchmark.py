@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from equifed.benchmark.page import publish, rankings, write_page
-from equifed.benchmark.plan import asked, known_methods, tier_of
+from equifed.benchmark.page import HEADLINE, publish, rankings, write_page
+from equifed.benchmark.plan import KINDS, asked, known_methods, tier_of
+from equifed.benchmark.ranks import by_dataset
 from equifed.benchmark.records import ROWS
 from equifed.benchmark.run import PAGE, Asked, carry_out, merge
 from equifed.benchmark.scores import SCORES, scored
@@ -74,13 +75,21 @@ def _cell(value: float, form: str) -> str:
 
 
 def _show(scores: pd.DataFrame) -> None:
-    """The methods by their average rank in the first score."""
-    wide = scores.pivot_table(index="method", columns="score", values="value")
-    names = [name for name in SCORES if name in wide]
-    found = rankings(scores).get("parity")
-    wide["rank"] = found.table["rank"].reindex(wide.index) if found else float("nan")
-    table = plain_table("method", "rank", *(SCORES[name].title for name in names))
-    for method, row in wide.sort_values(["rank", names[0]], ascending=[True, False]).iterrows():
-        cells = [_cell(row[name], ",.0f" if name == "bytes" else ".3f") for name in names]
-        table.add_row(str(method), _cell(row["rank"], ".1f"), *cells)
+    """Means over the data sets of two classes, the methods by their average rank in the first score."""
+    binary = scores[scores["data"].map(KINDS) == "binary"]
+    of = scores if binary.empty else binary
+    means = {name: by_dataset(of, name).mean() for name in SCORES if (of["score"] == name).any()}
+    found = rankings(scores).get(HEADLINE)
+    first = next(iter(means))
+    order = means[first].sort_values(ascending=False).index if found is None else [*found.table.index, *found.partial]
+    table = plain_table("method", "rank", *(SCORES[name].title for name in means))
+    for method in order:
+        rank = found.table["rank"].get(method, math.nan) if found else math.nan
+        cells = [
+            _cell(values.get(method, math.nan), ",.0f" if name == "bytes" else ".3f") for name, values in means.items()
+        ]
+        table.add_row(str(method), _cell(rank, ".1f"), *cells)
     show(table)
+    others = sorted({*scores["data"]} - {*of["data"]})
+    if others:
+        say(f"Means over data sets of two classes; {' and '.join(others)}: see the page.")
