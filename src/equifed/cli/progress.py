@@ -24,6 +24,10 @@ LINES = 20
 """Plain lines per run."""
 PAUSE = 0.25
 """Seconds between two updates of the figures beside the bar."""
+ENDED = ("done", "failed")
+"""States of jobs that nobody works on any more."""
+MANY, EVERY = 100, 15.0
+"""A study of more jobs than these does not have a plain line for each, but one every so many seconds."""
 
 
 class Watch(Callback):
@@ -122,8 +126,8 @@ class Watch(Callback):
 class Board:
     """Where all jobs of a study stand: one table on a terminal, elsewhere a line for each that ends or dies."""
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs, self.ended, self._began = jobs, 0, time.monotonic()
+    def __init__(self) -> None:
+        self._began, self._said = time.monotonic(), -EVERY
         self._before: Sequence[State] = ()
         console = err()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -143,27 +147,38 @@ class Board:
         for now, before in zip(states, self._before or [State(each.job, "waiting") for each in states], strict=True):
             if now.deaths > before.deaths and now.state == "running":
                 say(f"{now.job.title}: its process died; it goes on after round {now.done} in another.")
-            if not self._live and now.state in ("done", "failed") and before.state != now.state:
-                count = sum(each.state in ("done", "failed") for each in states)
-                say(
-                    f"{now.job.title}: {now.state}, {count} of {self.jobs} after {time.monotonic() - self._began:.0f} s"
-                )
+            if now.state in ENDED and before.state not in ENDED and self._live is None and self._is_due(states, now):
+                say(f"{now.job.title}: {now.state}; {self._summary(states)}")
         self._before = list(states)
+
+    def _is_due(self, states: Sequence[State], now: State) -> bool:
+        """Whether a job that has ended gets a line."""
+        last = all(each.state in ENDED for each in states)
+        if len(states) > MANY and now.state == "done" and not last and time.monotonic() - self._said < EVERY:
+            return False
+        self._said = time.monotonic()
+        return True
+
+    def _summary(self, states: Sequence[State]) -> str:
+        count = Counter(each.state for each in states)
+        ended = count["done"] + count["failed"]
+        seconds = time.monotonic() - self._began
+        share = (ended + sum(_share(each) for each in states if each.state == "running")) / len(states)
+        failed = f", {count['failed']} failed" if count["failed"] else ""
+        left = f", about {_duration(seconds / share - seconds)} to go" if 0 < share < 1 else ""
+        return f"{ended} of {len(states)} jobs have ended{failed} after {_duration(seconds)}{left}"
 
     def _table(self, states: Sequence[State]) -> Table:
         """Jobs that are worked on, and how many have ended and are left."""
-        count = Counter(each.state for each in states)
-        seconds = time.monotonic() - self._began
-        ended = count["done"] + count["failed"]
-        share = (ended + sum(_share(each) for each in states if each.state == "running")) / len(states)
-        left = f", about {seconds / share - seconds:.0f} s left" if share > 0 else ""
-        failed = f", {count['failed']} failed" if count["failed"] else ""
-        title = f"{ended} of {len(states)} jobs have ended{failed}, {count['waiting']} wait, {seconds:.0f} s{left}"
-        table = plain_table("job", "rounds", "deaths", numbers=[1, 2], title=title)
+        table = plain_table("job", "rounds", "deaths", numbers=[1, 2], title=self._summary(states))
         for each in states:
             if each.state == "running":
                 table.add_row(each.job.title, f"{each.done} of {each.job.rounds or '?'}", str(each.deaths or ""))
         return table
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _share(state: State) -> float:
