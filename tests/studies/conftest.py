@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,13 +10,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store.silos import write_silos
 
 WAIT = 600
 """Seconds; only a program that hangs takes so long."""
+PROGRAM = """import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+from equifed.cli import main
+main()
+"""
 TESTS = Path(__file__).parent.parent
+
+
+def find_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs and workers that are started from now on find what the tests name."""
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), *before])))
 
 
 @pytest.fixture
@@ -24,8 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("EQUIFED_RUNS", "EQUIFED_DEBUG", "EQUIFED_TRACK", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
-    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), *before])))
+    find_tests(monkeypatch)
     write_silos(tmp_path)
     return tmp_path
 
@@ -36,9 +48,8 @@ def spawn(place: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def equifed(*arguments: str) -> subprocess.Popen[str]:
-        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom equifed.cli import main; main()"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        command = [sys.executable, "-c", code, *arguments]
+        command = [sys.executable, "-c", PROGRAM, *arguments]
         started.append(
             subprocess.Popen(command, cwd=place, env=_environment(), text=True, start_new_session=True, **pipes)
         )
@@ -53,6 +64,23 @@ def spawn(place: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def _environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+
+
+@contextlib.contextmanager
+def nodes(*each: dict[str, Any]) -> Iterator[Any]:
+    """Ray's own test cluster: every node is a few processes of this machine. They see the environment of now."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        for resources in each:
+            cluster.add_node(object_store_memory=80 * 2**20, include_dashboard=False, **resources)
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def descendants(pid: int) -> set[int]:

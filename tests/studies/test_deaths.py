@@ -9,15 +9,13 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from store.silos import config as silo_config
-from studies.conftest import WAIT, descendants, is_alive, until
-from studies.followed import SLOWLY, attempts
 
 from equifed.config import parse_config
 from equifed.results.merge import merged
@@ -25,28 +23,14 @@ from equifed.settings import Cluster
 from equifed.store import RunFolder, Store
 from equifed.studies import Study, blocks
 from equifed.studies.runs import rounds_done
+from studies.conftest import WAIT, descendants, is_alive, nodes, until
+from studies.followed import SLOWLY, attempts
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 ROUNDS, SEEDS = 15, 4
 FRAMES = ("metrics", "counts", "log", "messages", "rejections")
-
-
-@contextlib.contextmanager
-def nodes(*cpus: int, **more: Any) -> Iterator[Any]:
-    """Ray's test cluster, with the program's environment of now."""
-    from ray.cluster_utils import Cluster as Nodes
-
-    cluster = Nodes()
-    try:
-        for number in cpus:
-            cluster.add_node(num_cpus=number, object_store_memory=80 * 2**20, include_dashboard=False, **more)
-        cluster.wait_for_nodes()
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def study_of(place: Path, runs: str, workers: int, address: str | None = None, track: tuple[str, ...] = ()) -> Study:
@@ -75,7 +59,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         pd.testing.assert_frame_equal(one[name], other[name], check_exact=True)
 
 
-def test_a_worker_is_killed(place: Path) -> None:
+def test_a_worker_is_killed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two nodes share the jobs; one worker is killed in mid-run, and its job goes on from its checkpoint."""
     alone = numbers(study_of(place, "alone", 1))
     killed: list[Any] = []
@@ -88,9 +72,10 @@ def test_a_worker_is_killed(place: Path) -> None:
                 killed.append(attempt)
                 return
 
-    with nodes(1, 1) as cluster:
+    with nodes({"num_cpus": 1}, {"num_cpus": 1}) as cluster:
         shared = numbers(study_of(place, "shared", 2, cluster.address, track=(SLOWLY,)), kill)
     assert_same(alone, shared)
+    assert capsys.readouterr().out == ""  # Ray has nothing to say where data go
     tries = attempts(place / "shared")
     assert len({attempt.node for attempt in tries}) == 2
     assert len(tries) == SEEDS + 1
@@ -102,7 +87,7 @@ def test_a_worker_is_killed(place: Path) -> None:
 
 def test_a_node_is_lost(place: Path) -> None:
     alone = numbers(study_of(place, "alone", 1))
-    with nodes(1, 1) as cluster:
+    with nodes({"num_cpus": 1}, {"num_cpus": 1}) as cluster:
         (lost,) = cluster.worker_nodes
         removed: list[str] = []
 
@@ -138,7 +123,7 @@ def test_the_driver_is_killed_and_resumed(place: Path, spawn: Any, monkeypatch: 
     """On a cluster, workers of the dead driver may still be alive when the next one begins."""
     with contextlib.ExitStack() as stack:
         if where == "a cluster":
-            monkeypatch.setenv("RAY_ADDRESS", stack.enter_context(nodes(1, 1)).address)
+            monkeypatch.setenv("RAY_ADDRESS", stack.enter_context(nodes({"num_cpus": 1}, {"num_cpus": 1})).address)
         command = (*COMPARE, "--runs", "shared", "--workers", "2", "--track", SLOWLY)
         process = spawn(*command)
         runs = place / "shared"

@@ -44,7 +44,7 @@ def _perform(data: Any, work: Any, arguments: tuple[Any, ...]) -> tuple[Any, str
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster) -> Iterator[Any]:
+def connected(cluster: Cluster) -> Iterator[Any]:
     """Ray, as this process is connected to it already, or else for as long as the jobs take."""
     # Ray asks not to be told of GPUs that it would hide from jobs that declare no need of them
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -65,10 +65,13 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
             ray.init(address=LOCAL, num_cpus=math.ceil(cluster.workers * cluster.cpus_per_job), **options)
     except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(f"There is no connection to {where}: {str(error).splitlines()[0]}") from error
+    # Ray prints deaths of processes on stdout, where data go; who watches the jobs is told of them anyway
+    printing, ray._private.worker._worker_logs_enabled = ray._private.worker._worker_logs_enabled, False
     try:
         yield ray
     finally:
         ray.shutdown()
+        ray._private.worker._worker_logs_enabled = printing
 
 
 def _check_reachable(address: str) -> None:
@@ -92,7 +95,7 @@ def _check_needs(ray: Any, cluster: Cluster) -> None:
 
 def share_out(jobs: Sequence[Job], load: Load, cluster: Cluster, watch: Watch) -> Iterator[Outcome]:
     """At most `workers` jobs at a time, begun in their order; each as it ends."""
-    with _connected(cluster) as ray:
+    with connected(cluster) as ray:
         _check_needs(ray, cluster)
         yield from _Sharing(ray, jobs, load, cluster, watch).outcomes()
 
