@@ -26,7 +26,9 @@ TESTS = Path(__file__).parent.parent
 
 
 def find_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let programs and workers that are started from now on find what the tests name."""
+    """Let programs and workers that are started from now on find what the tests name, and not be patient with others:
+    Ray lets workers give way to everything else, which on a busy machine takes minutes."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), *before])))
 

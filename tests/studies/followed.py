@@ -13,7 +13,8 @@ from equifed.tracking import Callback
 
 SLOWLY = "studies.followed:Followed:0.2"
 """As `track` has it: seconds that it adds to every round."""
-LOG = "followed.jsonl"
+LOG, PLACE = "followed.jsonl", "FOLLOWED"
+"""Written beside the runs, or into the folder that an environment variable names."""
 
 
 class Attempt(NamedTuple):
@@ -36,7 +37,8 @@ class Followed(Callback):
 
     def run_started(self, run: Any) -> None:
         attempt = Attempt(run.folder.name, os.getpid(), _node(), run.done)
-        with open(run.folder.parent / LOG, "a") as file:  # beside the runs; a line this short is written whole
+        root = Path(os.environ.get(PLACE) or run.folder.parent)
+        with open(root / LOG, "a") as file:  # a line this short is written whole
             file.write(json.dumps(attempt) + "\n")
 
     def round_finished(self, round: Any) -> None:

@@ -183,7 +183,8 @@ class Board:
         died = any(each.deaths for each in shown)
         table = plain_table("job", "", "rounds", *(["deaths"] if died else []), numbers=[2, 3])
         for each in shown:
-            rounds = "" if each.state == "waiting" else f"{each.done} of {each.job.rounds or '?'}"
+            known = each.job.rounds and each.state != "waiting"
+            rounds = f"{each.done} of {each.job.rounds}" if known else ""
             table.add_row(each.job.title, each.state, rounds, *([str(each.deaths or "")] if died else []))
         return Group(self._summary(states), table)
 

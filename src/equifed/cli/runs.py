@@ -263,7 +263,7 @@ def share_out(
                 todo[number] -= 1
                 while following < len(configs) and not todo[following]:
                     parts = [folders[following][key] for key in sorted(folders[following])]
-                    found = errors.get(following) or merged([part.result() for part in parts])
+                    found = errors.get(following) or merged([part.result() for part in parts], feds)
                     yield following, parts, found
                     following += 1
     except KeyboardInterrupt:
