@@ -1,7 +1,7 @@
 """How much faster two workers carry out a study than one.
 
-    python benchmarks/studies.py [--data adult] [--methods fedavg,kffl,q-ffl,fedprox] [--rounds 100] [--seeds 8]
-                                 [--seeds-per-job 4] [--workers 2] [--repeats 3]
+    python benchmarks/studies.py [--data adult] [--methods kffl,q-ffl,fedavg,fedprox] [--rounds 100] [--seeds 8]
+                                 [--seeds-per-job 4] [--workers 2] [--repeats 2]
 
 Every method with every block of seeds is a job. The same jobs are carried out one after another in this process, which
 is `--workers 1`, and then by workers of Ray on this machine, again and again in turns; their numbers must be the same.
@@ -12,8 +12,8 @@ is `--workers 1`, and then by workers of Ray on this machine, again and again in
     from CPU time   what the ratio would be on quiet cores, also where this machine is not quiet: CPU seconds of one
                     process over those of the busiest worker, its start included, plus those of the driver
 
-The data are loaded and the compiled loops are on disk before anything is measured. Two minutes of two quiet cores for
-each repeat.
+The data are loaded and the compiled loops are on disk before anything is measured. A repeat takes some two minutes of
+one quiet core and then one minute of two. Set OMP_NUM_THREADS=1, so that one process is one core.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def carried_out(configs: Sequence[Config], loaded: Mapping[Any, Sequence[Federat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="adult")
-    parser.add_argument("--methods", default="fedavg,kffl,q-ffl,fedprox")
+    parser.add_argument("--methods", default="kffl,q-ffl,fedavg,fedprox")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--seeds-per-job", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     asked = parser.parse_args()
     configs = [
         parse_config(
