@@ -11,11 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from equifed.cli.describe import describe_method
+from equifed.cli.progress import EVERY, MANY
 from equifed.config import DataSection, FlowerSection
 from equifed.flower.server import _line as line_of
 from equifed.methods import REGISTRY
 from equifed.notes import Note
+from equifed.options import options_of
+from equifed.settings import Cluster
 from equifed.simulator.engine import Rejection
+from equifed.studies.on_ray import DEATHS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "federation.md").read_text()
@@ -99,3 +103,14 @@ def test_rounds_are_told_as_the_page_says() -> None:
         seconds = float(re.findall(r"; (\d+) s$", line)[0])
         step = SimpleNamespace(round=number, logs=[log], rejections=rejections, seconds=seconds)
         assert line_of(SimpleNamespace(rounds=rounds), step) == line
+
+
+def test_the_page_on_studies_has_every_setting() -> None:
+    page = (ROOT / "docs" / "studies.md").read_text()
+    table = page[page.index("| `[cluster]` |") :].split("\n\n")[0]
+    keys = {key.replace("_", "-") for key in (option.key for option in options_of(Cluster))}
+    assert {key for line in table.splitlines()[2:] for key in re.findall(r"`([a-z-]+)`", cells(line)[0])} == keys
+    assert set(re.findall(r"^# ([a-z-]+) = ", COMMANDS.split("# [cluster]")[1].split("[flower]")[0], re.M)) == keys
+    assert f"{MANY} jobs, one every {EVERY:.0f} seconds" in page
+    assert DEATHS == 3
+    assert "Three deaths in a row" in page

@@ -125,6 +125,23 @@ def test_where_the_label_is_a_number_steps_are_smaller() -> None:
     assert steps == {"german": 10.0, "communities": 0.1}
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(TIERS, "quick", TINY)
+    words = ["benchmark", "--output", str(tmp_path), "--methods", "fedavg"]
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "rows_of", interrupted)
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 130
+    assert "Interrupted. Give the same command again" in done.stderr
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "1 of them were begun before, and go on." in done.stderr
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
 def test_a_method_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
     tier = Tier("quick", 3, 1, 1, 400, {"communities": ("iid",)})
     rows, failed = run.carry_out(run.Asked(tier, tier.datasets, ["fedval"], 1), tmp_path, Cluster())

@@ -865,3 +865,24 @@ def test_compare_refuses_one_method_under_two_names(place, invoke, tiny):
     outcome = invoke("compare", tiny, "--methods", "ditto,fedavg+ditto", *SMALL)
     assert outcome.exit_code == 2
     assert "--methods names one method twice, as ditto and as fedavg+ditto" in outcome.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_workers(invoke, tiny, monkeypatch, workers: str):
+    """One is as ever, without Ray; several without Ray say what is missing, before anything is computed."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    command = ("compare", tiny, "--methods", "fedavg,fedprox", "--rounds", "2", "--seeds", "2", "--json")
+    plain = json.loads(invoke(*command).stdout)
+    done = invoke(*command, "--workers", workers, "--seeds-per-job", "1", "--runs", "shared")
+    if workers == "2":
+        assert done.exit_code == 4
+        assert "pip install 'equifed[cluster]'" in done.stderr
+        assert not Store("shared").entries()
+        return
+    assert done.exit_code == 0, done.stderr
+    assert "fedprox on tiny, seed 1: done; 4 of 4 jobs have ended" in done.stderr
+    shared = json.loads(done.stdout)
+    assert [len(each["jobs"]) for each in shared["methods"]] == [2, 2]
+    for one, other in zip(plain["methods"], shared["methods"], strict=True):
+        for name, value in one["metrics"].items():  # intervals too, which depend on the rows that seeds share
+            assert other["metrics"][name] == pytest.approx(value, nan_ok=True, rel=1e-5), name

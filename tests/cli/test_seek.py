@@ -102,6 +102,7 @@ def test_from_a_file(invoke, tiny, place):
         (("--method", "fedavg", "--target", TARGET), "These have one: fedavg+fair, fedfair"),
         (("--method", "kffl", "--target", "accuracy >= 0.5"), "--target: fairness_weight of kffl does not aim at"),
         (("--method", "kffl", "--target", TARGET, "--steps", "0"), "--steps"),
+        (("--method", "kffl", "--target", TARGET, "--workers", "2"), "every step waits for the one before"),
         (("--method", "kffl", "--target", TARGET, "--validation", "0"), "validation rows"),
     ],
 )

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from store.silos import config as silo_config
+from store.silos import write_silos
 
-from equifed.config import parse_config
+from equifed.config import Config, load_federations, parse_config
+from equifed.errors import RunError
 from equifed.results.merge import merged
 from equifed.settings import Cluster
 from equifed.store import Store
-from equifed.studies import Study, blocks
+from equifed.studies import Job, State, Study, blocks, carry_out, data_key
+from equifed.studies.runs import train
 
 
 def _config(**cluster: int):
@@ -53,3 +61,96 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
     pytest.importorskip("ray")
     alone, shared = _carried_out(tmp_path / "alone", 1), _carried_out(tmp_path / "shared", 2)
     pd.testing.assert_frame_equal(alone, shared, check_exact=True)
+
+
+# -- without Ray -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Callable[..., Study]:
+    """study(seeds) has a job for each, on silo files."""
+    write_silos(tmp_path)
+
+    def make(seeds: int = 3, workers: int = 1) -> Study:
+        raw = silo_config(run={"rounds": 2, "seeds": seeds}) | {"cluster": {"seeds-per-job": 1}}
+        config = parse_config(raw, folder=tmp_path)
+        feds = load_federations(config)
+        return Study(blocks(config), Store(tmp_path / "runs"), Cluster(workers=workers), {data_key(config): feds})
+
+    return make
+
+
+def test_several_workers_need_ray(study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it fails
+    with pytest.raises(RunError, match=r"pip install 'equifed\[cluster\]'"):
+        next(study(workers=2).carry_out())
+    assert len(list(study().carry_out())) == 3  # one needs none
+
+
+def test_one_study_is_carried_out_once_at_a_time(study: Callable[..., Study]) -> None:
+    first = study().carry_out()
+    next(first)
+    with pytest.raises(RunError, match="Another process is carrying out the same study"):
+        next(study().carry_out())
+    assert len(list(study(seeds=2).carry_out())) == 2  # another study may
+    assert len(list(first)) == 2
+
+
+def test_only_what_failed_is_tried_again(study: Callable[..., Study], tmp_path: Path) -> None:
+    """And once all has succeeded the same study is a new one."""
+    calls: list[str] = []
+
+    def fails_once(federations: object, config: Config, root: Path, id: str) -> None:
+        calls.append(id)
+        if config.run.seed_list == [1] and len(calls) == 2:
+            raise RunError("no memory")
+        train(federations, config, root, id)
+
+    first = {each.position: each for each in study().carry_out(train=fails_once)}
+    assert [first[number].error for number in range(3)] == ["", "no memory", ""]
+    assert study().before == 2
+    changed = [path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").glob("*/checkpoint.safetensors"))]
+    second = {each.position: each for each in study().carry_out()}
+    assert not any(each.error for each in second.values())
+    assert [second[number].folder.path for number in (0, 2)] == [first[number].folder.path for number in (0, 2)]
+    now = {path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/checkpoint.safetensors")}
+    assert now > set(changed)  # those that were there are as they were
+    assert study().before == 0
+    third = [each.folder.path for each in study().carry_out()]
+    assert not set(third) & {each.folder.path for each in second.values()}
+
+
+def test_other_rows_are_another_study(study: Callable[..., Study], tmp_path: Path) -> None:
+    interrupted = study().carry_out()
+    next(interrupted)
+    interrupted.close()
+    assert study().before == 1
+    rows = pd.read_csv(tmp_path / "silo-0.csv")
+    rows["a"] += 1
+    rows.to_csv(tmp_path / "silo-0.csv", index=False)
+    assert study().before == 0
+
+
+def test_a_machine_that_does_not_see_the_runs(study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or has another folder of that name: the study's own record is what must be there."""
+    monkeypatch.setattr("equifed.studies.runs.write_atomic", lambda path, content: None)
+    errors = [each.error for each in study().carry_out()]
+    assert all("Name one with --runs that all nodes of the cluster share" in error for error in errors)
+    assert len(errors) == 3
+
+
+def test_how_far_jobs_are_is_looked_at_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equifed.studies.jobs.PAUSE", 0.01)
+    seen: list[tuple[str, int]] = []
+    reached = threading.Event()
+
+    def watch(states: Sequence[State]) -> None:
+        seen.append((states[0].state, states[0].done))
+        if states[0].done == 7:
+            reached.set()
+
+    job = Job("a", lambda data: reached.wait(60), (), rounds=10, done=lambda: 7)
+    assert [each.value for each in carry_out([job], lambda key: None, Cluster(), watch)] == [True]
+    assert seen[0] == ("running", 0)
+    assert ("running", 7) in seen
+    assert seen[-1] == ("done", 7)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ import pandas as pd
 
 from equifed.benchmark import records
 from equifed.benchmark.plan import Tier, Trial, trials
-from equifed.config import job_of, load_federations
+from equifed.config import Config, job_of, load_federations
 from equifed.errors import ConfigError
 from equifed.files import writable_folder
 from equifed.settings import Cluster
-from equifed.store import Store
-from equifed.studies import Study, data_key
+from equifed.store import RunFolder, Store
+from equifed.studies import Study, blocks, data_key
+from equifed.studies.jobs import Watch
 
 EVERY = 15.0
-"""Seconds between two writings of the records: what is lost at most when the process is killed."""
+"""Seconds between two writings of the records, each of which reads and writes all of them."""
 PAGE, RUNS = "benchmark.html", "runs"
 """In the benchmark's folder, beside the rows."""
 
@@ -37,6 +38,12 @@ class Asked:
     """The partitions of every data set."""
     methods: Sequence[str]
     seeds: int
+
+    @property
+    def name(self) -> str:
+        """The same for the same command."""
+        text = repr((self.tier, sorted(self.datasets.items()), list(self.methods), self.seeds))
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def missing(asked: Asked, path: Path) -> tuple[list[Trial], list[dict[str, Any]]]:
@@ -88,8 +95,10 @@ def carry_out(
     cluster: Cluster,
     keep_runs: bool = False,
     tell: Callable[[str], object] = lambda text: None,
+    watch: Watch = lambda states: None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """All rows that the folder has in the end, and what failed. What is there already is not run again."""
+    """All rows that the folder has in the end, and what failed. What is there already is not run again, and what a
+    process before this one had begun goes on."""
     writable_folder(folder, "Name another one with --output.")
     path = folder / records.ROWS
     todo, without = missing(asked, path)
@@ -97,44 +106,56 @@ def carry_out(
     if not todo:
         return rows, []
     tell(f"{len(todo)} computations to do: {len(asked.methods)} methods, {len(asked.datasets)} data sets.")
-    place = folder / RUNS if keep_runs else Path(tempfile.mkdtemp(prefix="runs-", dir=folder))
-    try:
-        return _carried_out(todo, path, Store(place), cluster, keep_runs, tell)
-    finally:
-        if not keep_runs:
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def _carried_out(
-    todo: Sequence[Trial], path: Path, store: Store, cluster: Cluster, keep_runs: bool, tell: Callable[[str], object]
-) -> tuple[pd.DataFrame, list[str]]:
-    began = written = time.monotonic()
-    new: list[dict[str, Any]] = []
+    jobs = [dataclasses.replace(trial, config=block) for trial in todo for block in _jobs(trial, cluster)]
+    place = folder / (RUNS if keep_runs else f"{RUNS}-{asked.name}")
+    study = Study([trial.config for trial in jobs], Store(place), cluster, name=asked.name)
+    if study.before:
+        tell(f"{study.before} of them were begun before, and go on.")
+    writing = _Writing(path, keep_runs)
     failed: list[str] = []
-    rows = records.read(path)
     try:
-        for count, ended in enumerate(Study([trial.config for trial in todo], store, cluster).carry_out(), 1):
-            trial = todo[ended.position]
-            title = f"{trial.method} on {trial.data}, {trial.partition}, {trial.step[0]} {trial.step[1]:g}"
+        for ended in study.carry_out(watch):
+            trial = jobs[ended.position]
             if ended.error:
+                title = f"{trial.method} on {trial.data}, {trial.partition}, {trial.step[0]} {trial.step[1]:g}"
                 failed.append(f"{title}: {ended.error}")
-                tell(f"{failed[-1]}")
+                tell(failed[-1])
             else:
-                new += records.rows_of(trial, ended.folder.result(), ended.folder.record("environment.json"))
-            if not keep_runs:
-                shutil.rmtree(ended.folder.path, ignore_errors=True)
-            if time.monotonic() - written > EVERY:
-                rows, new, written = records.add(path, records.table_of(new)), [], time.monotonic()
-                passed = time.monotonic() - began
-                left = passed / count * (len(todo) - count)
-                tell(f"{count} of {len(todo)} after {_minutes(passed)}, {_minutes(left)} to go: {title}")
+                writing.add(trial, ended.folder)
     finally:
-        rows = records.add(path, records.table_of(new))
+        rows = writing.written()
+    if not keep_runs and not failed:
+        shutil.rmtree(place, ignore_errors=True)
     return rows, failed
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def _jobs(trial: Trial, cluster: Cluster) -> list[Config]:
+    return blocks(dataclasses.replace(trial.config, cluster=cluster))
+
+
+class _Writing:
+    """Runs that have finished become rows, and are removed once their rows are in the file."""
+
+    def __init__(self, path: Path, keep_runs: bool) -> None:
+        self.path, self.keep_runs = path, keep_runs
+        self._rows: list[dict[str, Any]] = []
+        self._folders: list[RunFolder] = []
+        self._last = time.monotonic()
+
+    def add(self, trial: Trial, folder: RunFolder) -> None:
+        self._rows += records.rows_of(trial, folder.result(), folder.record("environment.json"))
+        self._folders.append(folder)
+        if time.monotonic() - self._last > EVERY:
+            self.written()
+
+    def written(self) -> pd.DataFrame:
+        """All rows of the file, these included."""
+        rows = records.add(self.path, records.table_of(self._rows))
+        if not self.keep_runs:
+            for folder in self._folders:
+                shutil.rmtree(folder.path, ignore_errors=True)
+        self._rows, self._folders, self._last = [], [], time.monotonic()
+        return rows
 
 
 def merge(paths: Iterable[Path], folder: Path) -> pd.DataFrame:

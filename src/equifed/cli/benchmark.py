@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import typer
+
 from equifed.benchmark.page import HEADLINE, publish, rankings, write_page
 from equifed.benchmark.plan import KINDS, asked, known_methods, tier_of
 from equifed.benchmark.ranks import by_dataset
@@ -14,6 +16,8 @@ from equifed.benchmark.run import PAGE, Asked, carry_out, merge
 from equifed.benchmark.scores import SCORES, scored
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import BenchmarkOptions, Sharing
+from equifed.cli.progress import Board
+from equifed.cli.runs import AGAIN
 from equifed.cli.tables import plain_table
 from equifed.errors import ConfigError, RunError, check_number
 from equifed.methods import make
@@ -38,7 +42,12 @@ def benchmark(options: BenchmarkOptions, sharing: Sharing) -> None:
     failed: list[str] = []
     if not options.only_page:
         wanted = Asked(tier, datasets, methods, seeds)
-        rows, failed = carry_out(wanted, options.folder, sharing.cluster(), options.keep_runs, say)
+        try:
+            with Board() as board:
+                rows, failed = carry_out(wanted, options.folder, sharing.cluster(), options.keep_runs, say, board)
+        except KeyboardInterrupt:
+            say(f"Interrupted. {AGAIN}")
+            raise typer.Exit(130) from None
     if not (rows["tier"] == tier.name).any():
         raise ConfigError(f"{options.folder / ROWS} has no rows of the tier {tier.name}. Leave out --only-page.")
     page = options.folder / PAGE

@@ -10,12 +10,13 @@ import sys
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from equifed.errors import EquifedError, EquifedWarning
@@ -48,8 +49,23 @@ def out(stderr: bool = False) -> Console:
     return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 
+_refreshed: list[Console] = []
+"""Whose last lines are written again and again: words have to go above them."""
+
+
 def err() -> Console:
-    return out(stderr=True)
+    return _refreshed[-1] if _refreshed else out(stderr=True)
+
+
+@contextlib.contextmanager
+def refreshing(display: Live) -> Iterator[None]:
+    """While it is shown, words to stderr go above it."""
+    _refreshed.append(display.console)
+    try:
+        with display:
+            yield
+    finally:
+        _refreshed.remove(display.console)
 
 
 def show(*parts: RenderableType) -> None:

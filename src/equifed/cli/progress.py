@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from equifed.cli.console import err, say
+from equifed.cli.console import err, refreshing, say
 from equifed.cli.tables import plain_table
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
@@ -24,6 +26,12 @@ LINES = 20
 """Plain lines per run."""
 PAUSE = 0.25
 """Seconds between two updates of the figures beside the bar."""
+ENDED = ("done", "failed")
+"""States of jobs that nobody works on any more."""
+MANY, EVERY = 100, 15.0
+"""A study of more jobs than these does not have a plain line for each, but one every so many seconds."""
+QUIET = 300.0
+"""Seconds after which there is a plain line though no job has ended."""
 
 
 class Watch(Callback):
@@ -122,20 +130,21 @@ class Watch(Callback):
 class Board:
     """Where all jobs of a study stand: one table on a terminal, elsewhere a line for each that ends or dies."""
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs, self.ended, self._began = jobs, 0, time.monotonic()
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
         self._before: Sequence[State] = ()
-        console = err()
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if (console := err()).is_terminal else None
+        )
+        self._shown = contextlib.ExitStack()
 
     def __enter__(self) -> Board:
         if self._live:
-            self._live.start()
+            self._shown.enter_context(refreshing(self._live))
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live:
-            self._live.stop()
+        self._shown.close()
 
     def __call__(self, states: Sequence[State]) -> None:
         if self._live:
@@ -143,27 +152,45 @@ class Board:
         for now, before in zip(states, self._before or [State(each.job, "waiting") for each in states], strict=True):
             if now.deaths > before.deaths and now.state == "running":
                 say(f"{now.job.title}: its process died; it goes on after round {now.done} in another.")
-            if not self._live and now.state in ("done", "failed") and before.state != now.state:
-                count = sum(each.state in ("done", "failed") for each in states)
-                say(
-                    f"{now.job.title}: {now.state}, {count} of {self.jobs} after {time.monotonic() - self._began:.0f} s"
-                )
+            if self._live is None and now.state in ENDED and before.state not in ENDED and self._is_due(states, now):
+                self._say(f"{now.job.title}: {now.state}; {self._summary(states)}")
+        if self._live is None and time.monotonic() - self._said > QUIET:
+            self._say(self._summary(states))
         self._before = list(states)
 
-    def _table(self, states: Sequence[State]) -> Table:
-        """Jobs that are worked on, and how many have ended and are left."""
+    def _is_due(self, states: Sequence[State], now: State) -> bool:
+        """Whether a job that has ended gets a line."""
+        few = len(states) <= MANY or time.monotonic() - self._said > EVERY
+        return few or now.state == "failed" or all(each.state in ENDED for each in states)
+
+    def _say(self, text: str) -> None:
+        say(text)
+        self._said = time.monotonic()
+
+    def _summary(self, states: Sequence[State]) -> str:
         count = Counter(each.state for each in states)
-        seconds = time.monotonic() - self._began
         ended = count["done"] + count["failed"]
+        seconds = time.monotonic() - self._began
         share = (ended + sum(_share(each) for each in states if each.state == "running")) / len(states)
-        left = f", about {seconds / share - seconds:.0f} s left" if share > 0 else ""
         failed = f", {count['failed']} failed" if count["failed"] else ""
-        title = f"{ended} of {len(states)} jobs have ended{failed}, {count['waiting']} wait, {seconds:.0f} s{left}"
-        table = plain_table("job", "rounds", "deaths", numbers=[1, 2], title=title)
-        for each in states:
-            if each.state == "running":
-                table.add_row(each.job.title, f"{each.done} of {each.job.rounds or '?'}", str(each.deaths or ""))
-        return table
+        left = f", about {_duration(seconds / share - seconds)} to go" if 0 < share < 1 else ""
+        return f"{ended} of {len(states)} jobs have ended{failed} after {_duration(seconds)}{left}"
+
+    def _table(self, states: Sequence[State]) -> Group:
+        """All jobs, or where the terminal is too low for them those that are worked on; above them how many ended."""
+        fits = len(states) + 4 <= err().height
+        shown = [each for each in states if fits or each.state == "running"]
+        died = any(each.deaths for each in shown)
+        table = plain_table("job", "", "rounds", *(["deaths"] if died else []), numbers=[2, 3])
+        for each in shown:
+            known = each.job.rounds and each.state != "waiting"
+            rounds = f"{each.done} of {each.job.rounds}" if known else ""
+            table.add_row(each.job.title, each.state, rounds, *([str(each.deaths or "")] if died else []))
+        return Group(self._summary(states), table)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _share(state: State) -> float:

@@ -62,6 +62,7 @@ PERSONAL_TESTS = 20_000_000
 
 NO_GOAL = Goal()
 AGAIN = "Give the same command again: it goes on from here."
+RETRY = "The same command tries again what failed, and nothing else."
 
 
 def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False, again: str = "") -> Result:
@@ -112,7 +113,7 @@ def new_run(
     else:
         ((_, folders, done),) = share_out(store, config.cluster, [config], feds)
         if isinstance(done, str):
-            raise RunError(done)
+            raise RunError(f"{done} {RETRY}")
         result = done
     if report is not None:
         write_report([documented(folders[0], result)], report, margin=margin)
@@ -214,7 +215,8 @@ def compare(
     write_page(compared, page)
     say(f"Report: {near(page)}")
     if broken:
-        raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.")
+        again = f" {RETRY}" if cluster is not None else ""
+        raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.{again}")
     fail(failed)
 
 
@@ -248,13 +250,12 @@ def share_out(
             f"Note: {len(pieces)} jobs for {cluster.workers} workers. Smaller blocks (--seeds-per-job, "
             "--settings-per-job) make more of them."
         )
+    if study.before:
+        say(f"{study.before} of {len(pieces)} jobs were begun before, and go on.")
     following = 0
     try:
-        with Board(len(pieces)) as board:
+        with Board() as board:
             for position, folder, error in study.carry_out(board):
-                if study.before and not board.ended:
-                    say(f"{study.before} of {len(pieces)} jobs were begun before, and go on.")
-                board.ended += 1
                 number = pieces[position][0]
                 folders[number][position] = folder
                 if error:
@@ -262,7 +263,7 @@ def share_out(
                 todo[number] -= 1
                 while following < len(configs) and not todo[following]:
                     parts = [folders[following][key] for key in sorted(folders[following])]
-                    found = errors.get(following) or merged([part.result() for part in parts])
+                    found = errors.get(following) or merged([part.result() for part in parts], feds)
                     yield following, parts, found
                     following += 1
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from equifed.cli.report import check_page, documented
 from equifed.cli.runs import AGAIN, fail, say_held_back, train
 from equifed.cli.tables import frame_table
 from equifed.config import Config, RunSection, job_of, load_federations
+from equifed.errors import ConfigError
 from equifed.metrics.catalogue import describe
 from equifed.results import Result
 from equifed.results.candidates import having
@@ -32,6 +33,11 @@ def seek(
 ) -> None:
     """Turn the knob of the configuration's method until its targets are met, and say what that gives."""
     assert config.seek is not None
+    if config.cluster is not None:
+        raise ConfigError(
+            "Searching for a target is not shared out: every step waits for the one before. Leave out --workers and "
+            "the rest of [cluster], or name the values with --over, which workers can share."
+        )
     store = Store(output.runs)
     store.prepare()
     if report is not None:

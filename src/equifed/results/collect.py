@@ -64,6 +64,7 @@ class Collector:
         logs = [log for log in self.logs if log.run < wanted]
         cuts = cuts_frame(job, logs)
         rejections = [rejection for rejection in self.rejections if rejection[1].run < wanted]
+        given = list({run.seed: run.given for run in job.runs}.values())
         info = {
             "method": job.method.name,
             "hyper_parameters": job.method.hyper,
@@ -79,7 +80,7 @@ class Collector:
             "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
             "rows": {"train": int(fed.train.sizes.sum()), "validation": len(fed.validation), "test": len(fed.test)},
             "unknown_groups": fed.unknown_groups,
-            "shared_rows": {split: shared_rows(job, split) for split in SPLITS},
+            "shared_rows": {split: shared_rows(given, split) for split in SPLITS},
             "model": str(job.task.module),
             "metrics": [metric.facts for metric in job.outside_metrics],
         }

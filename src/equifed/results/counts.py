@@ -114,10 +114,9 @@ def _positions(fed: Federation, split: str) -> np.ndarray:
     return fed.client_test.index if split == "test" and not len(common) and fed.client_test is not None else common
 
 
-def shared_rows(job: Job, split: str) -> float:
+def shared_rows(feds: Sequence[Federation], split: str) -> float:
     """Which share of a seed's rows another seed has too, the mean over all pairs of seeds: 1 where one federation
     serves all, about a fifth where each seed draws a fifth of the same data. A single seed has 1."""
-    feds = list({run.seed: run.given for run in job.runs}.values())
     if all(fed is feds[0] for fed in feds):
         return 1.0
     one_table = all(np.may_share_memory(fed.rows.x, feds[0].rows.x) for fed in feds)

@@ -8,14 +8,21 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from equifed.notes import Note
+from equifed.results.counts import SPLITS, shared_rows
 from equifed.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from equifed.federation import Federation
 
-def merged(results: Sequence[Result]) -> Result:
-    """The result of all seeds and settings, from those of blocks of them: apart from these they must be the same."""
+
+def merged(results: Sequence[Result], federations: Sequence[Federation] = ()) -> Result:
+    """The result of all seeds and settings, from those of blocks of them: apart from these they must be the same.
+
+    federations: of all seeds, where they are there. Which rows seeds have in common cannot be known from the results; a
+    block of one seed counts as if all seeds had the same, so that intervals are rather too wide than too narrow.
+    """
     first = results[0]
     if len(results) == 1:
         return first
@@ -26,11 +33,14 @@ def merged(results: Sequence[Result]) -> Result:
         if each.type == "pd.DataFrame" and each.name != "messages"
     }
     seconds = [result.timings["seconds"] for result in results]
+    own = [fed for fed in federations if fed.seed in seeds]
+    shared = {"shared_rows": {split: shared_rows(own, split) for split in SPLITS}} if own else {}
     return replace(
         first,
         **frames,
         parameters={key: value for result in results for key, value in result.parameters.items()},
         settings=replace(first.settings, seeds=list(seeds)),
+        info={**first.info, **shared},
         timings={
             "seconds": sum(seconds),
             "seconds_per_round": sum(result.timings["seconds_per_round"] for result in results),

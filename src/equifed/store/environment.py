@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def environment(job: Job) -> dict[str, Any]:
-    """Versions, platform, device, threads, and the commit of equifed where it runs from a checkout."""
+    """What the job runs with: versions, device, threads."""
+    return {**versions(), "device": str(job.device), "threads": job.threads}
+
+
+def versions() -> dict[str, Any]:
+    """Versions, platform, and the commit of equifed where it runs from a checkout."""
     return {
         "equifed": equifed.__version__,
         "commit": commit(),
@@ -31,8 +36,6 @@ def environment(job: Job) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": str(job.device),
-        "threads": job.threads,
     }
 
 

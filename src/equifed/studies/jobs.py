@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,6 +15,8 @@ from equifed.settings import Cluster
 
 Load = Callable[[Any], Any]
 """What jobs with this key work on."""
+PAUSE = 0.5
+"""Seconds between two looks at where the jobs stand."""
 
 
 class Job(NamedTuple):
@@ -72,13 +76,33 @@ def in_turn(jobs: Sequence[Job], load: Load, watch: Watch = lambda states: None)
     data = Shared(jobs, load)
     states = [State(job, "waiting") for job in jobs]
     for position, job in enumerate(jobs):
-        states[position] = State(job, "running")
-        watch(states)
-        value, error = attempt(job.work, data.of(job), *job.arguments)
+        with _watched(states, position, watch):
+            value, error = attempt(job.work, data.of(job), *job.arguments)
         data.finished(job)
         states[position] = State(job, "failed" if error else "done", job.done())
         watch(states)
         yield Outcome(position, value, error)
+
+
+@contextlib.contextmanager
+def _watched(states: list[State], position: int, watch: Watch) -> Iterator[None]:
+    """While a job is worked on in this thread, another looks how far it is."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(PAUSE):
+            states[position] = states[position]._replace(done=states[position].job.done())
+            watch(states)
+
+    states[position] = State(states[position].job, "running")
+    watch(states)
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()
 
 
 def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:

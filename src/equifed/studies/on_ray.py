@@ -11,18 +11,19 @@ import contextlib
 import logging
 import math
 import os
+import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from equifed.errors import RunError
 from equifed.settings import Cluster
-from equifed.studies.jobs import Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
+from equifed.studies.jobs import PAUSE, Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
 
 DEATHS = 3
 """How often a job's process may die without completing another round before the job is given up."""
-PAUSE = 0.5
-"""Seconds between two looks at where the jobs stand."""
+REACHABLE = 10.0
+"""Seconds within which a cluster must take a connection."""
 LOCAL = "local"
 
 
@@ -43,7 +44,7 @@ def _perform(data: Any, work: Any, arguments: tuple[Any, ...]) -> tuple[Any, str
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster) -> Iterator[Any]:
+def connected(cluster: Cluster) -> Iterator[Any]:
     """Ray, as this process is connected to it already, or else for as long as the jobs take."""
     # Ray asks not to be told of GPUs that it would hide from jobs that declare no need of them
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -52,20 +53,32 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
         yield ray
         return
     address = cluster.address or os.environ.get("RAY_ADDRESS")
+    where = f"the Ray cluster at {address!r}" if address else "Ray on this machine"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     try:
         if address and address != LOCAL:
+            _check_reachable(address)
             del options["include_dashboard"]
             ray.init(address=address, **options)
         else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray would report its use to its makers
             ray.init(address=LOCAL, num_cpus=math.ceil(cluster.workers * cluster.cpus_per_job), **options)
     except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
-        where = f"the Ray cluster at {address!r}" if address else "Ray on this machine"
         raise RunError(f"There is no connection to {where}: {str(error).splitlines()[0]}") from error
+    # Ray prints deaths of processes on stdout, where data go; who watches the jobs is told of them anyway
+    printing, ray._private.worker._worker_logs_enabled = ray._private.worker._worker_logs_enabled, False
     try:
         yield ray
     finally:
         ray.shutdown()
+        ray._private.worker._worker_logs_enabled = printing
+
+
+def _check_reachable(address: str) -> None:
+    """Fail at once where nobody answers: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), REACHABLE).close()
 
 
 def _check_needs(ray: Any, cluster: Cluster) -> None:
@@ -82,7 +95,7 @@ def _check_needs(ray: Any, cluster: Cluster) -> None:
 
 def share_out(jobs: Sequence[Job], load: Load, cluster: Cluster, watch: Watch) -> Iterator[Outcome]:
     """At most `workers` jobs at a time, begun in their order; each as it ends."""
-    with _connected(cluster) as ray:
+    with connected(cluster) as ray:
         _check_needs(ray, cluster)
         yield from _Sharing(ray, jobs, load, cluster, watch).outcomes()
 
@@ -99,6 +112,8 @@ class _Sharing:
         """Ray's promises of an outcome, with the positions of their jobs."""
         self.begun_at = [0] * len(jobs)
         """Rounds that each job had completed when it was given out last."""
+        self.in_vain = [0] * len(jobs)
+        """Processes in a row that died before they completed another round of it."""
 
     def outcomes(self) -> Iterator[Outcome]:
         todo = iter(range(len(self.jobs)))
@@ -126,17 +141,19 @@ class _Sharing:
     def _ended(self, promised: Any) -> Outcome | None:
         """The job's outcome; None where its process has died and it was given out again."""
         position = self.running.pop(promised)
-        job, deaths = self.jobs[position], self.states[position].deaths
+        job = self.jobs[position]
         try:
             value, error = self.ray.get(promised)
+        except self.ray.exceptions.RayTaskError as wrong:  # such as equifed, or a method, not installed on a node
+            value, error = None, f"a worker could not begin with it: {_last_line(wrong)}"
         except self.ray.exceptions.RayError as death:
             got_further = job.done() > self.begun_at[position]
-            deaths = 1 if got_further else deaths + 1
-            self._set(position, deaths=deaths)
-            if deaths < DEATHS:
+            self.in_vain[position] = 1 if got_further else self.in_vain[position] + 1
+            self._set(position, deaths=self.states[position].deaths + 1)
+            if self.in_vain[position] < DEATHS:
                 self._give_out(position)
                 return None
-            value, error = None, f"its process died {deaths} times at the same place: {str(death).splitlines()[0]}"
+            value, error = None, f"its process died {DEATHS} times at the same place: {str(death).splitlines()[0]}"
         self.data.finished(job)
         self._set(position, state="failed" if error else "done", done=job.done())
         return Outcome(position, value, error)
@@ -148,3 +165,8 @@ class _Sharing:
 
     def _set(self, position: int, **changes: Any) -> None:
         self.states[position] = self.states[position]._replace(**changes)
+
+
+def _last_line(error: Exception) -> str:
+    """What a traceback ends with."""
+    return str(error).strip().splitlines()[-1]

@@ -1,7 +1,7 @@
 """Jobs that are configurations: each a run folder, which another process can go on with.
 
-A study whose process is killed leaves `study-<hash>.json` in the folder of the runs: which of its jobs has which
-folder. The same command finds it, and goes on. Once all jobs have ended it is removed.
+A study that is killed, or some of whose jobs fail, leaves `study-<hash>.json` in the folder of the runs: which of its
+jobs has which folder. The same command finds it, and goes on. Once all jobs have succeeded it is removed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,11 @@ from equifed.federation import Federation
 from equifed.files import to_json, write_atomic
 from equifed.settings import Cluster
 from equifed.store import Recording, RunFolder, Store
-from equifed.store.locks import is_held
+from equifed.store.environment import fingerprint, versions
+from equifed.store.locks import is_held, lock_at, take
 from equifed.studies.jobs import Job, Load, Watch, carry_out
 
-GONE = 60.0
+GONE = 120.0
 """Seconds within which a process that was killed lets go of its run."""
 
 
@@ -66,11 +68,11 @@ def _cut(over: Mapping[str, Sequence[float]], most: int | None) -> list[Mapping[
 def opened(store: Store, config: Config, id: str, federations: Sequence[Federation]) -> Recording | None:
     """The run with this id, new or from its last checkpoint on; None where it has finished."""
     folder = RunFolder(store.root / id)
-    if not RunFolder.is_one(folder.path):
-        return store.start(config, build(config, federations), id)
     until = time.monotonic() + GONE
     while is_held(folder.lock) and time.monotonic() < until:  # by a process that is about to die
         time.sleep(0.2)
+    if not RunFolder.is_one(folder.path):
+        return store.start(config, build(config, federations), id)
     if folder.is_finished():
         return None
     return store.resume(str(folder.path), make=lambda config: build(config, federations))
@@ -78,11 +80,6 @@ def opened(store: Store, config: Config, id: str, federations: Sequence[Federati
 
 def train(federations: Sequence[Federation], config: Config, root: Path, id: str) -> None:
     """The work of a job: all rounds of a run, or those that are left."""
-    if not root.is_dir():
-        raise RunError(
-            f"The folder of the runs, {root}, is not there on a machine that is to work on them. Name one with --runs "
-            "that all nodes of the cluster share."
-        )
     own = [fed for fed in federations if fed.seed in config.run.seed_list]
     recording = opened(Store(root), config, id, own)
     if recording is not None:
@@ -90,6 +87,16 @@ def train(federations: Sequence[Federation], config: Config, root: Path, id: str
             for _ in recording.rounds():
                 pass
             recording.finish()
+
+
+def _shared(data: Any, record: Path, work: Callable[..., Any], *arguments: Any) -> Any:
+    """The work, refused on a machine that does not see the folder of the runs, or has another one of this name."""
+    if not record.is_file():
+        raise RunError(
+            f"The folder of the runs, {record.parent}, is not there on a machine that is to work on them. Name one "
+            "with --runs that all nodes of the cluster share."
+        )
+    return work(data, *arguments)
 
 
 def rounds_done(folder: RunFolder) -> int:
@@ -115,26 +122,55 @@ class Study:
     """Configurations, each a job with a run folder, in a store whose folder all workers see."""
 
     def __init__(
-        self, configs: Sequence[Config], store: Store, cluster: Cluster, loaded: Mapping[Any, Any] = {}
+        self,
+        configs: Sequence[Config],
+        store: Store,
+        cluster: Cluster,
+        loaded: Mapping[Any, Sequence[Federation]] = {},
+        name: str = "",
     ) -> None:
+        """loaded: federations that are there already, by `data_key`. name: what tells this study from others where
+        another attempt at it may have fewer configurations, because the results of some are kept elsewhere."""
         self.configs, self.cluster = configs, cluster
         self.store = Store(store.root.resolve())
         """By its full name: workers have working folders of their own."""
         self._loaded = loaded
-        text = json.dumps([config.fingerprint(self.store.root) for config in configs])
-        self._record = self.store.root / f"study-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
-        self.before = 0
+        self._fingerprints = [config.fingerprint(self.store.root) for config in configs]
+        # another version, or other rows, make another study: what was computed before must not become a part of it
+        identity = [name or self._fingerprints, versions(), [fingerprint(feds) for feds in loaded.values()]]
+        digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=8)
+        self._record = self.store.root / f"study-{digest.hexdigest()}.json"
+        self._known = self._recorded()
+        self.before = sum(RunFolder.is_one(self.store.root / id) for ids in self._known.values() for id in ids)
         """Jobs that a process before this one had begun."""
 
     def carry_out(self, watch: Watch = lambda states: None, train: Callable[..., Any] = train) -> Iterator[Finished]:
         """Each run as it ends. train: the work of a job, where that is more than training."""
-        ids = self._ids()
-        folders = [RunFolder(self.store.root / id) for id in ids]
+        self.store.prepare()
+        path = self._record.with_suffix(".lock")
+        lock = lock_at(path)
+        if not take(lock):
+            raise RunError(
+                "Another process is carrying out the same study. Wait for it, or name another folder with --runs."
+            )
+        failed = False
+        try:
+            for ended in self._ended(watch, train):
+                failed |= bool(ended.error)
+                yield ended
+            if not failed:
+                self._record.unlink(missing_ok=True)
+        finally:
+            path.unlink(missing_ok=True)
+            lock.release()
+
+    def _ended(self, watch: Watch, train: Callable[..., Any]) -> Iterator[Finished]:
+        folders = [RunFolder(self.store.root / id) for id in self._ids()]
         jobs = [
             Job(
                 _title(config),
-                train,
-                (config, self.store.root, folder.id),
+                _shared,
+                (self._record, train, config, self.store.root, folder.id),
                 data_key(config),
                 config.run.rounds,
                 partial(rounds_done, folder),
@@ -143,23 +179,29 @@ class Study:
         ]
         for outcome in carry_out(jobs, self._load, self.cluster, watch):
             yield Finished(outcome.position, folders[outcome.position], outcome.error)
-        self._record.unlink(missing_ok=True)
+
+    def _recorded(self) -> dict[str, list[str]]:
+        """The folders' names that a process before this one has left, by their configurations' fingerprints."""
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            recorded = json.loads(self._record.read_text(encoding="utf-8"))["runs"]
+            return {each: [str(id) for id in ids] for each, ids in recorded.items()}
+        return {}
 
     def _ids(self) -> list[str]:
         """The folders' names: those that a process before this one has left, or new ones."""
-        self.store.prepare()
-        if self._record.is_file():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                ids = [str(id) for id in json.loads(self._record.read_text(encoding="utf-8"))["runs"]]
-                if len(ids) == len(self.configs):
-                    self.before = sum(RunFolder.is_one(self.store.root / id) for id in ids)
-                    return ids
-        ids = []
-        for config in self.configs:  # ids have four random digits, and a study may have thousands of jobs
-            while (id := self.store.new_id(config)) in ids:
-                pass
+        left = {each: list(ids) for each, ids in self._known.items()}
+        taken = {id for ids in left.values() for id in ids}
+        ids, recorded = [], defaultdict(list)
+        for config, each in zip(self.configs, self._fingerprints, strict=True):
+            if left.get(each):
+                id = left[each].pop(0)
+            else:
+                while (id := self.store.new_id(config)) in taken:  # four random digits, and perhaps thousands of jobs
+                    pass
+                taken.add(id)
             ids.append(id)
-        write_atomic(self._record, to_json({"runs": ids}))
+            recorded[each].append(id)
+        write_atomic(self._record, to_json({"runs": recorded}))
         return ids
 
     @property

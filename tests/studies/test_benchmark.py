@@ -1,0 +1,56 @@
+"""The benchmark shared out: its rows are those of one process, also after the driver was killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from equifed.benchmark import records
+from equifed.benchmark.run import ROWS
+from studies.conftest import WAIT, until
+from studies.followed import PLACE, SLOWLY, attempts
+
+pytest.importorskip("ray")
+
+COMMAND = (
+    *("benchmark", "--tier", "quick", "--datasets", "german", "--partitions", "dirichlet"),
+    *("--methods", "fedavg,fedprox,fedavg+fair", "--output"),
+)
+
+
+def rows(folder: Path) -> pd.DataFrame:
+    found = records.read(folder / ROWS)
+    assert (found["seconds"] > 0).all()
+    return found.drop(columns=["seconds"])
+
+
+@pytest.mark.full
+def test_the_driver_of_a_benchmark_is_killed_and_resumed(place: Path, spawn: Any, monkeypatch: Any) -> None:
+    process = spawn(*COMMAND, "alone")
+    _, err = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, err
+    whole = rows(place / "alone")
+    assert len(whole) > 10
+
+    monkeypatch.setenv("EQUIFED_TRACK", SLOWLY)
+    monkeypatch.setenv(PLACE, str(place))
+    process = spawn(*COMMAND, "shared", "--workers", "2")
+    until(lambda: len(attempts(place)) > 3, process)  # so one or two are finished, and two are not
+    process.send_signal(signal.SIGKILL)
+    process.wait(WAIT)
+    before = attempts(place)
+    process = spawn(*COMMAND, "shared", "--workers", "2")
+    _, err = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, err
+    assert "were begun before, and go on." in err
+    pd.testing.assert_frame_equal(rows(place / "shared"), whole, check_exact=True)
+    assert not list((place / "shared").glob("runs-*"))
+    again = [attempt.run for attempt in attempts(place)[len(before) :]]
+    assert len(again) == len(set(again))
+    begun = {attempt.run for attempt in before}
+    assert begun - set(again)  # what was finished is not run again, though its rows were not written yet
+    assert begun & set(again)  # and what was not finished goes on in its own folder
