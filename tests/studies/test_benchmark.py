@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from equifed.benchmark import records
-from equifed.benchmark.run import ROWS
+from equifed.benchmark.records import ROWS
 from studies.conftest import WAIT, until
 from studies.followed import PLACE, SLOWLY, attempts
 
