@@ -1,12 +1,14 @@
 """The papers' experiments, with their published figures beside ours; carried out by `equifed reproduce`.
 
 Cheap to import, since the command line's help lists what is here. An experiment paper/name is an entry of EXPERIMENTS
-and a generator of that name in the paper's `show` module; its methods, data and measurements are in `settings`.
+and a generator of that name in the paper's `show` module; its methods, data and measurements are in `settings`, and why
+some numbers are not the published ones is in `reasons`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 
@@ -57,6 +59,33 @@ class Request:
 
 
 QUICK_SEEDS, QUICK_ROUNDS = 2, 2
+
+
+class Numbers(NamedTuple):
+    """Published numbers, by patterns as in file names; * is any."""
+
+    experiment: str = "*"
+    """Without the paper: "table1"."""
+    dataset: str = "*"
+    place: str = "*"
+    """What else there is to say where they stand, as `Cell.place` gives it: "sigma 0.5"."""
+    method: str = "*"
+    metric: str = "*"
+
+    def have(self, *number: str) -> bool:
+        """Whether a number, by its experiment, data set, place, method and metric, is one of them."""
+        return all(fnmatchcase(name, pattern) for name, pattern in zip(number, self, strict=True))
+
+
+class Reason(NamedTuple):
+    """Why some of our numbers are not the published ones. A paper's are in its module `reasons`, the first that fits a
+    number is its own."""
+
+    key: str
+    """One word."""
+    text: str
+    """In a sentence or two."""
+    of: tuple[Numbers, ...]
 
 
 class About(NamedTuple):

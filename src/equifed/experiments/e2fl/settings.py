@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from equifed import partition, tree
-from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, published
+from equifed.experiments.base import NAN, Arm, Cell, Watch, arms_named, carry_out, published
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalOnly
 from equifed.methods.e2fl import rank_clusters, ranking_and_rows
@@ -117,6 +117,14 @@ class Row:
     group_accuracy: float
     """Share of clients that are with their own group, after matching inferred groups to true ones; nan where known."""
     seconds_per_round: float
+    values: dict[str, list[float]]
+    """Of every seed."""
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Beside the published numbers, which have no deviations."""
+        theirs = {name: (value, NAN) for name, value in self.published.items()}
+        return Cell.row(self.values, theirs, their_runs=SEEDS, dataset="fair-mnist-rotate", method=self.method)
 
 
 def arms(size: Size) -> list[TableArm]:
@@ -158,7 +166,8 @@ def rows(arm: TableArm, sim: Simulation, step: Step, result: Result) -> list[Row
 def row(label: str, final: Any, result: Result, group_accuracy: float) -> Row:
     theirs = published_figures(1)
     scale = {name: 1e4 if name.endswith("variance") else 100.0 for name in SUMMARIES}
-    values = {name: moments(final[name].to_numpy() * scale[name]) for name in SUMMARIES}
+    scaled = {name: (final[name].to_numpy() * scale[name]).tolist() for name in SUMMARIES}
+    values = {name: moments(sample) for name, sample in scaled.items()}
     per_round = result.messages[result.messages["stage"] == "round"]
     return Row(
         label,
@@ -170,6 +179,7 @@ def row(label: str, final: Any, result: Result, group_accuracy: float) -> Row:
         per_round["bytes_down"].sum() / 2**20,
         group_accuracy,
         float(result.timings["seconds_per_round"]),
+        scaled,
     )
 
 

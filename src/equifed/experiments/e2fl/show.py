@@ -11,7 +11,7 @@ import pandas as pd
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.experiments import Request
-from equifed.experiments.base import NAN, Experiment, Part, Table, Watch, carry_out, plus_minus, requested
+from equifed.experiments.base import NAN, Cell, Experiment, Part, Table, Watch, carry_out, plus_minus, requested
 from equifed.experiments.e2fl import settings as e2fl
 from equifed.experiments.e2fl.settings import Row
 from equifed.methods import E2FL
@@ -46,7 +46,9 @@ def table1(request: Request, watch: Watch) -> Iterator[Part]:
         result = sim.result()
         new = e2fl.rows(arm, sim, step, result)
         rows += new
-        yield Part(new, [_line(row) for row in new], results=[result], page=("fair-mnist-rotate", name))
+        cells = [cell for row in new for cell in row.cells] if name == "full" else []
+        lines = [_line(row) for row in new]
+        yield Part(new, lines, cells=cells, results=[result], page=("fair-mnist-rotate", name))
     published = name == "full"
     title = f"FairMNISTRotate ({name}), {{}}: ours" + (" (published)" if published else "")
     tables = [
@@ -98,15 +100,19 @@ def table5(request: Request, watch: Watch) -> Iterator[Part]:
     theirs = e2fl.published_figures(5) if name == "full" else {}
     clusterings = [e2fl.clustered(fed, size, watch) for fed in e2fl.federations(size, range(seeds))]
     rows, lines = [], []
+    cells: list[Cell] = []
     for layer, (edges, _) in clusterings[0].items():
-        mean, deviation, _ = moments([clustering[layer][1] for clustering in clusterings])
+        accuracies = {"accuracy": [clustering[layer][1] for clustering in clusterings]}
+        published = {"accuracy": (theirs.get((layer, "accuracy"), NAN), NAN)}
+        cells += Cell.row(accuracies, published, their_runs=e2fl.SEEDS, dataset="fair-mnist-rotate", method=layer)
+        mean, deviation, _ = moments(accuracies["accuracy"])
         known = theirs.get((layer, "accuracy"), NAN)
         rows.append({"layer": layer, "edges": edges, "mean": mean, "deviation": deviation, "published": known})
         lines.append([layer, str(edges), plus_minus(mean, deviation), "" if np.isnan(known) else f"{known:.2f}"])
     title = f"FairMNISTRotate ({name}): clusters of the clients' first rankings"
     table = Table(title, ("layer", "edges", "right group (%)", "published"), lines)
     note = f"Mean±std over {seeds} seeds; clusters are named after groups so that most clients are right."
-    yield Part(rows, shown=[table, note])
+    yield Part(rows, cells=cells, shown=[table, note])
 
 
 def figure4(request: Request, watch: Watch) -> Iterator[Part]:
@@ -136,8 +142,10 @@ def figure4(request: Request, watch: Watch) -> Iterator[Part]:
     yield Part(points, shown=[table, note])
 
 
+_SMALL, _FULL = [Request(datasets=["small"])], [Request(datasets=["full"])]
+
 EXPERIMENTS = {
-    "table1": Experiment(table1, "rows"),
-    "table5": Experiment(table5, "rows"),
-    "figure4": Experiment(figure4),
+    "table1": Experiment(table1, "rows", jobs=_SMALL, gpu_jobs=_FULL),
+    "table5": Experiment(table5, "rows", jobs=_SMALL, gpu_jobs=_FULL),
+    "figure4": Experiment(figure4, jobs=_SMALL, gpu_jobs=_FULL),
 }
