@@ -150,10 +150,10 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
         raise ConfigError("A quick run is a look and goes into no record: leave out --record or --quick.")
     if only_page and record is None:
         raise ConfigError("--only-page is for the page of a record: name it with --record.")
-    wanted = pieces(names(given), request)
+    wanted = [] if only_page else pieces(names(given), request)
     rows: list[Row] = [] if record is None else read(record)
-    todo = [] if only_page else missing(wanted, rows)
-    if len(todo) < len(wanted) and not only_page:
+    todo = missing(wanted, rows)
+    if len(todo) < len(wanted):
         say(f"{len(wanted) - len(todo)} of {len(wanted)} parts were recorded before at this commit.")
     new: list[Row] = []
     failed: list[str] = []
@@ -166,10 +166,10 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
                 say(f"{title}: {'not carried out' if ended.rows else 'failed'}: {ended.text}")
             new += ended.rows
             if record is not None:
-                rows = explained(replaced(rows, ended.rows))
-                write(record, rows)
+                # read anew: another process may have added parts meanwhile
+                write(record, explained(replaced(read(record), ended.rows)))
     if record is not None:
-        rows = explained(rows)
+        rows = explained(read(record))
         write(record, rows)
         write_atomic(path := record.with_suffix(".md"), page(rows).encode("utf-8"))
         say(f"Record: {near(record)}; page: {near(path)}")
