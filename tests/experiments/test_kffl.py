@@ -55,7 +55,7 @@ def test_a_setting_is_chosen_on_validation_rows(needs: Callable[[str], None]) ->
     needs("german")
     feds = kffl.federations("german", "non-iid", range(2))
     arm = Arm("KFFL", ef.methods.KFFL(), {"fairness_weight": [0.0, 5.0, 40.0]})
-    ((_, result),) = kffl.sweeps(feds, [arm], 3, silent)
+    ((_, result),) = kffl.sweeps(feds, [arm], ef.models.Logistic(), 3, silent)
     seen = result.final("validation").groupby("fairness_weight")[["accuracy", kffl.MEASURES["SPD"]]].mean()
     for floor in (0.0, float(seen["accuracy"].median()), 2.0):
         allowed = seen[seen["accuracy"] >= floor]
