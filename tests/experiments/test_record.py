@@ -199,6 +199,8 @@ def test_parts_are_chosen_by_data_set_and_level() -> None:
 def test_the_parts_of_all_experiments_have_names_of_their_own() -> None:
     everything = pieces(names("all"), Request())
     assert len({(piece.experiment, piece.part) for piece in everything}) == len(everything)
+    without = {name for name, about in EXPERIMENTS.items() if about.among}
+    assert {piece.experiment for piece in everything} == set(EXPERIMENTS) - without
 
 
 def _stand_in(monkeypatch: pytest.MonkeyPatch, parts: Callable[..., Iterator[Part]]) -> None:

@@ -94,6 +94,8 @@ class About(NamedTuple):
 
     shows: str
     options: tuple[str, ...]
+    among: str = ""
+    """The experiment that has all its numbers."""
 
 
 _AMOUNT = ("seeds", "rounds")
@@ -124,7 +126,9 @@ EXPERIMENTS = {
     "fedfair/figure4": About("FedFair and LCO when clients drop out", ("datasets", *_AMOUNT)),
     "kffl/table2": About("exchanges per round of KFFL, KFFL-TD, FairFed and FedAvg, from recorded messages", ()),
     "kffl/table3": About("their bytes per client and round, in those of FedAvg", ()),
-    "kffl/table6": About("accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German", _TABLE),
+    "kffl/table6": About(
+        "accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German", _TABLE, among="kffl/table7"
+    ),
     "kffl/table7": About("the same with Adult", _TABLE),
     "kffl/table8": About("the same with neural networks", _TABLE),
     "kffl/figure3": About(
