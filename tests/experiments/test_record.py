@@ -113,6 +113,9 @@ def test_new_rows_take_the_place_of_their_part_only() -> None:
 def test_the_first_reason_that_fits_is_a_number_s_own() -> None:
     outside = _row(dataset="adult", place="sigma 0.5", method="FedMom", metric="SP", within=False)
     assert [row.reason for row in explained([outside, replace(outside, within=True)])] == ["fedmom-beta", ""]
+    other = replace(outside, method="FedVal (EO)", runs=10)
+    few, some = replace(other, runs=3), replace(other, degenerate=2)
+    assert [row.reason for row in explained([other, few, some])] == ["", "some-partitions", "degenerate"]
     assert Numbers("table*", "adult", method="FedAvg+?R").have("table1", "adult", "sigma 1.0", "FedAvg+LR", "SP")
     assert not Numbers("table1", "adult").have("table2", "adult", "", "", "")
     for paper in TITLES:
@@ -163,7 +166,8 @@ def test_every_recorded_number_is_published_once() -> None:
             }
         for row in rows:
             if row.paper == paper:
-                assert np.isclose(list(printed), row.published, rtol=1e-5).any(), row
+                small = 0.01 if row.experiment == "kffl/table3" else 0  # where an epsilon is printed beside a number
+                assert np.isclose(list(printed), row.published, rtol=1e-5, atol=small).any(), row
 
 
 def test_every_number_says_what_made_it() -> None:

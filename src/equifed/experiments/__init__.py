@@ -7,6 +7,7 @@ some numbers are not the published ones is in `reasons`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -87,6 +88,8 @@ class Reason(NamedTuple):
     text: str
     """In a sentence or two."""
     of: tuple[Numbers, ...]
+    when: Callable[[Any], bool] = lambda row: True
+    """What else must hold of a number's `record.Row`."""
 
 
 class About(NamedTuple):

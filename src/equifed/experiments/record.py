@@ -135,5 +135,7 @@ def reasons(paper: str) -> tuple[Reason, ...]:
 
 def reason_of(row: Row) -> str:
     """The key of the first reason that fits; empty where none does."""
-    fits = (reason.key for reason in reasons(row.paper) if any(numbers.have(*row.number) for numbers in reason.of))
-    return next(fits, "")
+    for reason in reasons(row.paper):
+        if reason.when(row) and any(numbers.have(*row.number) for numbers in reason.of):
+            return reason.key
+    return ""
