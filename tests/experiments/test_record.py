@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -19,6 +20,7 @@ from equifed.errors import ConfigError, DataError
 from equifed.experiments import EXPERIMENTS, Numbers, Request
 from equifed.experiments import record as records
 from equifed.experiments.base import NAN, Cell, Experiment, Part
+from equifed.experiments.kffl import settings as kffl
 from equifed.experiments.page import TITLES, page, published_count, summary
 from equifed.experiments.record import NO_DATA, NO_GPU, NOT_RUN, Row, explained, read, replaced, write
 from equifed.studies import papers
@@ -199,6 +201,8 @@ def test_parts_are_chosen_by_data_set_and_level() -> None:
 def test_the_parts_of_all_experiments_have_names_of_their_own() -> None:
     everything = pieces(names("all"), Request())
     assert len({(piece.experiment, piece.part) for piece in everything}) == len(everything)
+    without = {name for name, about in EXPERIMENTS.items() if about.among}
+    assert {piece.experiment for piece in everything} == set(EXPERIMENTS) - without
 
 
 def _stand_in(monkeypatch: pytest.MonkeyPatch, parts: Callable[..., Iterator[Part]]) -> None:
@@ -253,7 +257,7 @@ def test_one_that_fails_costs_no_other_and_what_is_recorded_is_not_repeated(
         ("kffl/table10", "", None, NO_DATA),
         ("kffl/table13", "", None, NO_GPU),
     ]
-    assert [row["ours"] for row in told["rows"][:2]] == pytest.approx([0.32, 0.4 / 3])
+    assert [row["ours"] for row in told["rows"][:2]] == pytest.approx([0.32, 0.4 / 3], abs=1e-6)  # of six digits
     text = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
     assert text == page(rows)
     assert f"| KFFL | {published_count('kffl')} | 2 | 1 | 1 | 0 | 0 | {published_count('kffl') - 2} |" in text
@@ -310,3 +314,49 @@ def test_two_workers_record_the_numbers_of_one(tmp_path: Path, needs: Callable[[
         found.append([replace(row, seconds=0.0) for row in read(file)])
     assert repr(found[0]) == repr(found[1])
     assert len(found[0]) == 3 * 44
+
+
+class _Swept:
+    """A sweep's figures, as `Result` gives them."""
+
+    swept = ("step_size", "fairness_weight")
+
+    def __init__(self, validation: pd.DataFrame, test: pd.DataFrame) -> None:
+        self.validation, self.test = validation, test
+
+    def pareto(self, quality: str, disparity: str, split: str) -> pd.DataFrame:
+        assert (quality, disparity, split) == ("rmse", "ks_distance", "validation")
+        return self.validation
+
+    def final(self) -> pd.DataFrame:
+        return self.test
+
+
+def test_a_regression_table_is_compared_at_equal_loss() -> None:
+    """Published rows of Table 14 beside the fairest setting whose RMSE rises by no larger a share, on validation
+    rows."""
+    rng = np.random.default_rng(0)
+    settings = [(step, weight) for step in (0.03, 0.1) for weight in (0.0, 1.0, 10.0, 60.0)]
+    validation = pd.DataFrame(settings, columns=["step_size", "fairness_weight"])
+    validation["rmse"], validation["ks_distance"] = 0.4 + 0.2 * rng.random(8), rng.random(8)
+    test = validation.loc[validation.index.repeat(5)].reset_index(drop=True)
+    test["rmse"], test["ks_distance"] = rng.random(40), rng.random(40)
+    start = min(validation["rmse"][0], validation["rmse"][4])
+    theirs = kffl.published_regression(14)
+    cells = kffl.regression_cells(14, _Swept(validation, test))  # type: ignore[arg-type]
+    assert [(cell.weight, cell.metric, cell.published_mean) for cell in cells] == [
+        (weight, metric, pair[i][0])
+        for weight, pair in theirs.items()
+        for i, metric in enumerate(("rmse", "ks_distance"))
+    ]
+    for cell in cells:
+        rise = theirs[cell.weight][0][0] / theirs["0"][0][0]
+        allowed = [
+            k
+            for k in range(8)
+            if validation["rmse"][k] <= start * max(1, rise) and (float(cell.weight) > 0 or settings[k][1] == 0)
+        ]
+        best = min(allowed, key=lambda k: validation["ks_distance"][k])
+        assert cell.mean == pytest.approx(test[cell.metric][5 * best : 5 * best + 5].mean())
+        assert cell.runs == 5
+        assert cell.place == f"non-iid, lambda {cell.weight}"

@@ -150,6 +150,8 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
         raise ConfigError("A quick run is a look and goes into no record: leave out --record or --quick.")
     if only_page and record is None:
         raise ConfigError("--only-page is for the page of a record: name it with --record.")
+    if record is not None:
+        writable_folder(record.parent, "Name another file with --record.")
     wanted = [] if only_page else pieces(names(given), request)
     rows: list[Row] = [] if record is None else read(record)
     todo = missing(wanted, rows)

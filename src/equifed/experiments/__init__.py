@@ -24,7 +24,8 @@ class Request:
     skew: list[str] | None = field(default=None, metadata={"metavar": "A,B"})
     """KFFL's figures: iid, non-iid (90 % of one group). (default: non-iid)"""
     alpha: list[str] | None = None
-    """SFFL: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 1000. (default: the paper's)"""
+    """SFFL, E2FL's table4: how alike the clients are, a Dirichlet parameter: 0.1 (unlike) to 5000. (default: the
+    paper's)"""
     methods: list[str] | None = None
     """Rows of a table by their name there, 'FAIR-FATE (SP)', or by method: fair-fate. (default: all)"""
     seeds: int | None = field(default=None, metadata={"low": 1})
@@ -37,7 +38,7 @@ class Request:
     select: str | None = field(default=None, metadata={"metavar": "KIND"})
     """FAIR-FATE's tables: validation chooses its hyper-parameters on validation data, the fairest within 2 points of
     FedAvg's accuracy (default: the authors' choice). FedFair's tables: train chooses on training rows (default: test,
-    as the paper)."""
+    as the paper). E2FL's table4: validation chooses learning rates anew (default: those so chosen with seed 0)."""
     quick: bool = False
     """At most 2 seeds and 2 rounds: a look, not a test."""
 
@@ -93,6 +94,8 @@ class About(NamedTuple):
 
     shows: str
     options: tuple[str, ...]
+    among: str = ""
+    """The experiment that has all its numbers."""
 
 
 _AMOUNT = ("seeds", "rounds")
@@ -123,7 +126,9 @@ EXPERIMENTS = {
     "fedfair/figure4": About("FedFair and LCO when clients drop out", ("datasets", *_AMOUNT)),
     "kffl/table2": About("exchanges per round of KFFL, KFFL-TD, FairFed and FedAvg, from recorded messages", ()),
     "kffl/table3": About("their bytes per client and round, in those of FedAvg", ()),
-    "kffl/table6": About("accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German", _TABLE),
+    "kffl/table6": About(
+        "accuracy and fairness of KFFL and its baselines on COMPAS, Bank, ACS and German", _TABLE, among="kffl/table7"
+    ),
     "kffl/table7": About("the same with Adult", _TABLE),
     "kffl/table8": About("the same with neural networks", _TABLE),
     "kffl/figure3": About(
@@ -155,7 +160,17 @@ EXPERIMENTS = {
         "SFFL's aggregation weights beside its mixture weights over rounds", ("datasets", "alpha", "rounds")
     ),
     "e2fl/table1": About("equality, equity and bytes of E2FL and its baselines on FairMNISTRotate", _TABLE),
+    "e2fl/table2": About(
+        "equality and bytes of E2FL, with inferred groups, and its baselines on FEMNIST's files", _TABLE
+    ),
+    "e2fl/table3": About("Adult's training and test rows by sex and label", ("seeds",)),
+    "e2fl/table4": About(
+        "accuracy and gaps between the sexes of E2FL, FedAvg and FairFed on Adult", (*_TABLE, "alpha", "select")
+    ),
     "e2fl/table5": About("how well clustering rankings finds the clients' groups, by layer", ("datasets", "seeds")),
+    "e2fl/table6": About(
+        "equality and equity of E2FL on FEMNIST's files, by the number of clusters", ("datasets", *_AMOUNT)
+    ),
     "e2fl/figure4": About(
         "how often clients find their group among the groups' masks, over the rounds", ("datasets", *_AMOUNT)
     ),

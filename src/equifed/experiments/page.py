@@ -81,7 +81,9 @@ def _reasons(paper: str, rows: Iterable[Row]) -> list[str]:
 
 def _experiment(name: str, rows: Sequence[Row]) -> list[str]:
     if not rows:
-        return [f"### {name}", "", f"{_shows(name)} Not carried out.", ""]
+        among = EXPERIMENTS[name].among
+        state = f"Its numbers are among those of {among}." if among else "Not carried out."
+        return [f"### {name}", "", f"{_shows(name)} {state}", ""]
     lines = [f"### {name}", "", _shows(name), ""]
     numbers = [row for row in rows if row.metric]
     lines += [f"- {_about(part)}" for _, part in groupby(rows, key=lambda row: row.part)]

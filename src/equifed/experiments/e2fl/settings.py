@@ -1,4 +1,5 @@
-"""E2FL's experiments on FairMNISTRotate: digits turned by an angle that depends on the client's group.
+"""E2FL's experiments on FairMNISTRotate: digits turned by an angle that depends on the client's group. Those on Adult
+and FEMNIST are in `adult` and `femnist`.
 
 table1:  equality between clients, equity between groups and bytes, of E2FL and its baselines with known groups.
 table5:  how well clustering the clients' first rankings finds their groups, by the layers it looks at.
@@ -11,7 +12,7 @@ groups and a few strided convolutions, runs on a CPU. Published figures: publish
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,10 +39,16 @@ from equifed.simulation import Simulation
 from equifed.simulator import Evaluator, Job, Step, make_job, make_tables
 from equifed.tree import Tree
 
+DATASET = "fair-mnist-rotate"
 ROUNDS = 3000
 SEEDS = 5
-SUMMARIES = tuple(f"{what}.{part}" for what in ("group_equity", "client_equality")
-                  for part in ("mean", "worst10", "best10", "variance"))  # fmt: skip
+GROUPS, CLIENTS = (
+    tuple(f"{what}.{part}" for part in ("mean", "worst10", "best10", "variance"))
+    for what in ("group_equity", "client_equality")
+)
+SUMMARIES = (*GROUPS, *CLIENTS)
+CLUSTERING_SEEDS = 10
+"""Of table 5."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +129,16 @@ class Row:
 
     @property
     def cells(self) -> list[Cell]:
-        """Beside the published numbers, which have no deviations."""
-        theirs = {name: (value, NAN) for name, value in self.published.items()}
-        return Cell.row(self.values, theirs, their_runs=SEEDS, dataset="fair-mnist-rotate", method=self.method)
+        bytes_sent = {"mib_up": self.mib_up, "mib_down": self.mib_down}
+        return cells(self.values, bytes_sent, self.published, dataset=DATASET, method=self.method)
+
+
+def cells(
+    values: Mapping[str, Sequence[float]], exact: Mapping[str, float], theirs: Mapping[str, float], **others: Any
+) -> list[Cell]:
+    """Cells of what differs between seeds and of what does not, beside the published numbers without deviations."""
+    made = Cell.row(values, {name: (value, NAN) for name, value in theirs.items()}, their_runs=SEEDS, **others)
+    return [*made, *(Cell.counted(name, value, theirs.get(name, NAN), 2, **others) for name, value in exact.items())]
 
 
 def arms(size: Size) -> list[TableArm]:
@@ -164,23 +178,30 @@ def rows(arm: TableArm, sim: Simulation, step: Step, result: Result) -> list[Row
 
 
 def row(label: str, final: Any, result: Result, group_accuracy: float) -> Row:
-    theirs = published_figures(1)
-    scale = {name: 1e4 if name.endswith("variance") else 100.0 for name in SUMMARIES}
-    scaled = {name: (final[name].to_numpy() * scale[name]).tolist() for name in SUMMARIES}
-    values = {name: moments(sample) for name, sample in scaled.items()}
-    per_round = result.messages[result.messages["stage"] == "round"]
+    by_seed = scaled(final, SUMMARIES)
+    values = {name: moments(sample) for name, sample in by_seed.items()}
     return Row(
         label,
         result.settings.rounds,
         {name: value.mean for name, value in values.items()},
         {name: value.std for name, value in values.items()},
-        {name: theirs[label, name] for name in SUMMARIES if (label, name) in theirs},
-        per_round["bytes_up"].sum() / 2**20,
-        per_round["bytes_down"].sum() / 2**20,
-        group_accuracy,
-        float(result.timings["seconds_per_round"]),
-        scaled,
+        {figure: value for (row, figure), value in published_figures(1).items() if row == label},
+        **mib(result),
+        group_accuracy=group_accuracy,
+        seconds_per_round=float(result.timings["seconds_per_round"]),
+        values=by_seed,
     )
+
+
+def scaled(final: Any, summaries: Sequence[str]) -> dict[str, list[float]]:
+    """Final metrics of every seed in percent, variances in its square."""
+    return {name: (final[name].to_numpy() * (1e4 if name.endswith("variance") else 100)).tolist() for name in summaries}
+
+
+def mib(result: Result) -> dict[str, float]:
+    """What a client sends and receives in a round, in MiB, which the paper calls MB."""
+    per_round = result.messages[result.messages["stage"] == "round"]
+    return {f"mib_{way}": float(per_round[f"bytes_{way}"].sum()) / 2**20 for way in ("up", "down")}
 
 
 def with_global_ranking(job: Job) -> Job:
@@ -215,9 +236,9 @@ def matched_accuracy(inferred_groups: np.ndarray, truth: np.ndarray) -> float:
     return float(table[rows, columns].sum()) / len(truth)
 
 
-def published_figures(table: int) -> dict[tuple[str, ...], float]:
-    """{(row, figure): value} of one of the paper's tables."""
-    figures = published("e2fl", ("row", "figure"), ("value",), table=str(table))
+def published_figures(table: int, place: str = "") -> dict[tuple[str, ...], float]:
+    """{(row, figure): value} of one of the paper's tables, or of one place in it, as `Cell.place` names it."""
+    figures = published("e2fl", ("row", "figure"), ("value",), table=str(table), place=place)
     return {key: value for key, (value,) in figures.items()}
 
 

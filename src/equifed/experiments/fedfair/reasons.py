@@ -5,8 +5,9 @@ from equifed.experiments import Numbers, Reason
 REASONS = (
     Reason(
         "drug-label",
-        "The paper does not say which of the DRUG data's 19 substances is the label. With the obvious one plain "
-        "logistic regression has accuracy .77 and fairness .96, with the paper's .73 and .88: another task.",
+        "Another task: the published models, accuracy .73 and less, are worse than always predicting that a person "
+        "never used volatile substances, which holds for 77 % of the rows, and for more of them if only recent use "
+        "counts. Which use counts as abuse, and how rows were selected, the paper does not say.",
         (Numbers(dataset="drug"),),
     ),
     Reason(
@@ -22,9 +23,16 @@ REASONS = (
         (Numbers("table1", "*", "*", "AF"),),
     ),
     Reason(
+        "ceo",
+        "Fitted to a client's few training rows, calibrated equalized odds gives one class to nearly all of a group in "
+        "most of our models (74 of 100 on COMPAS). The published deviation, .01 over as many models, says that this "
+        "is not so there; the rates that it equalises, and its settings, are not stated.",
+        (Numbers(method="CEO"),),
+    ),
+    Reason(
         "fedavg-settings",
-        "The paper does not give FedAvg's rounds, step or batches, which the post-processed models share: ours are "
-        "trained to FedAvg's optimum.",
-        (Numbers(method="FedAvg"), Numbers(method="EO"), Numbers(method="CEO")),
+        "The paper does not give FedAvg's rounds, step or batches, and equalized odds starts from its models: ours "
+        "are trained to the optimum, and are more accurate than published.",
+        (Numbers(dataset="adult", method="FedAvg"), Numbers(dataset="adult", method="EO")),
     ),
 )

@@ -30,7 +30,7 @@ REASONS = (
     Reason(
         "constant",
         "The published gaps of 0 on German are those of constant predictors: 70 % of its rows are of one class.",
-        (Numbers("table7", "german"),),
+        (Numbers("table7", "german", "*", "KFFL*", "*_difference"),),
     ),
     Reason(
         "other-setting",
