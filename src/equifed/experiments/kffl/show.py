@@ -63,16 +63,17 @@ def communication(number: int, request: Request, watch: Watch) -> Iterator[Part]
 
 def table(number: int, default: Sequence[str], request: Request, watch: Watch) -> Iterator[Part]:
     """Each method, non-IID, at the setting that is fairest for a small loss of accuracy against FedAvg."""
-    datasets = requested(request, "datasets", default, kffl.CLASSIFICATION)
-    kffl.chosen(kffl.arms("SPD"), request.methods)
-    seeds, rounds = request.amount(kffl.CLASSIFICATION_SEEDS, kffl.ROUNDS)
-    model = kffl.MODELS[number]
+    quickest = default[-1:]
+    datasets = requested(request, "datasets", quickest if request.quick else default, kffl.CLASSIFICATION)
+    model, network = kffl.MODELS[number], number == 8
+    kffl.chosen(kffl.arms("SPD", network=network), request.methods)
+    seeds, rounds = request.amount(kffl.CLASSIFICATION_SEEDS, kffl.NETWORK_ROUNDS if network else kffl.ROUNDS)
     tables = []
     for dataset in datasets:
         cells: list[TableCell] = []
         floor = -np.inf
         feds = kffl.federations(dataset, "non-iid", range(seeds))
-        arms = kffl.chosen(kffl.arms("SPD", kffl.scale(feds), network=number == 8), request.methods)
+        arms = kffl.chosen(kffl.arms("SPD", kffl.scale(feds), network=network), request.methods)
         for arm, result in kffl.sweeps(feds, arms, model, rounds, watch):
             if arm.label == "FedAvg":
                 floor = float(result.final("validation")["accuracy"].mean()) - kffl.MAX_ACCURACY_LOSS
