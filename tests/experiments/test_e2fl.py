@@ -108,6 +108,21 @@ def test_table1_gives_both_scores_of_e2fl() -> None:
         assert gm.means[name] == pytest.approx(scale * expected[name].item())
 
 
+def test_every_published_number_of_table1_is_a_cell() -> None:
+    """Means over seeds are judged by noise, bytes by the digits that are printed: with known groups, the ten masks that
+    the paper counts need not come down."""
+    values = {name: [value - 0.5, value, value + 0.5] for (row, name), value in e2fl.published_figures(1).items()
+              if row == "E2FL" and name in e2fl.SUMMARIES}  # fmt: skip
+    published = {figure: value for (row, figure), value in e2fl.published_figures(1).items() if row == "E2FL"}
+    ranking = 4_251_428 / 2**20
+    ours = e2fl.Row("E2FL", 1, {}, {}, published, ranking, ranking, np.nan, 0.0, values)
+    assert {cell.metric: cell.published_mean for cell in ours.cells} == published
+    assert {cell.metric: cell.within for cell in ours.cells} == {
+        **dict.fromkeys((*e2fl.SUMMARIES, "mib_up"), True),
+        "mib_down": False,
+    }
+
+
 def test_tables_say_what_they_do_not_know() -> None:
     with pytest.raises(ef.ConfigError, match="huge"):
         next(show.table1(Request(datasets=["huge"]), silent))
