@@ -39,7 +39,7 @@ class Request:
     select: str | None = field(default=None, metadata={"metavar": "KIND"})
     """FAIR-FATE's tables: validation chooses its hyper-parameters on validation data, the fairest within 2 points of
     FedAvg's accuracy (default: the authors' choice). FedFair's tables: train chooses on training rows (default: test,
-    as the paper). E2FL's table4: validation chooses learning rates anew (default: those so chosen with seed 0)."""
+    as the paper). E2FL's table4: validation chooses each method's learning rate anew."""
     quick: bool = False
     """At most 2 seeds and 2 rounds: a look, not a test."""
 

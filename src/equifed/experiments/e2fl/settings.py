@@ -12,7 +12,7 @@ groups and a few strided convolutions, runs on a CPU. Published figures: publish
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -129,16 +129,9 @@ class Row:
 
     @property
     def cells(self) -> list[Cell]:
-        bytes_sent = {"mib_up": self.mib_up, "mib_down": self.mib_down}
-        return cells(self.values, bytes_sent, self.published, dataset=DATASET, method=self.method)
-
-
-def cells(
-    values: Mapping[str, Sequence[float]], exact: Mapping[str, float], theirs: Mapping[str, float], **others: Any
-) -> list[Cell]:
-    """Cells of what differs between seeds and of what does not, beside the published numbers without deviations."""
-    made = Cell.row(values, {name: (value, NAN) for name, value in theirs.items()}, their_runs=SEEDS, **others)
-    return [*made, *(Cell.counted(name, value, theirs.get(name, NAN), 2, **others) for name, value in exact.items())]
+        """Beside the published numbers, which have no deviations."""
+        theirs = {name: (value, NAN) for name, value in self.published.items()}
+        return Cell.row(self.values, theirs, their_runs=SEEDS, dataset=DATASET, method=self.method)
 
 
 def arms(size: Size) -> list[TableArm]:
@@ -196,6 +189,21 @@ def row(label: str, final: Any, result: Result, group_accuracy: float) -> Row:
 def scaled(final: Any, summaries: Sequence[str]) -> dict[str, list[float]]:
     """Final metrics of every seed in percent, variances in its square."""
     return {name: (final[name].to_numpy() * (1e4 if name.endswith("variance") else 100)).tolist() for name in summaries}
+
+
+def byte_cells(label: str, method: Method, table: int, dataset: str, classes: int, groups: int) -> list[Cell]:
+    """What a client of the paper's network sends and receives in a round, which does not depend on its rows: recorded
+    in a round of two clients with an image of each class. The paper prints three digits."""
+    rng = np.random.default_rng(0)
+    rows = [(rng.random((classes, 1, 28, 28), np.float32), np.arange(classes), np.zeros(classes, int)) for _ in "ab"]
+    fed = Federation.from_arrays(rows, client_tests=rows, client_groups=[0, groups - 1])
+    sim = Simulation(make_job(method, fed, LeNet(), RunSettings(1, "all", local=Local(batch_size=classes))))
+    carry_out(sim, f"Bytes of {label}", lambda title, simulation: lambda step: None)
+    theirs = published_figures(table)
+    return [
+        Cell.counted(name, value, theirs[label, name], 2 if value < 10 else 1, dataset=dataset, method=label)
+        for name, value in mib(sim.result()).items()
+    ]
 
 
 def mib(result: Result) -> dict[str, float]:
