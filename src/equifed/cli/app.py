@@ -305,21 +305,37 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="PAPER/TABLE", help="; ".join(f"{name}: {about.shows}" for name, about in EXPERIMENTS.items()) + "."
+            metavar="PAPER/TABLE",
+            help="One experiment; or all, a paper or several with commas: their jobs may be shared out, and only the "
+            "count of numbers within noise is shown. "
+            + "; ".join(f"{name}: {about.shows}" for name, about in EXPERIMENTS.items())
+            + ".",
         ),
     ],
     pages: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write an HTML page per table or curve into this folder."),
+        typer.Option(metavar="DIR", help="Write an HTML page per table or curve into this folder, of one experiment."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep every published number beside ours in this CSV file, and the page of all that it has beside it; "
+            "what it has of this commit is not repeated.",
+        ),
+    ] = None,
+    only_page: Annotated[
+        bool, typer.Option("--only-page", help="Run nothing: write the page from the record that is there.")
+    ] = False,
     *,
     request: Request,
+    sharing: Sharing,
     output: Output,
 ) -> None:
-    """Repeat a paper's experiment and show our figures beside the published ones."""
+    """Repeat a paper's experiment and show our figures beside the published ones; or all of them, into one record."""
     from equifed.cli.reproduce import reproduce
 
-    reproduce(name, request, pages, output)
+    reproduce(name, request, pages, record, only_page, sharing, output)
 
 
 @command(app)

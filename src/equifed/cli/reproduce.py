@@ -1,4 +1,4 @@
-"""`equifed reproduce`: a paper's table or figure, ours beside the published one."""
+"""`equifed reproduce`: a paper's table or figure, ours beside the published one; or many, into a record."""
 
 from __future__ import annotations
 
@@ -14,21 +14,48 @@ import typer
 from rich.console import RenderableType
 
 from equifed.cli.console import err, near, print_json, say, show
-from equifed.cli.options import Output
-from equifed.cli.progress import Watch
+from equifed.cli.options import Output, Sharing
+from equifed.cli.progress import Board, Watch
 from equifed.cli.tables import plain_table
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, RunError
 from equifed.experiments import EXPERIMENTS, Request
 from equifed.experiments.base import Part, Table, find
-from equifed.files import writable_folder
+from equifed.experiments.page import SUMMARY, page, summary
+from equifed.experiments.record import Row, explained, read, replaced, write
+from equifed.files import writable_folder, write_atomic
 from equifed.report import write_report
+from equifed.settings import Cluster
 from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store import Store
+from equifed.studies.papers import carried_out, missing, names, pieces
 from equifed.tracking import Round
 
 
-def reproduce(name: str, request: Request, pages: Path | None, output: Output) -> None:
+def reproduce(
+    name: str,
+    request: Request,
+    pages: Path | None,
+    record: Path | None,
+    only_page: bool,
+    sharing: Sharing,
+    output: Output,
+) -> None:
+    """One experiment is shown; several, and what goes into a record, are carried out part by part."""
+    if name in EXPERIMENTS and record is None and not only_page:
+        if sharing != Sharing():
+            raise ConfigError("Workers share the parts of an experiment only with --record.", key="--workers")
+        _one(name, request, pages, output)
+        return
+    if pages is not None:
+        raise ConfigError("Pages are written of one experiment, without --record.", key="--pages")
+    _many(name, request, record, only_page, sharing.cluster(), output)
+
+
+# -- one experiment ----------------------------------------------------------------------------------------------------
+
+
+def _one(name: str, request: Request, pages: Path | None, output: Output) -> None:
     experiment = find(name)
     options = EXPERIMENTS[name].options
     for option in request.given:
@@ -112,3 +139,51 @@ def _write_pages(parts: Sequence[Part], folder: Path, paper: str) -> list[str]:
         pages.append(str(write_report(results, path, title=title, disparity=members[0].disparity)))
         say(f"Page: {near(path)}")
     return pages
+
+
+# -- many experiments --------------------------------------------------------------------------------------------------
+
+
+def _many(given: str, request: Request, record: Path | None, only_page: bool, cluster: Cluster, output: Output) -> None:
+    """The parts of all these experiments; what was carried out at this commit is not repeated."""
+    if request.quick and record is not None:
+        raise ConfigError("A quick run is a look and goes into no record: leave out --record or --quick.")
+    if only_page and record is None:
+        raise ConfigError("--only-page is for the page of a record: name it with --record.")
+    if record is not None:
+        writable_folder(record.parent, "Name another file with --record.")
+    wanted = [] if only_page else pieces(names(given), request)
+    rows: list[Row] = [] if record is None else read(record)
+    todo = missing(wanted, rows)
+    if len(todo) < len(wanted):
+        say(f"{len(wanted) - len(todo)} of {len(wanted)} parts were recorded before at this commit.")
+    new: list[Row] = []
+    failed: list[str] = []
+    with Board() as board:
+        for ended in carried_out(todo, cluster, board):
+            title = f"{ended.piece.experiment} {ended.piece.part}".strip()
+            if not ended.rows:
+                failed.append(f"{title}: {ended.text}")
+            if ended.text:
+                say(f"{title}: {'not carried out' if ended.rows else 'failed'}: {ended.text}")
+            new += ended.rows
+            if record is not None:
+                # read anew: another process may have added parts meanwhile
+                write(record, explained(replaced(read(record), ended.rows)))
+    if record is not None:
+        rows = explained(read(record))
+        write(record, rows)
+        write_atomic(path := record.with_suffix(".md"), page(rows).encode("utf-8"))
+        say(f"Record: {near(record)}; page: {near(path)}")
+    elif request.quick:
+        say("Two seeds and two rounds are a look: what they are within says nothing.")
+    shown = new if record is None else rows
+    if output.json:
+        print_json({"rows": [asdict(row) for row in shown], "failed": failed})
+    else:
+        table = plain_table(*SUMMARY, numbers=range(1, len(SUMMARY)))
+        for line in summary(shown):
+            table.add_row(*line)
+        show(table)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(todo)} parts failed, the first: {failed[0]}")

@@ -13,7 +13,8 @@ import numpy as np
 
 from equifed.errors import unknown_name
 from equifed.experiments import EXPERIMENTS, Request
-from equifed.metrics.seeds import moments
+from equifed.metrics.seeds import ROUNDING, mean_interval, moments
+from equifed.metrics.seeds import mean as mean_over
 from equifed.protocol import Method
 from equifed.results import Result
 from equifed.simulation import Simulation
@@ -114,9 +115,19 @@ class Cell:
     published_mean: float = NAN
     published_std: float = NAN
     within: bool | None = None
-    """Whether both agree within noise; None where nothing comparable was published, or one run has no deviation."""
+    """Whether both agree within noise; None where nothing was published, or one run has no deviation."""
+    runs: int = 0
+    """Runs of ours in which it is defined."""
+    low: float = NAN
+    high: float = NAN
+    """The 95 % interval of our mean over runs; nan for fewer than three of them."""
     degenerate: int = 0
     """Runs whose predictor is constant for some group."""
+
+    @property
+    def place(self) -> str:
+        """Where in the table it stands besides data set, method and metric, e.g. "sigma 0.5"."""
+        return ""
 
     @classmethod
     def row(
@@ -125,18 +136,32 @@ class Cell:
     ) -> list[Self]:  # fmt: skip
         """A cell for each metric: mean and deviation of its values, beside (mean, deviation) as published.
 
-        They are judged by the noise of this many runs, unless 0; None: as many as there are values.
+        Values are one per run, or [run, model] where every client has a model, whose deviation is then over all models.
+        They are judged by the noise of this many runs; None: as many as there are defined values. A deviation that was
+        not published is taken to be ours.
         """
         cells = []
         for metric, sample in values.items():
             mean, std, defined = moments(sample)
             them = theirs.get(metric) or (NAN, NAN)
             count = defined if runs is None else runs
-            judged = count and not np.isnan([std, *them]).any()
-            within = within_noise((mean, std), them, count, their_runs) if judged else None
+            their_std = std if np.isnan(them[1]) else them[1]
+            judged = not np.isnan([std, them[0]]).any()
+            within = within_noise((mean, std), (them[0], their_std), count, their_runs) if judged else None
+            by_run = np.asarray(sample, dtype=float)
+            low, high = mean_interval(by_run if by_run.ndim == 1 else mean_over(by_run)) or (NAN, NAN)
             figures: dict[str, Any] = {"mean": mean, "std": std, "published_mean": them[0], "published_std": them[1]}
-            cells.append(cls(metric=metric, **figures, within=within, **others))
+            cells.append(cls(metric=metric, **figures, within=within, runs=count, low=low, high=high, **others))
         return cells
+
+    @classmethod
+    def counted(cls, metric: str, ours: float, theirs: float, digits: int, **others: Any) -> Self:
+        """A number that no seed changes, such as bytes of a message, beside one that is printed to so many decimals."""
+        within = None if np.isnan(theirs) else bool(abs(ours - theirs) <= 0.5 * 10.0**-digits + ROUNDING)
+        return cls(
+            metric=metric, mean=ours, std=0.0, published_mean=theirs, published_std=0.0, within=within, runs=1,
+            low=ours, high=ours, **others,
+        )  # fmt: skip
 
     @property
     def mark(self) -> str:
@@ -238,6 +263,14 @@ class Part:
     """The page of which its results are a part is named so."""
     disparity: str | None = None
     """What the page's verdict is about, where it is not the usual."""
+    cells: Sequence[Cell] = ()
+    """Published numbers beside ours, where its rows are something else."""
+
+    @property
+    def numbers(self) -> list[Cell]:
+        """All cells with a published number."""
+        cells = [*(row for row in self.rows if isinstance(row, Cell)), *self.cells]
+        return [cell for cell in cells if not np.isnan(cell.published_mean)]
 
 
 @dataclass(frozen=True)
@@ -248,6 +281,13 @@ class Experiment:
     """What --json calls its rows."""
     kept: type | None = None
     """The class of rows that are kept in a CSV file as they are made, where an experiment takes hours."""
+    jobs: Sequence[Request] = (Request(),)
+    """The whole experiment in parts that depend on no other, the quickest first; none where another experiment has all
+    its numbers. What `equifed reproduce all` carries out."""
+    gpu_jobs: Sequence[Request] = ()
+    """Those that take days without a GPU."""
+    own: Callable[[Any], bool] = lambda cell: True
+    """Which cells are the experiment's own: the others repeat another table's published numbers."""
 
 
 def find(name: str) -> Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,18 +11,27 @@ import numpy as np
 
 from equifed.data import Encoded, rotate_images
 from equifed.data.images import rotate_cached
-from equifed.data.sets.femnist import read_femnist
+from equifed.data.sets.femnist import find_femnist, read_femnist
 from equifed.errors import ConfigError
 from equifed.federation.arrays import Rows
 from equifed.federation.federation import Federation, RowSets
 from equifed.federation.split import Holdings
 
 
-def load_femnist(train: str | Path, test: str | Path) -> Federation:
+def load_femnist(
+    train: str | Path | None = None, test: str | Path | None = None, *, home: str | os.PathLike[str] | None = None
+) -> Federation:
     """FEMNIST as a federation with one client per writer, from LEAF's JSON files (or folders of them) or TensorFlow
     Federated's HDF5 files; every writer is tested on its own test rows. There is one group of rows, and no group of
-    writers is known. A writer of the test file who has no training rows is left out.
+    writers is known. A writer of the test file who has no training rows is left out. Without paths, the files are
+    those in the folder femnist of the data home.
     """
+    if (train is None) != (test is None):
+        raise ConfigError(
+            "FEMNIST needs both its training and its test file, or neither to take those of the data home."
+        )
+    if train is None or test is None:
+        train, test = find_femnist(home)
     train_rows, test_rows = read_femnist(train), read_femnist(test)
     none = (np.zeros((0, 1, 28, 28), np.float32), np.zeros(0, np.int64))
 

@@ -83,9 +83,20 @@ def _hash(path: Path) -> str:
 @cache
 def commit() -> str | None:
     """The last commit that touched the package, or None where it is not under git."""
+    return _git("log", "-1", "--format=%H") or None
+
+
+@cache
+def is_changed() -> bool:
+    """Whether the package is under git and has changes that are not committed."""
+    return bool(_git("status", "--porcelain"))
+
+
+def _git(*command: str) -> str:
+    """What git says of the package; nothing where it is not under git."""
     try:
-        log = subprocess.run(
-            ["git", "log", "-1", "--format=%H", "--", "."],
+        said = subprocess.run(
+            ["git", *command, "--", "."],
             cwd=Path(__file__).parent.parent,
             capture_output=True,
             text=True,
@@ -93,5 +104,5 @@ def commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
-    return log.stdout.strip() or None
+        return ""
+    return said.stdout.strip()

@@ -9,11 +9,13 @@ and examples/WRITER/label [n]; reading it needs the package h5py. Pixels lie in 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from equifed.data.download import data_home
 from equifed.errors import DataError
 
 SIDE = 28
@@ -22,15 +24,32 @@ CLASSES = 62
 Writers = dict[str, tuple[np.ndarray, np.ndarray]]
 """Images [n, 1, 28, 28] and labels [n] of each writer."""
 
+FILES = (("train", "test"), ("train.json", "test.json"), ("fed_emnist_train.h5", "fed_emnist_test.h5"))
+"""What the training and the test rows are called in the data home: LEAF's folders, one JSON file each, or HDF5."""
+WHERE_FROM = (
+    "FEMNIST's files are made by LEAF (github.com/TalwalkarLab/leaf, data/femnist: "
+    "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample), or come with TensorFlow Federated as fed_emnist_*.h5."
+)
+
+
+def find_femnist(home: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
+    """Training and test files in the folder femnist of the data home."""
+    folder = data_home(home) / "femnist"
+    for names in FILES:
+        train, test = (folder / name for name in names)
+        if train.exists() and test.exists():
+            return train, test
+    kinds = ", or ".join(" and ".join(names) for names in FILES)
+    raise DataError(
+        f"FEMNIST is not in {folder}. {WHERE_FROM} Put them there as {kinds}; EQUIFED_DATA names another data home."
+    )
+
 
 def read_femnist(path: str | Path) -> Writers:
     """The writers of a JSON or HDF5 file, or of all JSON files of a folder."""
     path = Path(path)
     if not path.exists():
-        raise DataError(
-            f"{path.name} is not there. FEMNIST's files are made by LEAF (github.com/TalwalkarLab/leaf, data/femnist: "
-            "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample), or come with TensorFlow Federated as fed_emnist_*.h5."
-        )
+        raise DataError(f"{path.name} is not there. {WHERE_FROM}")
     if path.is_dir():
         parts = sorted(path.glob("*.json"))
         if not parts:

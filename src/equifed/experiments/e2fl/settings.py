@@ -1,4 +1,5 @@
-"""E2FL's experiments on FairMNISTRotate: digits turned by an angle that depends on the client's group.
+"""E2FL's experiments on FairMNISTRotate: digits turned by an angle that depends on the client's group. Those on Adult
+and FEMNIST are in `adult` and `femnist`.
 
 table1:  equality between clients, equity between groups and bytes, of E2FL and its baselines with known groups.
 table5:  how well clustering the clients' first rankings finds their groups, by the layers it looks at.
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from equifed import partition, tree
-from equifed.experiments.base import NAN, Arm, Watch, arms_named, carry_out, published
+from equifed.experiments.base import NAN, Arm, Cell, Watch, arms_named, carry_out, published
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalOnly
 from equifed.methods.e2fl import rank_clusters, ranking_and_rows
@@ -38,10 +39,16 @@ from equifed.simulation import Simulation
 from equifed.simulator import Evaluator, Job, Step, make_job, make_tables
 from equifed.tree import Tree
 
+DATASET = "fair-mnist-rotate"
 ROUNDS = 3000
 SEEDS = 5
-SUMMARIES = tuple(f"{what}.{part}" for what in ("group_equity", "client_equality")
-                  for part in ("mean", "worst10", "best10", "variance"))  # fmt: skip
+GROUPS, CLIENTS = (
+    tuple(f"{what}.{part}" for part in ("mean", "worst10", "best10", "variance"))
+    for what in ("group_equity", "client_equality")
+)
+SUMMARIES = (*GROUPS, *CLIENTS)
+CLUSTERING_SEEDS = 10
+"""Of table 5."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,14 @@ class Row:
     group_accuracy: float
     """Share of clients that are with their own group, after matching inferred groups to true ones; nan where known."""
     seconds_per_round: float
+    values: dict[str, list[float]]
+    """Of every seed."""
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Beside the published numbers, which have no deviations."""
+        theirs = {name: (value, NAN) for name, value in self.published.items()}
+        return Cell.row(self.values, theirs, their_runs=SEEDS, dataset=DATASET, method=self.method)
 
 
 def arms(size: Size) -> list[TableArm]:
@@ -156,21 +171,45 @@ def rows(arm: TableArm, sim: Simulation, step: Step, result: Result) -> list[Row
 
 
 def row(label: str, final: Any, result: Result, group_accuracy: float) -> Row:
-    theirs = published_figures(1)
-    scale = {name: 1e4 if name.endswith("variance") else 100.0 for name in SUMMARIES}
-    values = {name: moments(final[name].to_numpy() * scale[name]) for name in SUMMARIES}
-    per_round = result.messages[result.messages["stage"] == "round"]
+    by_seed = scaled(final, SUMMARIES)
+    values = {name: moments(sample) for name, sample in by_seed.items()}
     return Row(
         label,
         result.settings.rounds,
         {name: value.mean for name, value in values.items()},
         {name: value.std for name, value in values.items()},
-        {name: theirs[label, name] for name in SUMMARIES if (label, name) in theirs},
-        per_round["bytes_up"].sum() / 2**20,
-        per_round["bytes_down"].sum() / 2**20,
-        group_accuracy,
-        float(result.timings["seconds_per_round"]),
+        {figure: value for (row, figure), value in published_figures(1).items() if row == label},
+        **mib(result),
+        group_accuracy=group_accuracy,
+        seconds_per_round=float(result.timings["seconds_per_round"]),
+        values=by_seed,
     )
+
+
+def scaled(final: Any, summaries: Sequence[str]) -> dict[str, list[float]]:
+    """Final metrics of every seed in percent, variances in its square."""
+    return {name: (final[name].to_numpy() * (1e4 if name.endswith("variance") else 100)).tolist() for name in summaries}
+
+
+def byte_cells(label: str, method: Method, table: int, dataset: str, classes: int, groups: int) -> list[Cell]:
+    """What a client of the paper's network sends and receives in a round, which does not depend on its rows: recorded
+    in a round of two clients with an image of each class. The paper prints three digits."""
+    rng = np.random.default_rng(0)
+    rows = [(rng.random((classes, 1, 28, 28), np.float32), np.arange(classes), np.zeros(classes, int)) for _ in "ab"]
+    fed = Federation.from_arrays(rows, client_tests=rows, client_groups=[0, groups - 1])
+    sim = Simulation(make_job(method, fed, LeNet(), RunSettings(1, "all", local=Local(batch_size=classes))))
+    carry_out(sim, f"Bytes of {label}", lambda title, simulation: lambda step: None)
+    theirs = published_figures(table)
+    return [
+        Cell.counted(name, value, theirs[label, name], 2 if value < 10 else 1, dataset=dataset, method=label)
+        for name, value in mib(sim.result()).items()
+    ]
+
+
+def mib(result: Result) -> dict[str, float]:
+    """What a client sends and receives in a round, in MiB, which the paper calls MB."""
+    per_round = result.messages[result.messages["stage"] == "round"]
+    return {f"mib_{way}": float(per_round[f"bytes_{way}"].sum()) / 2**20 for way in ("up", "down")}
 
 
 def with_global_ranking(job: Job) -> Job:
@@ -205,9 +244,9 @@ def matched_accuracy(inferred_groups: np.ndarray, truth: np.ndarray) -> float:
     return float(table[rows, columns].sum()) / len(truth)
 
 
-def published_figures(table: int) -> dict[tuple[str, ...], float]:
-    """{(row, figure): value} of one of the paper's tables."""
-    figures = published("e2fl", ("row", "figure"), ("value",), table=str(table))
+def published_figures(table: int, place: str = "") -> dict[tuple[str, ...], float]:
+    """{(row, figure): value} of one of the paper's tables, or of one place in it, as `Cell.place` names it."""
+    figures = published("e2fl", ("row", "figure"), ("value",), table=str(table), place=place)
     return {key: value for key, (value,) in figures.items()}
 
 

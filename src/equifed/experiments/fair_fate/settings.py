@@ -80,6 +80,10 @@ class TableCell(Cell):
     printed: float = NAN
     """The mean that the paper prints, where its authors' files have another."""
 
+    @property
+    def place(self) -> str:
+        return f"sigma {self.sigma}"
+
 
 def arms(dataset: str, sigma: str, reading: str) -> list[Arm]:
     """The table's eleven rows."""

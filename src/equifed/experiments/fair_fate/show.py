@@ -228,12 +228,22 @@ def _with_interval(point: Any, metric: str) -> str:
     return f"{point[metric]:.4f}" + ("" if np.isnan(low) else f" [{low:.4f}, {high:.4f}]")
 
 
+_SIGMAS = [Request(sigma=[sigma]) for sigma in fair_fate.SIGMAS]
+
 EXPERIMENTS = {
     **{
-        name: Experiment(partial(table, datasets), "cells", kept=TableCell)
+        name: Experiment(
+            partial(table, datasets),
+            "cells",
+            kept=TableCell,
+            jobs=[
+                Request(datasets=[dataset], sigma=[sigma], reading="as-published")
+                for dataset, sigma in product(datasets, fair_fate.SIGMAS)
+            ],
+        )
         for name, datasets in fair_fate.TABLES.items()
     },
     "figure1": Experiment(figure1),
-    "figure2": Experiment(figure2),
-    "figure3": Experiment(figure3),
+    "figure2": Experiment(figure2, jobs=_SIGMAS),
+    "figure3": Experiment(figure3, jobs=_SIGMAS),
 }

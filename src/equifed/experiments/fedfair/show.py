@@ -161,11 +161,13 @@ def figure4(request: Request, watch: Watch) -> Iterator[Part]:
         )
 
 
+_DATASETS = [Request(datasets=[dataset]) for dataset in fedfair.DATASETS]
+
 EXPERIMENTS = {
-    "table1": Experiment(partial(table, "logistic"), "cells", kept=TableCell),
-    "table2": Experiment(partial(table, "network"), "cells", kept=TableCell),
-    "figure1": Experiment(figure1),
-    "figure2": Experiment(partial(over_epsilon, "logistic")),
-    "figure3": Experiment(partial(over_epsilon, "network")),
-    "figure4": Experiment(figure4),
+    "table1": Experiment(partial(table, "logistic"), "cells", kept=TableCell, jobs=_DATASETS),
+    "table2": Experiment(partial(table, "network"), "cells", kept=TableCell, jobs=_DATASETS),
+    "figure1": Experiment(figure1, jobs=_DATASETS),
+    "figure2": Experiment(partial(over_epsilon, "logistic"), jobs=_DATASETS),
+    "figure3": Experiment(partial(over_epsilon, "network"), jobs=_DATASETS),
+    "figure4": Experiment(figure4, jobs=_DATASETS),
 }

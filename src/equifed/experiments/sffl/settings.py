@@ -91,6 +91,10 @@ class ClientCell(Cell):
     seconds: float
     """Wall time of the call, shared by the settings that ran in it."""
 
+    @property
+    def place(self) -> str:
+        return f"alpha {self.alpha:g}, {self.clients} clients"
+
 
 def federations(dataset: str, alpha: float, seeds: Sequence[int], clients: int = CLIENTS) -> list[Federation]:
     dealt = partition.DirichletPerClient(alpha=alpha, natural="STATE", num_partitions=clients)

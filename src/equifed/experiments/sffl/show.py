@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -210,16 +210,36 @@ def _arms(*labels: str, components: int = 3) -> list[TableArm]:
     return [arm for arm in sffl.arms(components) if arm.label in labels]
 
 
-def _grid(plans: Mapping[int, Sequence[TableArm]], **options: Any) -> Experiment:
-    return Experiment(partial(grid, plans, **options), "cells", kept=ClientCell)
+def _jobs(alphas: Sequence[float], datasets: Iterable[str] = sffl.DATASETS) -> list[Request]:
+    return [Request(datasets=[dataset], alpha=[f"{alpha:g}"]) for dataset, alpha in product(datasets, alphas)]
+
+
+def _grid(
+    plans: Mapping[int, Sequence[TableArm]], alphas: Sequence[float], own: Callable[[ClientCell], bool], **options: Any
+) -> Experiment:
+    parts = partial(grid, plans, alphas=alphas, **options)
+    return Experiment(parts, "cells", kept=ClientCell, jobs=_jobs(alphas), own=own)
+
+
+def _nothing_new(cell: ClientCell) -> bool:
+    """The published figures of these 20 clients are Table 1's."""
+    return False
 
 
 EXPERIMENTS = {
-    "table1": _grid({sffl.CLIENTS: sffl.arms()}, verdicts=True),
+    "table1": _grid({sffl.CLIENTS: sffl.arms()}, sffl.ALPHAS, lambda cell: True, verdicts=True),
     "figure2": Experiment(figure2, "partitions"),
-    "figure3": _grid({sffl.CLIENTS: [arm for m in COMPONENTS for arm in _arms("FedEM", "SFFL", components=m)]}),
-    "figure4": _grid(dict.fromkeys(CLIENTS, _arms("FedEM", "FCFL", "FairFed", "SFFL"))),
-    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}),
-    "figure6": Experiment(figure6),
-    "figure7": Experiment(figure7, "weights"),
+    "figure3": _grid(
+        {sffl.CLIENTS: [arm for m in COMPONENTS for arm in _arms("FedEM", "SFFL", components=m)]},
+        sffl.ALPHAS,
+        _nothing_new,
+    ),
+    "figure4": _grid(
+        dict.fromkeys(CLIENTS, _arms("FedEM", "FCFL", "FairFed", "SFFL")),
+        sffl.ALPHAS,
+        lambda cell: cell.clients != sffl.CLIENTS,
+    ),
+    "figure5": _grid({sffl.CLIENTS: _arms("FedEM", "SFFL")}, sffl.ALPHAS, _nothing_new),
+    "figure6": Experiment(figure6, jobs=_jobs((0.1,))),
+    "figure7": Experiment(figure7, "weights", jobs=_jobs((0.1,))),
 }

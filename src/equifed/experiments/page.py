@@ -1,0 +1,143 @@
+"""docs/reproduction.md: the record as a page."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from itertools import groupby
+
+from equifed.experiments import EXPERIMENTS
+from equifed.experiments.record import NOT_RUN, Row, reasons
+
+TITLES = {"fair-fate": "FAIR-FATE", "fedfair": "FedFair", "kffl": "KFFL", "sffl": "SFFL", "e2fl": "E2FL"}
+
+INTRODUCTION = """\
+# Reproduction
+
+Every number that the five papers print in a table or in the text about a figure, beside ours. `equifed reproduce all --record docs/reproduction.csv`
+carries out all experiments and writes [reproduction.csv](reproduction.csv) and this page; `equifed reproduce fair-fate/table1 --record ...` only one of them, and leaves the
+other numbers as they are. Each has the commit and the date that made it.
+
+Ours is the mean over runs with its 95 % interval (Student's t, from three runs on), published in brackets. `=`: within noise, |difference| <= 2 sqrt(s1²/n1 + s2²/n2) for the deviations s and runs n
+of both; a deviation that was not published is taken to be ours. `≠`: not, with the reason's name where one is known. What a figure only draws is not compared.
+How each experiment was set up, and what was learnt, is in the methods' pages: [FAIR-FATE](methods/fair-fate.md), [FedFair](methods/fedfair.md), [KFFL](methods/kffl.md), [SFFL](methods/sffl.md),
+[E2FL](methods/e2fl.md).
+"""  # noqa: E501
+
+
+def published_count(paper: str) -> int:
+    """How many numbers the paper prints."""
+    text = files(f"equifed.experiments.{paper.replace('-', '_')}").joinpath("published.csv").read_text(encoding="utf-8")
+    return len(list(csv.DictReader(text.splitlines())))
+
+
+def page(rows: Sequence[Row]) -> str:
+    lines = [INTRODUCTION, *_table(SUMMARY, summary(rows)), ""]
+    for paper, title in TITLES.items():
+        own = [row for row in rows if row.paper == paper]
+        lines += [f"## {title}", "", *_reasons(paper, own)]
+        for experiment in EXPERIMENTS:
+            if experiment.partition("/")[0] == paper:
+                lines += _experiment(experiment, [row for row in own if row.experiment == experiment])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+SUMMARY = (
+    "paper",
+    "numbers",
+    "compared",
+    "within noise",
+    "not, for a reason",
+    "not, unexplained",
+    "not judged",
+    "not run",
+)
+
+
+def summary(rows: Sequence[Row]) -> list[list[str]]:
+    """A line for each paper, and one for all."""
+    counts = []
+    for paper in TITLES:
+        own = [row for row in rows if row.paper == paper and row.metric]
+        outside = [row for row in own if row.within is False]
+        known = sum(bool(row.reason) for row in outside)
+        within, unknown = sum(row.within is True for row in own), sum(row.within is None for row in own)
+        total = published_count(paper)
+        counts.append([total, len(own), within, known, len(outside) - known, unknown, total - len(own)])
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    return [[title, *map(str, line)] for title, line in zip([*TITLES.values(), "all"], [*counts, totals], strict=True)]
+
+
+def _reasons(paper: str, rows: Iterable[Row]) -> list[str]:
+    count = Counter(row.reason for row in rows if row.within is False)
+    lines = [f"- *{reason.key}* ({count[reason.key]}): {reason.text}" for reason in reasons(paper) if count[reason.key]]
+    if count[""]:
+        lines.append(f"- not explained: {count['']}.")
+    return ["Why numbers are not within noise:", "", *lines, ""] if lines else []
+
+
+def _experiment(name: str, rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        among = EXPERIMENTS[name].among
+        state = f"Its numbers are among those of {among}." if among else "Not carried out."
+        return [f"### {name}", "", f"{_shows(name)} {state}", ""]
+    lines = [f"### {name}", "", _shows(name), ""]
+    numbers = [row for row in rows if row.metric]
+    lines += [f"- {_about(part)}" for _, part in groupby(rows, key=lambda row: row.part)]
+    lines.append("")
+    for dataset, of in groupby(numbers, key=lambda row: row.dataset):
+        lines += [*_numbers(dataset, list(of)), ""]
+    return lines
+
+
+def _shows(name: str) -> str:
+    shows = EXPERIMENTS[name].shows
+    return f"{shows[0].upper()}{shows[1:]}."
+
+
+def _about(part: Iterable[Row]) -> str:
+    """What was carried out, how much of it, when and by which commit."""
+    rows = list(part)
+    first = rows[0]
+    title = first.part or "all of it"
+    if first.reason in NOT_RUN:
+        return f"{title}: not carried out, {NOT_RUN[first.reason]}."
+    counts = sorted({row.runs for row in rows if row.metric})
+    runs = f"{counts[0]} to {counts[-1]} runs, " if len(counts) > 1 else f"{counts[0]} runs, " if counts else ""
+    within = f", {sum(row.within is True for row in rows)} of {len(rows)} within noise" if counts else ", no numbers"
+    amount = f" ({first.amount})" if first.amount else ""
+    seconds = "" if math.isnan(first.seconds) else f", {first.seconds:,.0f} s"
+    return f"{title}{amount}: {runs}commit {first.commit[:7]}, {first.date}{seconds}{within}."
+
+
+def _numbers(dataset: str, rows: Sequence[Row]) -> list[str]:
+    """A line for each place and method, a column for each metric."""
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    places = any(row.place for row in rows)
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        lines.setdefault((row.place, row.method), {})[row.metric] = _beside(row)
+    head = [dataset, *(["method"] if places else []), *metrics]
+    cells = [
+        [*((place, method) if places else (method,)), *(of.get(metric, "") for metric in metrics)]
+        for (place, method), of in lines.items()
+    ]
+    return _table(head, cells)
+
+
+def _beside(row: Row) -> str:
+    """Ours, its interval, the published number, and whether they agree."""
+    if math.isnan(row.ours):
+        ours = "undefined"
+    else:
+        ours = f"{row.ours:.4g}" + ("" if math.isnan(row.low) else f" [{row.low:.4g}, {row.high:.4g}]")
+    theirs = f"{row.published:.4g}" + ("" if math.isnan(row.published_std) else f"±{row.published_std:.2g}")
+    mark = {True: " =", False: " ≠", None: ""}[row.within]
+    return f"{ours} ({theirs}){mark}" + (f" *{row.reason}*" if row.reason else "")
+
+
+def _table(head: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *cells]]

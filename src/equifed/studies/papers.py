@@ -1,0 +1,161 @@
+"""The papers' experiments as a study: each in the parts that depend on no other, recorded as they end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import torch
+
+import equifed
+from equifed.errors import ConfigError, DataError, unknown_name
+from equifed.experiments import EXPERIMENTS, Request
+from equifed.experiments.base import find
+from equifed.experiments.record import NO_DATA, NO_GPU, Row
+from equifed.settings import Cluster
+from equifed.store.environment import commit, is_changed
+from equifed.studies.jobs import Job, Watch, carry_out
+
+FILTERS = ("datasets", "sigma", "skew", "alpha")
+"""Options that choose among an experiment's parts."""
+AMOUNTS = ("seeds", "rounds")
+
+
+def names(given: str) -> list[str]:
+    """Experiments by "all", a paper, or their own name, several with commas."""
+    chosen: list[str] = []
+    for word in given.split(","):
+        found = [name for name in EXPERIMENTS if word in ("all", name, name.partition("/")[0])]
+        if not found:
+            papers = dict.fromkeys(name.partition("/")[0] for name in EXPERIMENTS)
+            raise unknown_name("experiment", word, ["all", *papers, *EXPERIMENTS])
+        chosen += found
+    return [name for name in EXPERIMENTS if name in chosen]
+
+
+class Piece(NamedTuple):
+    """One part of an experiment."""
+
+    experiment: str
+    request: Request
+    needs_gpu: bool = False
+
+    @property
+    def part(self) -> str:
+        """What tells it from the experiment's other parts."""
+        return " ".join(",".join(value) for name in FILTERS if (value := getattr(self.request, name)))
+
+    @property
+    def amount(self) -> str:
+        """Seeds and rounds that were asked for."""
+        return " ".join(f"{name}={value}" for name in AMOUNTS if (value := getattr(self.request, name)))
+
+
+def pieces(experiments: Sequence[str], request: Request) -> list[Piece]:
+    """The parts of these experiments that a request asks for; the first of each with --quick."""
+    for option in request.given:
+        if option not in (*FILTERS, *AMOUNTS):
+            raise ConfigError(f"Only one experiment at a time, without --record, takes --{option}.", key=f"--{option}")
+    found = []
+    for name in experiments:
+        experiment, options = find(name), EXPERIMENTS[name].options
+        amount = {option: getattr(request, option) for option in AMOUNTS if option in options}
+        own = [Piece(name, job) for job in experiment.jobs] + [Piece(name, job, True) for job in experiment.gpu_jobs]
+        own = [piece for piece in own if all(_fits(piece, option, request) for option in FILTERS)]
+        own = [piece._replace(request=dataclasses.replace(piece.request, **amount)) for piece in own]
+        if request.quick:
+            own = [piece._replace(request=dataclasses.replace(piece.request, quick=True)) for piece in own[:1]]
+        found += own
+    for option in FILTERS:
+        known = {value for piece in found for value in getattr(piece.request, option) or ()}
+        for value in getattr(request, option) or ():
+            if value not in known:
+                raise unknown_name(f"value of --{option} for these experiments", value, sorted(known))
+    return found
+
+
+def _fits(piece: Piece, option: str, request: Request) -> bool:
+    asked, have = getattr(request, option), getattr(piece.request, option)
+    return asked is None or bool(set(asked) & set(have or ()))
+
+
+class Ended(NamedTuple):
+    """A part that was carried out, or was not."""
+
+    piece: Piece
+    rows: Sequence[Row]
+    text: str = ""
+    """Why not; of one that failed, without rows, what went wrong."""
+
+
+def version() -> str:
+    """The commit of the package, with a + where it has changes since; its version where it is not under git."""
+    last = commit()
+    return f"equifed {equifed.__version__}" if last is None else last + ("+" if is_changed() else "")
+
+
+def missing(wanted: Sequence[Piece], recorded: Sequence[Row]) -> list[Piece]:
+    """Those that this version has not recorded in this amount."""
+    done = {(row.experiment, row.part, row.amount) for row in recorded if row.commit == version()}
+    return [piece for piece in wanted if (piece.experiment, piece.part, piece.amount) not in done]
+
+
+def carried_out(todo: Sequence[Piece], cluster: Cluster, watch: Watch = lambda states: None) -> Iterator[Ended]:
+    """Each part as it ends; what one of them fails by costs no other."""
+    left_out = [piece for piece in todo if piece.needs_gpu and not (torch.cuda.is_available() or cluster.gpus_per_job)]
+    for piece in left_out:
+        yield Ended(piece, [_empty(piece, NO_GPU)], "it takes days without a GPU")
+    todo = [piece for piece in todo if piece not in left_out]
+    jobs = [Job(f"{piece.experiment} {piece.part}".strip(), work, (piece,)) for piece in todo]
+    for outcome in carry_out(jobs, lambda key: None, cluster, watch):
+        piece = todo[outcome.position]
+        if outcome.error:
+            yield Ended(piece, [], outcome.error)
+        else:
+            yield Ended(piece, *outcome.value)
+
+
+def work(data: Any, piece: Piece) -> tuple[list[Row], str]:
+    """All of one part: its rows, and why there are none where its data cannot be had."""
+    experiment = find(piece.experiment)
+    began = time.monotonic()
+    try:
+        parts = experiment.parts(piece.request, lambda title, simulation: lambda step: None)
+        cells = [cell for part in parts for cell in part.numbers if experiment.own(cell)]
+    except DataError as error:
+        return [_empty(piece, NO_DATA)], str(error)
+    common = dataclasses.replace(_empty(piece), seconds=time.monotonic() - began)
+    rows = [
+        dataclasses.replace(
+            common,
+            dataset=cell.dataset,
+            place=cell.place,
+            method=cell.method,
+            metric=cell.metric,
+            published=cell.published_mean,
+            published_std=cell.published_std,
+            ours=cell.mean,
+            std=cell.std,
+            runs=cell.runs,
+            low=cell.low,
+            high=cell.high,
+            within=cell.within,
+            degenerate=cell.degenerate,
+        )
+        for cell in cells
+    ]
+    return rows or [common], ""
+
+
+def _empty(piece: Piece, reason: str = "") -> Row:
+    return Row(
+        experiment=piece.experiment,
+        part=piece.part,
+        amount=piece.amount,
+        reason=reason,
+        commit=version(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )

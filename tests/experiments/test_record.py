@@ -1,0 +1,367 @@
+"""The record of all published numbers, its page, and the command that keeps them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from equifed.errors import ConfigError, DataError
+from equifed.experiments import EXPERIMENTS, Numbers, Request
+from equifed.experiments import record as records
+from equifed.experiments.base import NAN, Cell, Experiment, Part
+from equifed.experiments.kffl import settings as kffl
+from equifed.experiments.page import TITLES, page, published_count, summary
+from equifed.experiments.record import NO_DATA, NO_GPU, NOT_RUN, Row, explained, read, replaced, write
+from equifed.studies import papers
+from equifed.studies.papers import names, pieces
+from experiments.command import run
+
+DOCS = Path(__file__).parents[2] / "docs"
+RECORD = DOCS / "reproduction.csv"
+PUBLISHED = Path(records.__file__).parent
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_has_the_interval_of_its_mean() -> None:
+    values = [0.5, 0.7, 0.65, 0.62]
+    (cell,) = Cell.row({"ACC": values}, {"ACC": (0.6, 0.1)}, dataset="d", method="m")
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (cell.runs, cell.low, cell.high) == (4, pytest.approx(low), pytest.approx(high))
+    (cell,) = Cell.row({"ACC": values[:2]}, {}, dataset="d", method="m")
+    assert (cell.runs, cell.within) == (2, None)
+    assert np.isnan([cell.low, cell.high]).all()
+
+
+def test_models_of_one_run_are_not_counted_as_runs() -> None:
+    """Five runs with three models each: the deviation is over all models, the interval over the runs' means."""
+    values = np.random.default_rng(0).normal(size=(5, 3))
+    (cell,) = Cell.row({"AC": values}, {"AC": (0.0, 1.0)}, runs=5, dataset="d", method="m")
+    means = values.mean(1)
+    assert (cell.mean, cell.std) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
+    assert (cell.low, cell.high) == pytest.approx(stats.t.interval(0.95, 4, means.mean(), stats.sem(means)))
+
+
+def test_a_deviation_that_was_not_published_is_taken_to_be_ours() -> None:
+    values = [1.0, 2.0, 3.0]  # deviation 1
+    for theirs, within in ((2 + 1.99 * np.sqrt(2 / 3), True), (2 + 2.01 * np.sqrt(2 / 3), False)):
+        (cell,) = Cell.row({"x": values}, {"x": (theirs, NAN)}, dataset="d", method="m")
+        assert cell.within is within
+
+
+def test_what_no_seed_changes_is_compared_to_the_digits_that_are_printed() -> None:
+    def within(ours: float) -> bool | None:
+        return Cell.counted("MiB", ours, 4.05, 2, dataset="d", method="m").within
+
+    assert [within(ours) for ours in (4.05, 4.0545, 4.0455, 4.06)] == [True, True, True, False]
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
+def _row(**values: Any) -> Row:
+    start: dict[str, Any] = {
+        "experiment": "fair-fate/table1",
+        "part": "compas 0.5",
+        "commit": "c",
+        "date": "2026-01-01",
+    }
+    return Row(**start | values)
+
+
+def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
+    rows = [
+        _row(dataset="compas", metric="ACC", published=0.6, ours=0.61, runs=10, within=False, method='a, "b"'),
+        _row(experiment="e2fl/table1", part="full", reason=NO_GPU),
+    ]
+    write(tmp_path / "r.csv", rows)
+    assert repr(read(tmp_path / "r.csv")) == repr(rows)  # nan is not equal to itself
+    assert read(tmp_path / "none.csv") == []
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="not a record"):
+        read(tmp_path / "other.csv")
+
+
+def test_new_rows_take_the_place_of_their_part_only() -> None:
+    old = [
+        _row(experiment="kffl/table4", part=""),
+        _row(metric="ACC", ours=0.1),
+        _row(metric="SP", ours=0.1),
+        _row(part="adult 0.5", metric="ACC", ours=0.1),
+    ]
+    made = replaced(old, [_row(metric="ACC", ours=0.2)])
+    assert [(row.experiment, row.part, row.ours) for row in made[:2]] == [
+        ("fair-fate/table1", "adult 0.5", 0.1), ("fair-fate/table1", "compas 0.5", 0.2),
+    ]  # fmt: skip
+    assert [row.experiment for row in made[2:]] == ["kffl/table4"]
+    # a machine that cannot carry it out takes nothing away
+    assert replaced(made, [_row(reason=NO_DATA)]) == made
+
+
+def test_the_first_reason_that_fits_is_a_number_s_own() -> None:
+    outside = _row(dataset="adult", place="sigma 0.5", method="FedMom", metric="SP", within=False)
+    assert [row.reason for row in explained([outside, replace(outside, within=True)])] == ["fedmom-beta", ""]
+    other = replace(outside, method="FedVal (EO)", runs=10)
+    few, some = replace(other, runs=3), replace(other, degenerate=2)
+    assert [row.reason for row in explained([other, few, some])] == ["", "some-partitions", "degenerate"]
+    assert Numbers("table*", "adult", method="FedAvg+?R").have("table1", "adult", "sigma 1.0", "FedAvg+LR", "SP")
+    assert not Numbers("table1", "adult").have("table2", "adult", "", "", "")
+    for paper in TITLES:
+        keys = [reason.key for reason in records.reasons(paper)]
+        assert len(set(keys)) == len(keys)
+        assert not set(keys) & set(NOT_RUN)
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_the_record_gives() -> None:
+    rows = read(RECORD)
+    assert (DOCS / "reproduction.md").read_text(encoding="utf-8") == page(rows)
+    assert repr(explained(rows)) == repr(rows)  # the reasons are those that the papers' modules give now
+
+
+def test_the_page_s_counts() -> None:
+    """Counted once more by the lines of the file."""
+    with RECORD.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["metric"]]
+    count = Counter((line["experiment"].split("/")[0], line["within"], bool(line["reason"])) for line in lines)
+    total = np.zeros(7, dtype=int)
+    for paper, (title, *shown) in zip(TITLES, summary(read(RECORD)), strict=False):
+        assert title == TITLES[paper]
+        compared = sum(number for (of, _, _), number in count.items() if of == paper)
+        with (PUBLISHED / paper.replace("-", "_") / "published.csv").open(encoding="utf-8") as file:
+            published = len(file.readlines()) - 1
+        expected = [
+            published, compared, count[paper, "yes", False], count[paper, "no", True], count[paper, "no", False],
+            count[paper, "", False], published - compared,
+        ]  # fmt: skip
+        assert [int(number) for number in shown] == expected
+        assert compared == sum(expected[2:6])
+        assert published >= compared
+        total += expected
+    assert [int(number) for number in summary(read(RECORD))[-1][1:]] == total.tolist()
+
+
+def test_every_recorded_number_is_published_once() -> None:
+    rows = [row for row in read(RECORD) if row.metric]
+    assert len(rows) == len({(row.paper, row.number) for row in rows})
+    for paper in TITLES:
+        with (PUBLISHED / paper.replace("-", "_") / "published.csv").open(encoding="utf-8", newline="") as file:
+            printed = {
+                float(line.get("mean", line.get("value"))) / (100 if paper == "sffl" else 1)
+                for line in csv.DictReader(file)
+            }
+        for row in rows:
+            if row.paper == paper:
+                small = 0.01 if row.experiment == "kffl/table3" else 0  # where an epsilon is printed beside a number
+                assert np.isclose(list(printed), row.published, rtol=1e-5, atol=small).any(), row
+
+
+def test_every_number_says_what_made_it() -> None:
+    for row in read(RECORD):
+        assert re.fullmatch(r"[0-9a-f]{40}", row.commit), "made by code that is not committed"
+        assert re.fullmatch(r"2\d\d\d-\d\d-\d\d", row.date)
+        if row.metric and not np.isnan(row.low):
+            assert row.low <= row.ours <= row.high
+            assert row.runs >= 3 or row.std == 0
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_experiments() -> None:
+    assert names("all") == list(EXPERIMENTS)
+    assert names("sffl") == [name for name in EXPERIMENTS if name.startswith("sffl/")]
+    assert names("kffl/table4,fair-fate/table1") == ["fair-fate/table1", "kffl/table4"]
+    with pytest.raises(ConfigError, match="Did you mean 'kffl'"):
+        names("kfl")
+
+
+def test_parts_are_chosen_by_data_set_and_level() -> None:
+    chosen = pieces(names("fair-fate,sffl/table1"), Request(datasets=["adult"], sigma=["0.5", "RND"], seeds=3))
+    assert [(piece.experiment, piece.part, piece.amount) for piece in chosen] == [
+        ("fair-fate/table1", "adult 0.5", "seeds=3"), ("fair-fate/table1", "adult RND", "seeds=3"),
+    ]  # fmt: skip
+    assert [piece.request.quick for piece in pieces(["fair-fate/table1"], Request(quick=True))] == [True]
+    with pytest.raises(ConfigError, match="Unknown value of --datasets for these experiments 'mars'"):
+        pieces(["fair-fate/table1"], Request(datasets=["mars"]))
+    with pytest.raises(ConfigError, match="--methods"):
+        pieces(["fair-fate/table1"], Request(methods=["fedavg"]))
+
+
+def test_the_parts_of_all_experiments_have_names_of_their_own() -> None:
+    everything = pieces(names("all"), Request())
+    assert len({(piece.experiment, piece.part) for piece in everything}) == len(everything)
+    without = {name for name, about in EXPERIMENTS.items() if about.among}
+    assert {piece.experiment for piece in everything} == set(EXPERIMENTS) - without
+
+
+def _stand_in(monkeypatch: pytest.MonkeyPatch, parts: Callable[..., Iterator[Part]]) -> None:
+    """In place of kffl/table4, whose two numbers it has, and kffl/table9, which fails."""
+
+    def broken(request: Request, watch: object) -> Iterator[Part]:
+        raise ValueError("out of order")
+        yield
+
+    def missing(request: Request, watch: object) -> Iterator[Part]:
+        raise DataError("not to be had")
+        yield
+
+    made = {
+        "kffl/table4": Experiment(parts),
+        "kffl/table9": Experiment(broken),
+        "kffl/table10": Experiment(missing),
+        "kffl/table13": Experiment(parts, jobs=(), gpu_jobs=(Request(datasets=["full"]),)),
+    }
+    monkeypatch.setattr(papers, "find", made.__getitem__)
+    monkeypatch.setattr(papers.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(papers, "version", lambda: "abc")
+
+
+def test_one_that_fails_costs_no_other_and_what_is_recorded_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried_out = []
+
+    def parts(request: Request, watch: object) -> Iterator[Part]:
+        carried_out.append(request)
+        kept: dict[str, Any] = {"dataset": "communities", "method": "KFFL"}
+        theirs = {"rmse": (0.320332, 0.024803), "ks_distance": (0.604128, 0.166035)}
+        cells = Cell.row({"rmse": [0.32, 0.33, 0.31], "ks_distance": [0.1, 0.1, 0.2]}, theirs, **kept)
+        yield Part([{"a": 1}], cells=cells)
+        yield Part(Cell.row({"other": [1.0, 2.0]}, {}, **kept))  # nothing was published of it
+
+    _stand_in(monkeypatch, parts)
+    file = tmp_path / "reproduction.csv"
+    words = ("kffl/table9,kffl/table4,kffl/table10,kffl/table13", "--record", str(file))
+    done = run(*words, "--json", folder=tmp_path, code=4)
+    said = done.stderr.replace("\n", " ")
+    assert "kffl/table9: failed: ValueError: out of order" in said
+    assert "kffl/table10: not carried out: not to be had" in said
+    assert "1 of 4 parts failed" in said
+    told = json.loads(done.stdout)
+    assert told["failed"] == ["kffl/table9: ValueError: out of order"]
+    rows = read(file)
+    assert [(row.experiment, row.metric, row.within, row.reason) for row in rows] == [
+        ("kffl/table4", "rmse", True, ""),
+        ("kffl/table4", "ks_distance", False, "untrained"),
+        ("kffl/table10", "", None, NO_DATA),
+        ("kffl/table13", "", None, NO_GPU),
+    ]
+    assert [row["ours"] for row in told["rows"][:2]] == pytest.approx([0.32, 0.4 / 3], abs=1e-6)  # of six digits
+    text = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    assert text == page(rows)
+    assert f"| KFFL | {published_count('kffl')} | 2 | 1 | 1 | 0 | 0 | {published_count('kffl') - 2} |" in text
+    # once more: only what failed
+    said = run(*words, folder=tmp_path, code=4).stderr.replace("\n", " ")
+    assert "3 of 4 parts were recorded before at this commit." in said
+    assert "1 of 1 parts failed" in said
+    assert len(carried_out) == 1
+    # with fewer seeds it is something else
+    run("kffl/table4", "--record", str(file), "--seeds", "2", folder=tmp_path)
+    assert [request.seeds for request in carried_out] == [None, 2]
+    # the page alone
+    (tmp_path / "reproduction.md").unlink()
+    run("all", "--record", str(file), "--only-page", folder=tmp_path)
+    assert "seeds=2" in (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    assert len(carried_out) == 2
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    record = ("--record", str(tmp_path / "r.csv"))
+    for words, text in (
+        (("all", "--quick", *record), "goes into no record"),
+        (("all", "--only-page"), "name it with --record"),
+        (("kffl/table4", "--workers", "2"), "only with --record"),
+        (("kffl", "--pages", str(tmp_path)), "of one experiment"),
+        (("kffl", "--methods", "kffl"), "Only one experiment at a time"),
+        (("kff",), "Did you mean 'kffl'"),
+    ):
+        assert text in run(*words, folder=tmp_path, code=2).stderr.replace("\n", " ")
+    assert not (tmp_path / "r.csv").exists()
+
+
+@pytest.mark.full
+def test_all_experiments_quickly(tmp_path: Path) -> None:
+    """Every experiment of the five papers, two seeds and two rounds of its first part."""
+    done = run("all", "--quick", "--json", folder=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["failed"] == []
+    carried_out = {row["experiment"] for row in told["rows"]}
+    assert carried_out == {piece.experiment for piece in pieces(names("all"), Request(quick=True))}
+    assert not list(tmp_path.glob("*.csv"))
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_two_workers_record_the_numbers_of_one(tmp_path: Path, needs: Callable[[str], None]) -> None:
+    pytest.importorskip("ray")
+    needs("adult")
+    needs("communities")
+    found = []
+    for workers in ("1", "2"):
+        file = tmp_path / f"{workers}.csv"
+        words = ("kffl/table4,kffl/table10,e2fl/table3", "--seeds", "2", "--rounds", "3", "--record", str(file))
+        run(*words, "--workers", workers, folder=tmp_path)
+        found.append([replace(row, seconds=0.0) for row in read(file)])
+    assert repr(found[0]) == repr(found[1])
+    assert {row.experiment for row in found[0] if row.metric} == {"kffl/table4", "kffl/table10", "e2fl/table3"}
+
+
+class _Swept:
+    """A sweep's figures, as `Result` gives them."""
+
+    swept = ("step_size", "fairness_weight")
+
+    def __init__(self, validation: pd.DataFrame, test: pd.DataFrame) -> None:
+        self.validation, self.test = validation, test
+
+    def pareto(self, quality: str, disparity: str, split: str) -> pd.DataFrame:
+        assert (quality, disparity, split) == ("rmse", "ks_distance", "validation")
+        return self.validation
+
+    def final(self) -> pd.DataFrame:
+        return self.test
+
+
+def test_a_regression_table_is_compared_at_equal_loss() -> None:
+    """Published rows of Table 14 beside the fairest setting whose RMSE rises by no larger a share, on validation
+    rows."""
+    rng = np.random.default_rng(0)
+    settings = [(step, weight) for step in (0.03, 0.1) for weight in (0.0, 1.0, 10.0, 60.0)]
+    validation = pd.DataFrame(settings, columns=["step_size", "fairness_weight"])
+    validation["rmse"], validation["ks_distance"] = 0.4 + 0.2 * rng.random(8), rng.random(8)
+    test = validation.loc[validation.index.repeat(5)].reset_index(drop=True)
+    test["rmse"], test["ks_distance"] = rng.random(40), rng.random(40)
+    start = min(validation["rmse"][0], validation["rmse"][4])
+    theirs = kffl.published_regression(14)
+    cells = kffl.regression_cells(14, _Swept(validation, test))  # type: ignore[arg-type]
+    assert [(cell.weight, cell.metric, cell.published_mean) for cell in cells] == [
+        (weight, metric, pair[i][0])
+        for weight, pair in theirs.items()
+        for i, metric in enumerate(("rmse", "ks_distance"))
+    ]
+    for cell in cells:
+        rise = theirs[cell.weight][0][0] / theirs["0"][0][0]
+        allowed = [
+            k
+            for k in range(8)
+            if validation["rmse"][k] <= start * max(1, rise) and (float(cell.weight) > 0 or settings[k][1] == 0)
+        ]
+        best = min(allowed, key=lambda k: validation["ks_distance"][k])
+        assert cell.mean == pytest.approx(test[cell.metric][5 * best : 5 * best + 5].mean())
+        assert cell.runs == 5
+        assert cell.place == f"non-iid, lambda {cell.weight}"
