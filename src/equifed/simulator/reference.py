@@ -99,14 +99,15 @@ class Reference(LocalEngine):
 
     def _data(self, phase: Phase, run: int, client: int, round: int) -> Data:
         job, tables, seed = self.job, self.tables, self.job.runs[run].seed
-        begin, n = tables.start[run, client], int(tables.sizes[run, client])
+        who, n = np.array([client]), int(tables.sizes[run, client])
+        begin = int(tables.bring(np.array([run]), who, np.array([n]))[0])
         rows = tables.index[begin : begin + n].long()
         batches: tuple[Tensor, ...] = ()
         uniforms: tuple[Tensor, ...] = ()
         dropout: tuple[Tensor, ...] = ()
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
-            source = randomness.Batches(seed, round, job.client_keys[client], phase.name, n, local)
+            source = randomness.Batches(seed, round, int(job.client_keys(who)[0]), phase.name, n, local)
             epochs = range(phase.client.passes(local))
             batches = tuple(torch.from_numpy(rows).to(job.device) for e in epochs for rows in source.of_epoch(e))
             if job.has_dropout:
