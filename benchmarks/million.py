@@ -96,7 +96,7 @@ def train(folder: Path, rounds: int, per_round: int, method: str, warm: bool) ->
 
     rows = folder / "cache" / "rows.bin"
     with open(rows, "rb") as file:  # into the page cache, or out of it
-        while warm and file.read(2**24):
+        while warm and file.read(2**20):
             pass
         if not warm:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -30,8 +30,8 @@ FORMAT = "equifed-mapped-1"
 ROWS, CLIENTS, ABOUT = "rows.bin", "clients.arrow", "about.json"
 """The files of a prepared folder: the rows; the clients' names, in order, with where each one's rows start and how many
 they are; and what the numbers of a row are."""
-PIECE = 1024
-"""Rows that are read before their pages are given back. The system may map 64 KiB for each of them."""
+PIECE = 256
+"""Rows that are read before their pages are given back. The system may map up to 2 MiB for each client of them."""
 SCAN = 2**16
 """Rows that are read at once when all are gone through."""
 
@@ -111,6 +111,8 @@ class MappedFile:
                 if size != expected:
                     raise self._damaged(f"{ROWS} has {size:,} bytes, and its rows take {expected:,}")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except DataError:
+            raise
         except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
             raise self._damaged(str(error)) from error
         self.names = Names(table.column("client").chunk(0))

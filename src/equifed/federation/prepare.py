@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from pyarrow import parquet
 from equifed.data import Schema, Sensitive
 from equifed.data.choose import require_columns
 from equifed.data.encode import check_complete
-from equifed.errors import ConfigError, DataError, DiskError, EquifedError, blaming
+from equifed.errors import ConfigError, DataError, DiskError, EquifedError, EquifedWarning, blaming
 from equifed.federation.mapped import ABOUT, CLIENTS, FORMAT, ROWS, MappedFile, cell_counts, layout
 from equifed.federation.reading import existing, with_text_names
 from equifed.federation.tables import schema_of
@@ -97,23 +99,31 @@ class Source:
                     yield path, frame.set_axis(pd.RangeIndex(begin, begin + len(frame)), axis=0)
                     begin += len(frame)
 
-    def check_columns(self) -> None:
+    @property
+    def sensitive(self) -> list[str]:
+        """The sensitive columns that are named."""
+        given = self.options["sensitive"] or []
+        rules = [given] if isinstance(given, str | Sensitive) else given
+        return [rule.column if isinstance(rule, Sensitive) else str(rule) for rule in rules]
+
+    def check_columns(self, columns: Sequence[str]) -> None:
         """Refuse files without the columns, before the first row is read."""
-        wanted = [self.client]
-        if isinstance(label := self.options.get("label"), str):
-            wanted.append(label)
         for path in self.files:
             with blaming(file=path.name):
-                require_columns(pd.DataFrame(columns=_columns(path)), wanted)
+                require_columns(pd.DataFrame(columns=_columns(path)), list(dict.fromkeys([self.client, *columns])))
 
     def read_schema(self) -> Schema:
         """The schema that is given, or the one of a sample of the rows, in which every label, group and category of all
         rows occurs."""
         if self.schema is not None:
-            return schema_of(self.schema, (), self.settled, **self.options)
-        sample = pd.concat(list(self._sample()), ignore_index=True)
-        if not len(sample):
+            schema = schema_of(self.schema, (), self.settled, **self.options)
+            self.check_columns(schema.column_names)
+            return schema
+        self.check_columns([self.options["label"], *self.sensitive, *(self.settled["features"] or ())])
+        pieces = list(self._sample())
+        if not pieces:
             raise DataError("The files have no rows.", file=self.files[0].name)
+        sample = pd.concat(pieces, ignore_index=True)
         values = self._values(sample)
         every = sample.iloc[np.zeros(len(values), int)].assign(
             **{str(name): values[name].to_numpy() for name in values}
@@ -129,15 +139,14 @@ class Source:
         for place in np.unique(np.linspace(0, len(places) - 1, SAMPLES).astype(int)) if places else ():
             path, group = places[place]
             with _readable(path):
-                yield with_text_names(next(_batches(path, None, [group])).to_pandas())
+                for batch in itertools.islice(_batches(path, None, [group]), 1):
+                    yield with_text_names(batch.to_pandas())
 
     def _values(self, sample: pd.DataFrame) -> pd.DataFrame:
         """Rows in which every label, every group and every category occurs, of these columns alone."""
         options = self.options
-        rules = [options["sensitive"]] if isinstance(options["sensitive"], str | Sensitive) else options["sensitive"]
-        grouping = [rule.column if isinstance(rule, Sensitive) else rule for rule in rules]
         texts = [name for name in sample if not pd.api.types.is_numeric_dtype(sample[name])]
-        apart = [[options["label"]] if options["task"] == "classification" else [], grouping]
+        apart = [[options["label"]] if options["task"] == "classification" else [], self.sensitive]
         apart += [[name] for name in texts if name not in (self.client, options["label"])]
         apart = [columns for columns in apart if columns]
         needed = list(dict.fromkeys(name for columns in apart for name in columns))
@@ -223,14 +232,16 @@ def prepared(source: Source, cache: Path) -> MappedFile:
     if cache.exists() and not cache.is_dir():
         raise ConfigError(f"must be a folder, and {str(cache)!r} is a file.", key="cache", value=cache)
     if (cache / ABOUT).exists():
-        with contextlib.suppress(OSError, ValueError):  # one that is damaged is made anew, too
+        try:
             about = read_sealed(cache / ABOUT)
             if about.get("made_from") == request and about.get("format") == FORMAT:
                 return MappedFile(cache)
+        except (OSError, ValueError) as error:
+            what = error.text if isinstance(error, DataError) else f"What it says of itself is not true: {error}."
+            warnings.warn(f"{cache}: {what} That is done now.", EquifedWarning, stacklevel=3)
     elif cache.is_dir() and any(cache.iterdir()):
         text = f"{str(cache)!r} has files that are no prepared rows. Name a new folder."
         raise ConfigError(text, key="cache", value=cache)
-    source.check_columns()
     schema = source.read_schema()
     temporary = cache.with_name(f".{cache.name}.{secrets.token_hex(6)}")
     try:
