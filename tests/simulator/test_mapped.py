@@ -157,7 +157,7 @@ def test_the_window_holds_the_largest_clients_of_a_round(place: Path) -> None:
     assert made.window is not None
     assert made.window.size == sum(int(np.sort(fed.train.sizes)[-5:].sum()) for fed in feds)
     run, client = np.array([0, 1, 0, 1]), np.array([5, 5, 2, 40])
-    n = made.sizes[run, client]
+    n = made.rows_held(run, client)
     start = made.bring(run, client, n)
     for r, k, begin, count in zip(run, client, start, n, strict=True):
         rows = made.index[begin : begin + count].long()

@@ -614,7 +614,7 @@ class Federation:
     def _cells(self) -> np.ndarray:
         """Both, the rows of unknown group after the last group."""
         if self.mapped is not None:
-            return self.mapped.cells(*self._sizes)
+            return self.mapped.cells()
         g, c = self._sizes[0] + 1, self._sizes[1]
         owner, rows = self.train.flat()
         y = self.rows.y[rows] if self.task == "classification" else 0
@@ -630,7 +630,7 @@ class Federation:
     def total_cells(self) -> np.ndarray:
         """Training rows of all clients by group, those of unknown group last, and label [groups + 1, classes]."""
         if self.mapped is not None:
-            return self.mapped.totals(*self._sizes)
+            return self.mapped.total_cells
         rows = self.train.flat()[1]
         return cell_counts(self.rows.y[rows], self.rows.s[rows], *self._sizes)
 

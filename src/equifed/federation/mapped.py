@@ -211,14 +211,17 @@ class MappedSets(RowSets):
         """The training rows of these clients, one client after another."""
         return self.file.take(self.positions(clients))
 
-    def totals(self, groups: int, classes: int) -> np.ndarray:
+    @cached_property
+    def total_cells(self) -> np.ndarray:
         """Training rows by group, those of unknown group last, and label [groups + 1, classes]."""
         whole = np.array(self.file.about["cells"], dtype=np.int64)
         taken = self.file.take(self._held)
-        return whole - cell_counts(taken.y, taken.s, groups, classes)
+        cells: np.ndarray = whole - cell_counts(taken.y, taken.s, whole.shape[0] - 1, whole.shape[1])
+        return cells
 
-    def cells(self, groups: int, classes: int) -> np.ndarray:
+    def cells(self) -> np.ndarray:
         """The same for each client [clients, groups + 1, classes]; all rows are read."""
+        groups, classes = self.total_cells.shape[0] - 1, self.total_cells.shape[1]
         counts = np.zeros((len(self), (groups + 1) * classes), dtype=np.int64)
         everyone = np.arange(len(self))
         for clients in np.array_split(everyone, max(1, len(self.file) // SCAN)):

@@ -127,7 +127,8 @@ class Apart:
         if rows not in self._steps_of:
             sizes, size = self.tables.sizes, self.job.task.local.batch_size
             each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
-            self._steps_of[rows] = float(each.sum()) * self.job.cohort_size / sizes.shape[1]
+            share = self.job.cohort_size * len(self.job.runs) / sizes.size
+            self._steps_of[rows] = float(each.sum()) * share
         return self._steps_of[rows] * epochs * self.job.rounds
 
 

@@ -112,7 +112,7 @@ class LanesEngine(LocalEngine):
         many, most = cohorts.shape[1], max(1, AT_ONCE // len(seeds))
         if window is None:
             return [slice(begin, min(begin + most, many)) for begin in range(0, many, most)]
-        ends = np.cumsum(self.tables.sizes[np.arange(len(seeds))[:, None], seeds].sum(0))
+        ends = np.cumsum(self.tables.rows_held(np.arange(len(seeds))[:, None], seeds).sum(0))
         parts, begin = [], 0
         while begin < many:
             before = ends[begin - 1] if begin else 0
@@ -184,7 +184,7 @@ class LanesEngine(LocalEngine):
         somewhere = np.asarray(present.reshape(settings, seeds, -1).any(0))
         run, slot = (index.reshape(-1) for index in np.indices((seeds, cohorts.shape[1])))
         client = cohorts[run, slot]
-        n = np.where(somewhere[run, slot], self.tables.sizes[run, client], 0)
+        n = np.where(somewhere[run, slot], self.tables.rows_held(run, client), 0)
         order = np.argsort(-n, kind="stable")
         run, slot, client, n = run[order], slot[order], client[order], n[order]
         return Lanes(run, slot, client, n, self.tables.bring(run, client, n))

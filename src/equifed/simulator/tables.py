@@ -32,10 +32,12 @@ class Tables:
     """The sensitive attribute as numbers [rows, d], where it is more than the group."""
     index: Tensor
     """Training row positions of all clients of all federations, one after the other (int32)."""
+    federation: np.ndarray
+    """Which federation each run has, of those whose clients hold different rows [R]."""
     start: np.ndarray
-    """Where run r's client k starts in `index` [R, N]; empty where rows stay in files: see `bring`."""
+    """Where each federation's client k starts in `index` [F, N]; empty where rows stay in files: see `bring`."""
     sizes: np.ndarray
-    """Its number of training rows [R, N]."""
+    """Its number of training rows [F, N]."""
     offset: np.ndarray
     """What to add to run r's own row positions [R]."""
     scaling: tuple[Tensor, Tensor] | tuple[()]
@@ -47,10 +49,14 @@ class Tables:
         """Where the rows of these clients of these runs, n of each, start in `index`; those that stay in files are
         brought in, and take the place of the ones before. Of a client that is absent, n is 0."""
         if self.window is None:
-            return self.start[run, client]
+            return self.start[self.federation[run], client]
         starts = np.zeros(len(n), np.int64)
         starts[n > 0] = self.window.bring(self, run[n > 0], client[n > 0])
         return starts
+
+    def rows_held(self, run: np.ndarray | int, client: np.ndarray | int) -> np.ndarray:
+        """How many training rows these clients of these runs have."""
+        return self.sizes[self.federation[run], client]
 
     def features(self, rows: Tensor, run: int) -> Tensor:
         """Features of these rows as the model of this run sees them."""
@@ -72,18 +78,16 @@ class Window:
     def __init__(
         self, begin: int, size: int, sets: Sequence[MappedSets], scaling: tuple[np.ndarray, np.ndarray] | None
     ) -> None:
-        """begin: where it begins in the tables. size: how many rows it can hold. sets: the clients' rows in each run
-        [R]. scaling: shift and factor of the features, where the tables hold them as the model sees them."""
-        self.begin, self.size, self._scaling = begin, size, scaling
+        """begin: where it begins in the tables. size: how many rows it can hold. sets: the clients' rows in each
+        federation. scaling: shift and factor of the features, where the tables hold them as the model sees them."""
+        self.begin, self.size, self._sets, self._scaling = begin, size, sets, scaling
         self.filled = 0
         """How many rows are in it."""
-        self._sets = list({id(own): own for own in sets}.values())
-        self._of_run = np.array([next(i for i, own in enumerate(self._sets) if own is each) for each in sets])
         self._here, self._starts = np.empty((0, 2), np.int64), np.empty(0, np.int64)
         """Whose rows are in it, (federation, client), and where those of each start."""
 
     def bring(self, tables: Tables, run: np.ndarray, client: np.ndarray) -> np.ndarray:
-        wanted, which = np.unique(np.stack([self._of_run[run], client], 1), axis=0, return_inverse=True)
+        wanted, which = np.unique(np.stack([tables.federation[run], client], 1), axis=0, return_inverse=True)
         if not np.array_equal(wanted, self._here):  # the phases of a round ask for the same
             self.filled, starts = 0, []
             for number, sets in enumerate(self._sets):
@@ -145,13 +149,16 @@ def make_tables(job: Job) -> Tables:
         shifts, factors = zip(*(scaling or none for scaling in scalings), strict=True)
         shift_and_factor = on_device(np.stack(shifts)), on_device(np.stack(factors))
     window: Window | None = None
-    sets = [fed.mapped for fed in feds if fed.mapped is not None]
+    holdings = [(id(fed.train), _identity(fed.rows)) for fed in feds]
+    apart = [feds[holdings.index(each)] for each in dict.fromkeys(holdings)]
+    federation = np.array([[*dict.fromkeys(holdings)].index(each) for each in holdings])
+    sets = [fed.mapped for fed in apart if fed.mapped is not None]
     if sets:
         window = Window(total, _window_rows(job), sets, None if shift_and_factor else scalings[0])
-        index, sizes = np.arange(total, total + window.size, dtype=np.int32), _of_runs([own.sizes for own in sets])
-        start = np.zeros((len(feds), 0), np.int64)
+        index, start = np.arange(total, total + window.size, dtype=np.int32), np.zeros((len(sets), 0), np.int64)
     else:
-        index, start, sizes = _indices(feds, offset)
+        index, start = _indices(apart, [stored[_identity(fed.rows)][1] for fed in apart])
+    sizes = _lines([fed.train.sizes for fed in apart])
 
     def column(values: np.ndarray) -> Tensor:
         held = on_device(values)
@@ -159,7 +166,7 @@ def make_tables(job: Job) -> Tables:
 
     attribute = column(_join(attributes)) if attributes else None
     columns = column(x), column(y), column(s), attribute
-    return Tables(*columns, on_device(index), start, sizes, offset, shift_and_factor, window)
+    return Tables(*columns, on_device(index), federation, start, sizes, offset, shift_and_factor, window)
 
 
 def _identity(rows: Rows) -> tuple[int, ...]:
@@ -171,24 +178,14 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _indices(feds: list[Federation], offset: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All clients' positions in one array; runs that share a federation share its part."""
-    parts: list[np.ndarray] = []
-    begins: dict[int, int] = {}
-    total = 0
-    for fed, shift in zip(feds, offset, strict=True):
-        if id(fed) not in begins:
-            begins[id(fed)] = total
-            parts.append((fed.train.index + shift).astype(np.int32))
-            total += len(fed.train.index)
-    starts = {id(fed): fed.train.start + begins[id(fed)] for fed in feds}
-    sizes = {id(fed): fed.train.sizes for fed in feds}
-    start, size = (_of_runs([values[id(fed)] for fed in feds]) for values in (starts, sizes))
-    return _join(parts), start, size
+def _indices(feds: list[Federation], offset: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """All clients' positions in one array, and where those of each federation's client k start [F, N]."""
+    parts = [(fed.train.index + shift).astype(np.int32) for fed, shift in zip(feds, offset, strict=True)]
+    ends = np.cumsum([len(part) for part in parts])
+    begins = [end - len(part) for end, part in zip(ends, parts, strict=True)]
+    return _join(parts), _lines([fed.train.start + begin for fed, begin in zip(feds, begins, strict=True)])
 
 
-def _of_runs(lines: list[np.ndarray]) -> np.ndarray:
-    """A line for each run [R, N]; where it is the same line, it is held once."""
-    if all(line is lines[0] for line in lines):
-        return np.broadcast_to(lines[0], (len(lines), len(lines[0])))
-    return np.stack(lines)
+def _lines(lines: list[np.ndarray]) -> np.ndarray:
+    """One under the other; a single one is not copied."""
+    return lines[0][None] if len(lines) == 1 else np.stack(lines)

@@ -198,7 +198,7 @@ class Traced:
 
     @cached_property
     def _longest(self) -> int:
-        """Rows of the largest client, of the run in the middle."""
+        """Rows of the largest client, of the federation in the middle."""
         return int(np.median(self.tables.sizes.max(1)))
 
     def _note(self, note: Note) -> None:
