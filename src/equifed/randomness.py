@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from equifed.settings import Local
 
 
-@cache
 def key(name: str) -> int:
     """A stable number for a name (client id, purpose), unlike Python's salted hash."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+_purpose = cache(key)
+"""That of a purpose or a phase, of which there are few."""
+
+
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     """The generator of one purpose, e.g. generator(seed, "batches", round, key(client))."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, key(purpose), *numbers))))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _purpose(purpose), *numbers))))
 
 
 def client_order(ids: Sequence[str]) -> np.ndarray:
@@ -60,12 +63,12 @@ def late(seed: int, round: int, step: int, client_keys: Sequence[int], dropout: 
 
 def batch_keys(seeds: np.ndarray | int, round: int, client_keys: np.ndarray | int, phase: str) -> np.ndarray:
     """Keys of the orders of rows in local training, of one client or of many [K], uint64."""
-    return shuffle.key_of(key("batches"), seeds, round, client_keys, key(phase))
+    return shuffle.key_of(_purpose("batches"), seeds, round, client_keys, _purpose(phase))
 
 
 def dropout_keys(seeds: np.ndarray | int, round: int, client_keys: np.ndarray | int, phase: str) -> np.ndarray:
     """Keys of what dropout drops in local training, of one client or of many [K], uint64."""
-    return shuffle.key_of(key("dropout-masks"), seeds, round, client_keys, key(phase))
+    return shuffle.key_of(_purpose("dropout-masks"), seeds, round, client_keys, _purpose(phase))
 
 
 def dropout_words(keys: np.ndarray, epoch: int, steps: range) -> np.ndarray:
@@ -81,7 +84,7 @@ class Batches:
 
     def __init__(self, seed: int, round: int, client_key: int, phase: str, n: int, local: Local) -> None:
         self._key, self._dropout = (of(seed, round, client_key, phase) for of in (batch_keys, dropout_keys))
-        self._resampling = (seed, "resample", round, client_key, key(phase))
+        self._resampling = (seed, "resample", round, client_key, _purpose(phase))
         self._n, self._size = n, local.batch_size
 
     def order(self, epoch: int) -> np.ndarray:

@@ -87,7 +87,7 @@ def rows_of(trial: Trial, result: Result, environment: Mapping[str, Any]) -> lis
         **_facts(trial),
         "left_out": "",
         "rounds": result.settings.rounds,
-        "clients": len(result.info["clients"]),
+        "clients": result.info["num_clients"],
         "rows": result.info["rows"]["train"],
         "majority": _majority(result),
         "bytes": _bytes(result),

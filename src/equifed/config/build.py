@@ -67,6 +67,8 @@ def _own(config: Config) -> list[Federation]:
             Federation.from_frame(frame, partition=config.partition, seed=seed, **options)
             for seed in config.run.seed_list
         ]
+    if data.mapped is not None:
+        return _mapped(config, {key: value for key, value in options.items() if key != "min_group"})
     return [
         Federation.from_files(
             config.paths(),
@@ -77,6 +79,21 @@ def _own(config: Config) -> list[Federation]:
         )
         for seed in config.run.seed_list
     ]
+
+
+def _mapped(config: Config, options: dict[str, Any]) -> list[Federation]:
+    """Of files that may be larger than memory; where no rows are held back, one federation serves all seeds."""
+    data, seeds = config.data, config.run.seed_list
+    assert data.mapped is not None
+    assert data.client is not None
+    named = {"cache": data.cache, "test_file": data.test_file, "validation_file": data.validation_file}
+    options |= {key: config.folder / file for key, file in named.items() if file is not None}
+    with blaming(key="mapped"):
+        drawn = seeds if data.test or data.validation else seeds[:1]
+        made = [
+            Federation.from_mapped(config.folder / data.mapped, client=data.client, seed=s, **options) for s in drawn
+        ]
+    return made if len(made) == len(seeds) else [dataclasses.replace(made[0], seed=seed) for seed in seeds]
 
 
 def build(config: Config, federations: Sequence[Federation] | None = None) -> Simulation:

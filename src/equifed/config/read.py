@@ -36,12 +36,18 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseModel)
 NAMED = {"name", "preset", "sensitive", "min_group", "validation", "client_test", "rows"}
 """Keys of [data] that go with a named data set."""
-SOURCES = ("name", "files", "folder", "table")
+SOURCES = ("name", "files", "folder", "table", "mapped")
 """Keys of [data] that say where the rows are: one of them."""
 OF_NAMED = ("client_test", "rows")
 """Those that go with nothing else."""
 PER_CLIENT = ("validation_file", "client_groups")
 """Keys of [data] that go with one file per client."""
+OF_MAPPED = ("client", "cache", "test_file")
+"""Keys of [data] that go with mapped files,"""
+NOT_OF_MAPPED = ("client_groups", "min_group", "min_count")
+"""and those that do not."""
+MAPPED_TEST = 0.01
+"""The share of their rows that is held in memory as test rows."""
 IN_SCHEMA = ("features", "drop", "dates", "missing", "min_count")
 """Keys of [data] that say how to make a schema."""
 
@@ -108,7 +114,9 @@ def parse_config(
     assert data is not None
     usual = {} if preset is None else described(preset.default_partition(), partition.REGISTRY)
     division = None
-    if data.files and "partition" in merged:
+    if data.mapped is not None and "test" not in data.model_fields_set:
+        data = data.model_copy(update={"test": MAPPED_TEST if data.test_file is None else 0.0})
+    if (data.files or data.mapped) and "partition" in merged:
         text = "The files already say which client holds which rows. Leave this out, or give one table."
         reader.problem(text, "partition")
     elif data.table and "partition" not in merged:
@@ -117,7 +125,7 @@ def parse_config(
             "num-partitions, or natural with a column; or give one file per client."
         )
         reader.problem(ConfigError(text, allowed=sorted(partition.REGISTRY)), "partition", "kind")
-    elif not data.files:
+    elif not data.files and not data.mapped:
         division = reader.choice("partition", "kind", partition.REGISTRY, usual)
     task = _schema_task(data, folder) if preset is None else preset.task
     usual = {"kind": "linear" if task == "regression" else "logistic"}
@@ -134,12 +142,13 @@ def parse_config(
     cluster = reader.made("cluster", Cluster) if "cluster" in merged else None
     reader.stop_if_wrong()
     if run.target and (sweep or seek or chosen_from) and not _has_validation(data, preset, division):
-        data = data.model_copy(update={"validation": VALIDATION})
+        data = data.model_copy(update={"validation": MAPPED_TEST if data.mapped else VALIDATION})
     filled = partial(
         dataclasses.replace,
         run,
         seeds=run.seeds or (1 if flower else SEEDS),
-        clients_per_round=run.clients_per_round or _sampled(preset, division, "partition" in merged),
+        clients_per_round=run.clients_per_round
+        or (None if data.mapped else _sampled(preset, division, "partition" in merged)),
         local=local.for_task(task),
     )
     run = reader.checked("local", filled)  # which has to fit the rounds
@@ -171,7 +180,8 @@ def _check_own(data: DataSection) -> None:
     """Whether the keys go together that describe rows of one's own."""
     sources = [key for key in SOURCES if getattr(data, key)]
     if not sources:
-        raise ConfigError("needs a name (see `equifed data list`), or files, one per client, or a folder, or a table.")
+        text = "needs a name (see `equifed data list`), or files, one per client, or a folder, a table or mapped files."
+        raise ConfigError(text)
     if len(sources) > 1:
         raise ConfigError(f"The section has {' and '.join(sources)}. Keep one of them.", key=sources[1])
     if data.preset is not None:
@@ -187,6 +197,7 @@ def _check_own(data: DataSection) -> None:
     for key in PER_CLIENT:
         if data.table is not None and getattr(data, key) is not None:
             raise ConfigError("belongs to one file per client, not to a table that a partition deals.", key=key)
+    _check_mapped(data)
     if data.validation_file is not None and data.validation:
         raise ConfigError(
             "A file for validation and a share of the rows, `validation`, are both given; keep one of them.",
@@ -194,6 +205,17 @@ def _check_own(data: DataSection) -> None:
         )
     if isinstance(data.files, list):
         _check_names(data.files, "files")
+
+
+def _check_mapped(data: DataSection) -> None:
+    if data.mapped is not None and data.client is None:
+        raise ConfigError("Mapped files need the column that says which client holds a row.", key="client")
+    for key in OF_MAPPED if data.mapped is None else NOT_OF_MAPPED:
+        if getattr(data, key) is not None:
+            raise ConfigError(f"is {'only' if data.mapped is None else 'not'} for mapped files.", key=key)
+    if data.test_file is not None and data.test and "test" in data.model_fields_set:
+        text = "A file for the test and a share of the rows, `test`, are both given; keep one of them."
+        raise ConfigError(text, key="test_file")
 
 
 def _own(data: DataSection) -> str:

@@ -64,6 +64,14 @@ class DataSection(_Section):
     """In place of files: a folder with one such file per client. Relative to this config file."""
     table: str | None = None
     """In place of files: one file with all rows; [partition] says who holds which. Relative to this config file."""
+    mapped: str | None = None
+    """In place of files: a Parquet or Arrow file, or a folder of them, that may be larger than memory; the column
+    `client` says who holds a row. Relative to this config file."""
+    client: str | None = None
+    """Of mapped files: the column that names the client."""
+    cache: str | None = None
+    """Of mapped files: the folder in which their rows are prepared, once. Relative to this config file. Left out:
+    beside them."""
     schema_: str | None = None
     """The schema file that all clients share (JSON)."""
     label: str | None = None
@@ -88,7 +96,9 @@ class DataSection(_Section):
     meaning: str = ""
     """What that class says of a row, in a few words for the report, when there is no schema."""
     test: float = Field(0.2, ge=0, lt=1)
-    """Share of each file's rows, or of the table's, that goes to the test set."""
+    """Share of each file's rows, or of the table's, that goes to the test set. Of mapped files, left out: 0.01."""
+    test_file: str | None = None
+    """Of mapped files: the test rows, a file of their own. Relative to this config file."""
     validation: float | None = Field(None, ge=0, lt=1)
     """Share of the rows that the server takes from the training rows, to choose settings on; the test rows stay the
     same. Left out: the preset's own validation rows; where there are none, 0.1 if a target chooses among several
@@ -105,7 +115,7 @@ class DataSection(_Section):
     @property
     def title(self) -> str:
         """What the data are called in reports."""
-        return self.name or (Path(self.table).stem if self.table else "files")
+        return self.name or (Path(self.table or self.mapped or "files").stem)
 
 
 class FlowerSection(_Section):
@@ -154,6 +164,9 @@ class Config:
         elif folder is not None:
             named = {
                 "table": self.data.table,
+                "mapped": self.data.mapped,
+                "cache": self.data.cache,
+                "test-file": self.data.test_file,
                 "schema": self.data.schema_,
                 "validation-file": self.data.validation_file,
             }

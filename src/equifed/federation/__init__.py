@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from equifed.federation.arrays import Rows
-from equifed.federation.federation import Federation, RowSets
+from equifed.federation.federation import Federation
+from equifed.federation.rowsets import RowSets
 
 if TYPE_CHECKING:
     from equifed.federation.datasets import load

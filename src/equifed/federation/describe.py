@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ class Description:
     """The make-up of a federation: how many rows of each group and label every client trains on."""
 
     title: str
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     """Client names."""
     groups: tuple[str, ...]
     labels: tuple[str, ...]

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from equifed import randomness
 from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
 from equifed.federation import arrays
 from equifed.federation.arrays import Rows
 from equifed.federation.describe import Description
+from equifed.federation.mapped import MappedSets, Names, cell_counts
+from equifed.federation.rowsets import RowSets
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
 from equifed.partition.base import UNKNOWN
@@ -24,64 +27,31 @@ if TYPE_CHECKING:
     from equifed.data.dates import DatePart
 
 
+MAPPED_SAMPLED = 100
+"""Clients per round of a mapped federation whose run does not say how many: all may be millions."""
 UNKNOWN_NAME = "unknown"
 """What the rows of unknown group are called in tables."""
-
-
-@dataclass(frozen=True)
-class RowSets:
-    """Row positions of many clients in one array; clients may share a range (a common test set)."""
-
-    index: np.ndarray
-    """Positions in `Rows`, int64."""
-    start: np.ndarray
-    """Where client k's positions start in `index`."""
-    stop: np.ndarray
-    """Where they end."""
-
-    @classmethod
-    def of(cls, parts: Sequence[np.ndarray]) -> RowSets:
-        sizes = np.array([len(part) for part in parts], dtype=np.int64)
-        stop = np.cumsum(sizes)
-        index = np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
-        return cls(index, stop - sizes, stop)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return self.stop - self.start
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """(client, row position) of every row that a client holds."""
-        sizes = self.sizes
-        owner = np.repeat(np.arange(len(self)), sizes)
-        within = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
-        return owner, self.index[self.start[owner] + within]
-
-    def __getitem__(self, client: int) -> np.ndarray:
-        return self.index[self.start[client] : self.stop[client]]
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Clients with their own rows, a validation set at the server, a global test set.
 
-    Make one with `from_arrays`, `from_frame`, `from_files` or `equifed.load`.
+    Make one with `from_arrays`, `from_frame`, `from_files`, `from_mapped` or `equifed.load`.
     """
 
     rows: Rows
-    """Shared storage; federations over the same data (one per seed) share it."""
+    """Shared storage; federations over the same data (one per seed) share it. Of a mapped federation, only the rows
+    for test and validation: its training rows stay in their file."""
     train: RowSets
-    """Training rows of each client."""
+    """Training rows of each client; `MappedSets` where they stay in a file."""
     validation: np.ndarray
     """Rows of the server's validation set (may be empty)."""
     test: np.ndarray
     """Rows of the global test set (may be empty)."""
     client_test: RowSets | None
     """Test rows of each client, if any."""
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     """Client names."""
     task: TaskKind = "classification"
     classes: tuple[str, ...] = ()
@@ -354,6 +324,98 @@ class Federation:
         return cls.of(whole, holdings, seed=seed, name=name).checked()
 
     @classmethod
+    def from_mapped(
+        cls,
+        files: str | Path | Sequence[str | Path],
+        *,
+        client: str,
+        label: str | None = None,
+        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
+        cache: str | Path | None = None,
+        schema: str | Path | Schema | None = None,
+        features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        dates: Mapping[str, Sequence[DatePart]] | None = None,
+        missing: Missing | Mapping[str, Missing] | None = None,
+        positive: object = None,
+        meaning: str = "",
+        task: TaskKind = "classification",
+        encoding: Literal["ordinal", "onehot"] = "onehot",
+        scaling: Literal["standard", "none"] = "standard",
+        test: float = 0.01,
+        validation: float = 0.0,
+        test_file: str | Path | None = None,
+        validation_file: str | Path | None = None,
+        seed: int = 0,
+        name: str = "",
+    ) -> Federation:
+        """From files that are larger than memory: Parquet or Arrow, one file, a folder of them or a list, in which a
+        column says which client holds a row. There may be millions of clients.
+
+        The first call encodes the rows piece by piece into the folder `cache` (default: beside the files, named after
+        them with ".mapped"), sorted by client where a client's rows do not lie together. That takes as much space as
+        the rows are in 32-bit numbers, twice that while they are sorted. Later calls take the folder as it is, unless
+        the files or what is asked for have changed. In training, the rows of a round's clients are read from it.
+        client: the column of clients. test, validation: shares of all rows, drawn by `seed`; these are held in memory.
+        test_file, validation_file: files with such rows, in place of a share. A run that does not say how many clients
+        there are in a round has 100.
+        All else is as in `from_frame`. A schema that is not given is read off a sample of the rows: what kind each
+        column is, what stands in for missing numbers. Labels, groups and categories are those of all rows.
+        """
+        check_seed(seed)
+        for option, share, file in (("test", test, test_file), ("validation", validation, validation_file)):
+            check_number(option, share, low=0, high=1)
+            if file is not None and share and option == "validation":
+                text = "Give the server's validation rows as a file or as a share of the rows, not both."
+                raise ConfigError(text, key="validation_file")
+        if schema is None and (label is None or sensitive is None):
+            text = "Files need a schema, or the names of the label and the sensitive columns."
+            raise ConfigError(text, key="schema")
+        from equifed.federation import prepare, tables
+
+        options: dict[str, Any] = {"label": label, "sensitive": sensitive, "positive": positive}
+        if schema is None:
+            options |= {"meaning": meaning, "task": task, "encoding": encoding, "scaling": scaling}
+        settled = _settled(features, drop, dates, missing, None, 0)
+        source = prepare.Source.of(files, client, schema, settled, options)
+        rows = prepare.prepared(source, source.default_cache if cache is None else Path(cache))
+        found = rows.schema
+        shares = {"test": 0.0 if test_file is not None else test, "validation": validation}
+        held = _drawn(len(rows), shares, seed)
+        given = {
+            "test": tables.encode_file(found, test_file, named="test_file"),
+            "validation": tables.encode_file(found, validation_file, named="validation_file"),
+        }
+        taken = {part: rows.take(positions) for part, positions in held.items()}
+        parts = [taken[part] if len(held[part]) else given[part] for part in held]
+        sizes = [len(part.y) for part in parts]
+        attribute = None if rows.about["attributes"] == 0 else np.concatenate([part.attribute for part in parts])
+        x, y, s = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y", "s"))
+        away = np.concatenate([each.x for each in taken.values()])
+        return cls(
+            rows=Rows(np.ascontiguousarray(x), y, s, attribute),
+            train=MappedSets.of_file(rows, held),
+            test=np.arange(sizes[0]),
+            validation=sizes[0] + np.arange(sizes[1]),
+            client_test=None,
+            ids=rows.names,
+            task=rows.about["task"],
+            classes=tuple(rows.about["classes"]),
+            groups=tuple(rows.about["groups"]),
+            features=tuple(rows.about["features"]),
+            scaling=prepare.scaling_without(rows, away),
+            name=name or source.default_cache.stem.split(".")[0],
+            seed=seed,
+            clients_per_round=MAPPED_SAMPLED,
+            provenance={
+                "files": [path.name for path in source.files],
+                **({"merged_groups": rows.about["merged"]} if rows.about["merged"] else {}),
+                **({"dropped_rows": rows.about["dropped"]} if rows.about["dropped"] else {}),
+            },
+            schema=found,
+        ).checked()
+
+    @classmethod
     def from_xy(
         cls,
         X: Any,
@@ -441,19 +503,18 @@ class Federation:
         """Refuse, before any training, what no run could make sense of."""
         if 0 in self.shape:
             raise DataError(f"Rows of shape {list(self.shape)} have no inputs, so there is nothing to learn from.")
-        _, rows = self.train.flat()
-        held = self.rows.y[rows]
-        if not len(held):
+        cells = self.total_cells()
+        if not cells.sum():
             raise DataError("No client has a training row.")
         if self.task == "classification":
-            present = np.unique(held)
+            present = np.flatnonzero(cells.any(0))
             if len(present) < 2:
                 raise DataError(
                     f"The training rows have only one class ({self.classes[present[0]]!r}), so there is nothing to "
                     "learn. Check the label column and which value is positive."
                 )
         looked_at = np.unique(self.rows.s[np.concatenate([self.test, self.validation])])
-        unseen = np.setdiff1d(looked_at[looked_at != UNKNOWN], self.rows.s[rows])
+        unseen = np.setdiff1d(looked_at[looked_at != UNKNOWN], np.flatnonzero(cells[:-1].any(1)))
         if len(unseen):
             warnings.warn(
                 f"Group {self.groups[unseen[0]]!r} is in the test or validation rows but no client has training rows "
@@ -468,10 +529,22 @@ class Federation:
 
         Test rows, also the clients' own, stay as they are.
         """
-        order = np.argsort(np.asarray(self.ids, dtype=str), kind="stable")
+        order = self.by_name()
         held = [np.empty(0, np.int64)] * self.num_clients
         held[order[0]] = np.concatenate([self.train[k] for k in order])
         return replace(self, train=RowSets.of(held))
+
+    def in_memory(self) -> Federation:
+        """The same federation with its training rows in memory; itself, if they are there already."""
+        if self.mapped is None:
+            return self
+        rows = self.mapped.take(np.arange(self.num_clients))
+        x, y, s = (np.concatenate([old, new]) for old, new in zip(self.rows[:3], rows[:3], strict=True))
+        old, new = self.rows.attribute, rows.attribute
+        attribute = None if old is None or new is None else np.concatenate([old, new])
+        stop = len(self.rows.y) + np.cumsum(self.mapped.sizes)
+        sets = RowSets(np.arange(stop[-1]), stop - self.mapped.sizes, stop)
+        return replace(self, rows=Rows(x, y, s, attribute), train=sets, ids=tuple(self.ids))
 
     # -- looking at it -------------------------------------------------------------------------------------------------
 
@@ -483,6 +556,19 @@ class Federation:
     @property
     def num_clients(self) -> int:
         return len(self.ids)
+
+    @property
+    def mapped(self) -> MappedSets | None:
+        """The training rows, where they stay in a file; None where they are in memory."""
+        return self.train if isinstance(self.train, MappedSets) else None
+
+    def by_name(self) -> np.ndarray:
+        """Positions of the clients in the order of their names."""
+        return np.arange(len(self.ids)) if isinstance(self.ids, Names) else randomness.client_order(self.ids)
+
+    def first_rows(self) -> np.ndarray:
+        """Features of two rows, to try a model on."""
+        return self.rows.x[:2] if self.mapped is None else self.mapped.file.take(np.arange(2)).x
 
     @property
     def label_kind(self) -> LabelKind:
@@ -504,16 +590,18 @@ class Federation:
     @property
     def row_counts(self) -> dict[str, int]:
         """Rows for training, validation and test; where there is no common test set, the clients' own test rows."""
-        return {part: len(rows) for part, rows in self._parts().items()}
+        held = {part: len(rows) for part, rows in self._held_back().items()}
+        return {"train": int(self.train.sizes.sum()), **held}
 
     @property
     def unknown_groups(self) -> dict[str, int]:
         """How many of those have an unknown group."""
-        return {part: int((self.rows.s[rows] == UNKNOWN).sum()) for part, rows in self._parts().items()}
+        held = {part: int((self.rows.s[rows] == UNKNOWN).sum()) for part, rows in self._held_back().items()}
+        return {"train": int(self.total_cells()[-1].sum()), **held}
 
-    def _parts(self) -> dict[str, np.ndarray]:
+    def _held_back(self) -> dict[str, np.ndarray]:
         test = self.test if len(self.test) or self.client_test is None else np.unique(self.client_test.index)
-        return {"train": self.train.flat()[1], "validation": self.validation, "test": test}
+        return {"validation": self.validation, "test": test}
 
     def cells(self) -> np.ndarray:
         """Training rows per client, group and label [clients, groups, classes] (one label column for regression)."""
@@ -525,12 +613,26 @@ class Federation:
 
     def _cells(self) -> np.ndarray:
         """Both, the rows of unknown group after the last group."""
-        g, c = len(self.groups) + 1, max(len(self.classes), 1)
+        if self.mapped is not None:
+            return self.mapped.cells()
+        g, c = self._sizes[0] + 1, self._sizes[1]
         owner, rows = self.train.flat()
         y = self.rows.y[rows] if self.task == "classification" else 0
         s = self.rows.s[rows]
         flat = (owner * g + np.where(s == UNKNOWN, g - 1, s)) * c + y
         return np.bincount(flat, minlength=self.num_clients * g * c).reshape(self.num_clients, g, c)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """How many groups there are, and how many labels are told apart."""
+        return len(self.groups), max(len(self.classes), 1)
+
+    def total_cells(self) -> np.ndarray:
+        """Training rows of all clients by group, those of unknown group last, and label [groups + 1, classes]."""
+        if self.mapped is not None:
+            return self.mapped.total_cells
+        rows = self.train.flat()[1]
+        return cell_counts(self.rows.y[rows], self.rows.s[rows], *self._sizes)
 
     def describe(self) -> Description:
         """Rows per client, group and label, as a table and a picture; rows of unknown group, if any, come last."""
@@ -545,6 +647,16 @@ class Federation:
             f"rows, {len(self.validation)} validation, {len(self.test)} test; groups {', '.join(self.groups)}"
             + (f", unknown in {unknown} rows)" if (unknown := sum(self.unknown_groups.values())) else ")")
         )
+
+
+def _drawn(rows: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
+    """Positions, in order, that are held back of so many rows, by what for."""
+    counts = [round(share * rows) for share in shares.values()]
+    if sum(counts) >= rows:
+        raise ConfigError("The shares of rows for test and validation leave none to train on.", key="test")
+    drawn = randomness.generator(seed, "split").choice(rows, size=sum(counts), replace=False)
+    ends = np.cumsum(counts)
+    return {part: np.sort(drawn[end - n : end]) for part, n, end in zip(shares, counts, ends, strict=True)}
 
 
 def _settled(

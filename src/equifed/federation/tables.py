@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,17 @@ def titles(paths: Mapping[str, Path]) -> dict[str, str]:
     return {silo: f"{path.name} of {silo}" if names.count(path.name) > 1 else path.name for silo, path in paths.items()}
 
 
-def infer_schema(frames: Mapping[str, pd.DataFrame], **options: Any) -> Schema:
+Frames = Mapping[str, pd.DataFrame] | Iterable[tuple[str, pd.DataFrame]]
+"""Tables and what they are called; one after another, where they need not all be in memory."""
+
+
+def infer_schema(frames: Frames, **options: Any) -> Schema:
     """The schema that the silos of these files would agree on: none sees another's rows. `options`: of `Schema.infer`,
     those of `summarise` and `agree`."""
     agreed = {name: options.pop(name) for name in AGREED & options.keys()}
     options["with_classes"] = options.get("task") != "regression" or agreed.get("positive") is not None
     summaries: list[Summary] = []
-    for file, frame in frames.items():
+    for file, frame in frames.items() if isinstance(frames, Mapping) else frames:
         with blaming(file=file):
             summaries.append(summarise(frame, name=file, **options))
     return agree(summaries, **agreed)
@@ -130,9 +134,7 @@ def agreed_schema(
     return schema_of(schema, frames, settled, **options)
 
 
-def schema_of(
-    schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
-) -> Schema:
+def schema_of(schema: str | Path | Schema | None, frames: Frames, settled: Mapping[str, Any], **options: Any) -> Schema:
     """The schema that is given, or the one that the tables, by what they are called, agree on.
 
     settled: options that a schema has settled, None where they are not given; `options`: the others.

@@ -260,7 +260,8 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
     shown: dict[str, dict[str, Any]] = {}
     for result in results:
         info = result.info
-        if not info.get("clients") or is_pooled(str(info["method"])):
+        count = info.get("num_clients", len(info.get("clients", ())))
+        if not count or is_pooled(str(info["method"])):
             continue
         groups, cells = [str(name) for name in info.get("groups", [])], info.get("cells") or None
         if cells and "unknown_cells" in info:
@@ -268,7 +269,7 @@ def _partitions(results: Sequence[Result]) -> list[dict[str, Any]]:
             cells = [[*client, unknown] for client, unknown in zip(cells, info["unknown_cells"], strict=True)]
         one = {
             "clients": [str(name) for name in info["clients"]] if cells is not None else [],
-            "count": len(info["clients"]),
+            "count": count,
             "groups": groups,
             "classes": [str(name) for name in info.get("classes", [])] or ["rows"],
             "cells": cells,

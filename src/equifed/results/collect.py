@@ -19,6 +19,7 @@ from equifed.protocol import CONSTRAINT_TOLERANCE, STAGES, VALIDATION, LocalTrai
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
 from equifed.results.predict import FinalState
 from equifed.results.result import Result
+from equifed.results.stored import LISTED
 from equifed.secure import FEWEST
 from equifed.simulator.engine import SECURE_SUM, unmasking
 
@@ -76,7 +77,8 @@ class Collector:
             "positive": fed.classes[1] if fed.label_kind == "binary" else None,
             "meaning": fed.schema.meaning if fed.schema else "",
             "groups": list(fed.groups),
-            "clients": list(fed.ids),
+            "clients": list(fed.ids) if fed.num_clients <= LISTED else [],
+            "num_clients": fed.num_clients,
             "cells": job.runs[0].given.cells().tolist() if fed.num_clients <= 1000 else None,
             "rows": {"train": int(fed.train.sizes.sum()), "validation": len(fed.validation), "test": len(fed.test)},
             "unknown_groups": fed.unknown_groups,
@@ -156,8 +158,8 @@ def _few_fitted(job: Job) -> list[Note]:
     where = job.method.keeps_gap
     if not where:
         return []
-    cells = job.runs[0].given.cells().sum(2)
-    rows = cells.sum(0, keepdims=True) if where == "global" else cells
+    given = job.runs[0].given
+    rows = given.total_cells()[None, :-1].sum(2) if where == "global" else given.cells().sum(2)
     few = (rows > 0) & (rows < FEW_ROWS)
     if not few.any():
         return []
@@ -289,7 +291,8 @@ def cuts_frame(job: Job, logs: list[RoundLog]) -> pd.DataFrame:
         everyone = float(np.mean([*log.cut.values()])) if log.cut else np.nan
         for client, share in log.cut.items():
             found.setdefault((log.run, client), []).append((share, everyone))
-    labels, place = job.labels, {client: k for k, client in enumerate(job.federation.ids)}
+    labels, wanted = job.labels, {client for _, client in found}
+    place = {client: k for k, client in enumerate(job.federation.ids) if client in wanted} if wanted else {}
     rows = [
         {
             **labels[run],

@@ -120,12 +120,24 @@ def shared_rows(feds: Sequence[Federation], split: str) -> float:
     if all(fed is feds[0] for fed in feds):
         return 1.0
     one_table = all(np.may_share_memory(fed.rows.x, feds[0].rows.x) for fed in feds)
-    sets = [set(_positions(fed, split).tolist() if one_table else _contents(fed, split)) for fed in feds]
+    drawn = [_drawn(fed, split) for fed in feds]
+    if all(file == drawn[0][0] != "" for file, _ in drawn):  # of one mapped file
+        sets = [positions for _, positions in drawn]
+    elif one_table:
+        sets = [np.unique(_positions(fed, split)) for fed in feds]
+    else:
+        sets = [np.unique([str(row) for row in _contents(fed, split)]) for fed in feds]
     size = np.mean([len(rows) for rows in sets])
     # a row that c seeds have is common to c (c - 1) / 2 pairs of seeds
-    held = np.unique([str(row) for rows in sets for row in rows], return_counts=True)[1]
+    held = np.unique(np.concatenate(sets), return_counts=True)[1]
     common = (held * (held - 1)).sum() / (len(sets) * (len(sets) - 1))
     return float(common / size) if size else 0.0
+
+
+def _drawn(fed: Federation, split: str) -> tuple[str, np.ndarray]:
+    """The mapped file that the split's rows were drawn from, and where they were; "" for none."""
+    held = np.empty(0, np.int64) if fed.mapped is None else fed.mapped.held[split]
+    return ("", held) if fed.mapped is None or not len(held) else (fed.mapped.file.about["digest"], held)
 
 
 def _contents(fed: Federation, split: str) -> list[bytes]:

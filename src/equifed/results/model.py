@@ -61,7 +61,7 @@ class Model:
         return self.state.seed
 
     @property
-    def clients(self) -> tuple[str, ...]:
+    def clients(self) -> Sequence[str]:
         """Whom it was trained with."""
         return self.state.ids
 

@@ -33,8 +33,8 @@ class FinalState:
     """The server's state."""
     clients: Any
     """The clients' states, a leading axis over clients; None where they stay with the silos of a real federation."""
-    ids: tuple[str, ...]
-    """The clients."""
+    ids: Sequence[str]
+    """The clients; none where they are too many to be stored and need not be told apart."""
     seed: int
     scaling: tuple[np.ndarray, np.ndarray] | None
     """What is subtracted from features, and what they are multiplied by."""

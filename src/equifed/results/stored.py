@@ -19,6 +19,8 @@ from equifed.task import num_outputs
 from equifed.tree import Tree
 
 Arrays = Mapping[str, np.ndarray]
+LISTED = 10_000
+"""Clients up to which a result names them all; of more, only where each has a model of its own."""
 FROZEN = "frozen."
 """What the names of arrays begin with that no run has changed."""
 
@@ -139,7 +141,7 @@ def describe(states: Mapping[Any, FinalState]) -> Mapping[str, Any]:
         },
         "local": dataclasses.asdict(first.task.local),
         "shape": list(first.shape),
-        "clients": list(first.ids),
+        "clients": list(first.ids) if _keeps_clients(first) or len(first.ids) <= LISTED else [],
         "client_states": _keeps_clients(first),
         "runs": [
             {

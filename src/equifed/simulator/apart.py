@@ -33,6 +33,8 @@ class Apart:
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self._traced: dict[Any, Step] = {}
+        self._steps_of: dict[int, float] = {}
+        """Steps of so many rows in one epoch of a round of all runs."""
 
     @cached_property
     def _tasks(self) -> SimpleQueue[Task]:
@@ -122,10 +124,12 @@ class Apart:
 
     def _planned(self, rows: int, epochs: int) -> float:
         """Steps of so many rows in the whole job."""
-        sizes, size = self.tables.sizes, self.job.task.local.batch_size
-        each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
-        taking_part = self.job.cohort_size / sizes.shape[1]
-        return float(each.sum()) * taking_part * epochs * self.job.rounds
+        if rows not in self._steps_of:
+            sizes, size = self.tables.sizes, self.job.task.local.batch_size
+            each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
+            share = self.job.cohort_size * len(self.job.runs) / sizes.size
+            self._steps_of[rows] = float(each.sum()) * share
+        return self._steps_of[rows] * epochs * self.job.rounds
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
 from equifed.protocol import adjusted
 from equifed.simulator.engine import State
-from equifed.simulator.job import Job
+from equifed.simulator.job import FEW_NUMBERS, Job
 from equifed.simulator.tables import Tables
 
 EVAL_BYTES = 256 * 2**20
@@ -28,8 +28,6 @@ EVAL_BYTES = 256 * 2**20
 TOGETHER = 2**14
 """Rows up to which several runs are predicted and counted at once. Beyond, the time is arithmetic, and a run's rows are
 best in the cache alone."""
-FEW_NUMBERS = 8
-"""Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
 
 
 class Measure(Protocol):
@@ -192,9 +190,10 @@ class Evaluator:
             # those of the server's and of a client's own rows are its own, whatever rows there are elsewhere
             made[fed.validation] = randomness.generator(seed, "adjust-validation").random(len(fed.validation))
             if fed.client_test is not None:
-                for k in self.job.everyone()[run]:
+                everyone = self.job.everyone()[run]
+                for k, key in zip(everyone, self.job.client_keys(everyone).tolist(), strict=True):
                     tests = fed.client_test[k]
-                    made[tests] = randomness.generator(seed, "adjust", self.job.client_keys[k]).random(len(tests))
+                    made[tests] = randomness.generator(seed, "adjust", key).random(len(tests))
             self._draws[run] = torch.from_numpy(made).to(self.job.device)
         return self._draws[run]
 

@@ -30,6 +30,13 @@ from equifed.target import parse_targets
 from equifed.task import num_outputs
 from equifed.tree import Tree
 
+FEW_NUMBERS = 8
+"""Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
+MOST_MODELS = 10_000
+"""Models of clients' own that are measured, each on all test rows, where the clients' rows stay in a file."""
+MOST_STATES = 2**30
+"""Bytes of what clients keep between rounds, where their rows stay in a file because memory is short."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -162,14 +169,22 @@ class Job:
         method, channel = self.configured(self.runs[0].hyper if hyper is None else hyper)
         return tuple(channel.through(phase) for phase in getattr(method, stage))
 
+    def client_keys(self, clients: np.ndarray) -> np.ndarray:
+        """The random keys of these clients, uint64; made when a client is first asked for, since of a million few ever
+        are."""
+        keys, known = self._client_keys
+        for k in clients[~known[clients]].tolist():
+            keys[k], known[k] = randomness.key(self.federation.ids[k]), True
+        return keys[clients]
+
     @cached_property
-    def client_keys(self) -> list[int]:
-        """The random key of each client."""
-        return [randomness.key(name) for name in self.federation.ids]
+    def _client_keys(self) -> tuple[np.ndarray, np.ndarray]:
+        many = self.federation.num_clients
+        return np.zeros(many, np.uint64), np.zeros(many, dtype=bool)
 
     @cached_property
     def _order(self) -> np.ndarray:
-        return randomness.client_order(self.federation.ids)
+        return self.federation.by_name()
 
     def everyone(self) -> np.ndarray:
         """All clients of every run [R, N]: the cohort of setup and final phases."""
@@ -194,7 +209,7 @@ class Job:
         """Which of them do not drop out [R, K]."""
         return np.stack(
             [
-                randomness.present(run.seed, round, [self.client_keys[k] for k in cohort], self.settings.dropout)
+                randomness.present(run.seed, round, self.client_keys(cohort).tolist(), self.settings.dropout)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -207,7 +222,7 @@ class Job:
             return np.zeros(cohorts.shape, dtype=bool)
         return np.stack(
             [
-                randomness.late(run.seed, round, step, [self.client_keys[k] for k in cohort], chance)
+                randomness.late(run.seed, round, step, self.client_keys(cohort).tolist(), chance)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -264,6 +279,8 @@ def make_job(
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
     if not one_place:
         _check_targets(job)
+    if job.federation.mapped is not None:
+        _check_states(job)
     for run in runs:
         if run.seed == seed_list[0]:
             configured, channel = job.configured(run.hyper)
@@ -349,6 +366,11 @@ def _check_fit(method: Method, fed: Federation, one_place: bool) -> None:
     kinds = " and ".join(method.label_kinds)
     if fed.label_kind not in method.label_kinds:
         raise ConfigError(f"{method.name} is for {kinds} labels; those of this federation are {fed.label_kind}.")
+    if method.pooled and fed.mapped is not None:
+        raise ConfigError(
+            f"{method.name} trains on the rows of all clients in one place, but those of this federation stay in a "
+            "file. Where they fit into memory, give it federation.in_memory()."
+        )
     if method.needs_validation and not len(fed.validation) and not one_place:
         raise ConfigError(
             f"{method.name} measures fairness on a validation set held by the server, but this federation has "
@@ -361,14 +383,35 @@ def _check_fit(method: Method, fed: Federation, one_place: bool) -> None:
         )
 
 
+def _check_states(job: Job) -> None:
+    """Refuse, for clients whose rows stay in a file, what would need as much memory again, or take for ever."""
+    method, clients = job.method, job.task.num_clients
+    kept = sum(leaf.numel() for leaf in tree.leaves(method.init_client(job.task, job.initial[0])))
+    size, most = 4 * kept * clients * len(job.runs), MOST_STATES
+    with blaming(section="method"):
+        if size > most:
+            raise ConfigError(
+                f"With {method.name} every client keeps {kept:,} numbers between rounds: for {clients:,} clients and "
+                f"{len(job.runs)} runs that is {size / 2**30:.1f} GiB, above {most / 2**30:.0f} GiB. Take a method "
+                "without such states, a smaller model or fewer seeds at once."
+            )
+        if method.personal and kept > FEW_NUMBERS and clients > MOST_MODELS:
+            raise ConfigError(
+                f"With {method.name} every client has a model of its own, and each would be measured on all test rows: "
+                f"{clients:,} models, above {MOST_MODELS:,}. Take a method with one model for all."
+            )
+
+
 def _check_same(first: Federation, fed: Federation) -> None:
+    if (first.mapped is None) != (fed.mapped is None):
+        raise ConfigError("Federations that run together must all have their rows in memory, or all in files.")
     for what in ("task", "classes", "groups", "shape", "sensitive_size", "num_clients"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
             raise ConfigError(f"Federations that run together must agree in {what}; one has {a}, another {b}.")
-    for a, b in zip(first.ids, fed.ids, strict=True):
-        if a != b:
-            raise ConfigError(f"Federations that run together must have the same clients, but {a!r} is {b!r}.")
+    if first.ids != fed.ids:
+        a, b = next(pair for pair in zip(first.ids, fed.ids, strict=True) if pair[0] != pair[1])
+        raise ConfigError(f"Federations that run together must have the same clients, but {a!r} is {b!r}.")
     if not np.array_equal(np.asarray(first.client_groups), np.asarray(fed.client_groups)):
         raise ConfigError("Federations that run together must have the same client groups.")
 
@@ -429,7 +472,7 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
     before = torch.get_rng_state()
     try:
         with torch.enable_grad():  # which remembers the last step
-            out = module(torch.from_numpy(fed.rows.x[:2].astype(np.float32)))
+            out = module(torch.from_numpy(fed.first_rows().astype(np.float32)))
     except Exception as error:  # whatever the user's own module raises
         raise ConfigError(
             f"The model does not take this data's rows of shape {list(fed.shape)}: "

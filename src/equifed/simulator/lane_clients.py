@@ -167,7 +167,7 @@ class LaneExchange:
         else:
             begin = self.map(prepare, (down, own), inputs, lanes, settings)
         seeds = np.array([run.seed % 2**64 for run in job.runs], np.uint64)
-        clients = np.array(job.client_keys, np.uint64)[lanes.client]
+        clients = job.client_keys(lanes.client)
         which = seeds[lanes.run], self.round, clients, self.first.name
         keys = randomness.batch_keys(*which)
         training = LaneTraining(
@@ -197,8 +197,9 @@ class LaneExchange:
 
         job, name = self.clients.job, self.first.name
         uniforms = np.zeros((len(lanes), longest), dtype=np.float32)
-        for line, r, k, n in zip(uniforms, lanes.run, lanes.client, lanes.n, strict=True):
-            source = randomness.Batches(job.runs[r].seed, self.round, job.client_keys[k], name, int(n), job.task.local)
+        keys = job.client_keys(lanes.client).tolist()
+        for line, r, key, n in zip(uniforms, lanes.run, keys, lanes.n, strict=True):
+            source = randomness.Batches(job.runs[r].seed, self.round, key, name, int(n), job.task.local)
             line[:n] = source.uniforms(epoch)
         inputs = self.clients.inputs(self.first, lanes, self.round, lanes.run)
         values = (parameters, context, torch.from_numpy(uniforms).to(job.device))

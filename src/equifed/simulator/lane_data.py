@@ -125,7 +125,10 @@ class KeptRows:
         self._kept: dict[Hashable, dict[str, Tensor]] = {}
 
     def rows(self, place: Hashable, lanes: Lanes, source: LaneRows) -> dict[str, Tensor]:
-        """x, y and s of these lanes [L, width, ...]; empty the first time they are asked for at this place."""
+        """x, y and s of these lanes [L, width, ...]; empty the first time they are asked for at this place, and where
+        rows stay in files, for the sake of memory."""
+        if source.tables.window is not None:
+            return {}
         key = b"".join(values.tobytes() for values in (lanes.run, lanes.client, lanes.n))
         if self._asked.get(place) != key:
             self._asked[place] = key

@@ -9,13 +9,15 @@ hyper-parameters, so its rows are taken once and a second axis holds the models 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed import tree
 from equifed.bounds import Replies
-from equifed.channel import Resisted
+from equifed.channel import Gathered, Resisted
 from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import VALIDATION, LocalTraining, Phase, Record, Stage
@@ -37,6 +39,29 @@ from equifed.simulator.lane_data import Lanes
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
+AT_ONCE = 2**14
+"""Clients, over all seeds, whose work is done at once. A phase may ask a million of them."""
+
+
+class _Answers(NamedTuple):
+    """What came back from some of the clients of an exchange."""
+
+    replies: Record
+    """[R, K, ...], zeros where there is none."""
+    arrived: Tensor
+    """1 where there is one [R, K]."""
+    present: np.ndarray
+    """The same."""
+    rejections: list[Rejection]
+
+
+def _added(first: Gathered, *more: Gathered) -> Gathered:
+    """Sums over all clients, from those over some."""
+    for second in more:
+        clipped = None if first.clipped is None or second.clipped is None else first.clipped + second.clipped
+        first = Gathered(tree.add(first.replies, second.replies), clipped)
+    return first
+
 
 class LanesEngine(LocalEngine):
     def __init__(self, job: Job, tables: Tables) -> None:
@@ -48,9 +73,60 @@ class LanesEngine(LocalEngine):
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
     ) -> Exchange:
-        phase = self.job.phases(stage)[position]
+        phase, channel = self.job.phases(stage)[position], self.job.channel
         if not present.any():
             return Exchange(state, present, [])
+        asked = present
+        summed = phase.gather == "sum" and not channel.hides(phase) and not channel.resists(phase)
+        parts: list[_Answers] = []
+        sums: list[Gathered] = []
+        for part in self._parts(cohorts):
+            answers = self._answers(state, stage, position, round, cohorts[:, part], asked[:, part])
+            if summed:
+                found = channel.gather(phase, answers.replies, answers.arrived, self._clients.index(cohorts[:, part]))
+                sums = [_added(*sums, found)]
+                answers = answers._replace(replies={})
+            parts.append(answers)
+        present = np.concatenate([part.present for part in parts], axis=1)
+        rejections = [rejection for part in parts for rejection in part.rejections]
+        cut: np.ndarray | None = None
+        obstacles, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
+        if summed:
+            gathered = sums[0]
+        else:
+            stacked, arrived = parts[0].replies, parts[0].arrived
+            if len(parts) > 1:
+                together = [(part.replies, part.arrived) for part in parts]
+                stacked, arrived = tree.map(lambda *leaves: torch.cat(leaves, 1), *together)
+            if channel.resists(phase):
+                stacked, arrived, cut, obstacles = self._resist(state, stage, phase, stacked, arrived)
+            gathered = channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
+        server = self._server(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
+        counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
+        return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
+
+    def _parts(self, cohorts: np.ndarray) -> list[slice]:
+        """Slots of the cohorts that are worked on at once: mostly all of them. More than `AT_ONCE`, or more than the
+        window for rows of files holds, take turns, the same wherever their rows are unless it is for the window."""
+        seeds, window = cohorts[: len(cohorts) // self._settings], self.tables.window
+        many, most = cohorts.shape[1], max(1, AT_ONCE // len(seeds))
+        if window is None:
+            return [slice(begin, min(begin + most, many)) for begin in range(0, many, most)]
+        ends = np.cumsum(self.tables.rows_held(np.arange(len(seeds))[:, None], seeds).sum(0))
+        parts, begin = [], 0
+        while begin < many:
+            before = ends[begin - 1] if begin else 0
+            end = int(np.searchsorted(ends, before + window.size, side="right"))
+            end = min(max(end, begin + 1), begin + most)
+            parts.append(slice(begin, end))
+            begin = end
+        return parts
+
+    def _answers(
+        self, state: State, stage: Stage, position: int, round: int, cohorts: np.ndarray, present: np.ndarray
+    ) -> _Answers:
+        """The replies of these clients; what they keep is kept in `state`."""
+        phase = self.job.phases(stage)[position]
         # a client that resamples its rows does so by the model it has, so that settings differ in their batches
         alone = self._settings == 1 or (isinstance(phase.client, LocalTraining) and phase.client.resample is not None)
         settings = 1 if alone else self._settings
@@ -79,7 +155,7 @@ class LanesEngine(LocalEngine):
             slot, rows = np.broadcast_to(slot, runs.shape), np.broadcast_to(rows, runs.shape)
         cohort = Replies(down, reply, new, runs, slot, rows)
         refused = self.bounds(stage, position).refused_of_many(cohort, np.asarray(present[runs, slot]))
-        asked, present, rejections = present, present.copy(), []
+        present, rejections = present.copy(), []
         for place, wrong in refused.items():
             run, lane = int(runs[place]), int(place[0])
             name = self.job.runs[run].federation.ids[lanes.client[lane]]
@@ -89,14 +165,7 @@ class LanesEngine(LocalEngine):
         for leaf, value in zip(tree.leaves(state.clients), tree.leaves(new), strict=True):
             leaf[run_at, client_at] = tree.where(use, value, leaf[run_at, client_at])
         stacked, arrived = self._stack(reply, use, (run_at, self._clients.index(slot)), cohorts, present)
-        cut: np.ndarray | None = None
-        obstacles, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
-        if self.job.channel.resists(phase):
-            stacked, arrived, cut, obstacles = self._resist(state, stage, phase, stacked, arrived)
-        gathered = self.job.channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
-        server = self._server(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
-        counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
-        return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
+        return _Answers(stacked, arrived, present, rejections)
 
     def _down(self, phase: Phase, server: Tree, lanes: Lanes, runs: np.ndarray) -> Record:
         """What comes down to each lane."""
@@ -115,10 +184,10 @@ class LanesEngine(LocalEngine):
         somewhere = np.asarray(present.reshape(settings, seeds, -1).any(0))
         run, slot = (index.reshape(-1) for index in np.indices((seeds, cohorts.shape[1])))
         client = cohorts[run, slot]
-        n = np.where(somewhere[run, slot], self.tables.sizes[run, client], 0)
+        n = np.where(somewhere[run, slot], self.tables.rows_held(run, client), 0)
         order = np.argsort(-n, kind="stable")
         run, slot, client, n = run[order], slot[order], client[order], n[order]
-        return Lanes(run, slot, client, n, self.tables.start[run, client])
+        return Lanes(run, slot, client, n, self.tables.bring(run, client, n))
 
     def _stack(
         self, reply: Record, use: Tensor, at: tuple[Tensor, ...], cohorts: np.ndarray, present: np.ndarray

@@ -123,6 +123,8 @@ def _with_everyone(
     rejections: list[tuple[int, Rejection]],
 ) -> State:
     """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out by plan."""
+    if not job.phases(stage):
+        return state
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
     found = _stage(job, engine, state, stage, number, cohorts, present, rejections)

@@ -59,7 +59,7 @@ class Reference(LocalEngine):
                     replies[slot], kept[slot] = reply, new
                 else:
                     refused[slot] = NOT_FINITE
-            rows = {slot: int(self.tables.sizes[r, cohorts[r, slot]]) for slot in replies}
+            rows = {slot: int(self.tables.rows_held(r, cohorts[r, slot])) for slot in replies}
             refused |= self.bounds(stage, position).refused(down, replies, rows, r)
             for slot, wrong in sorted(refused.items()):
                 present[r, slot] = False
@@ -94,19 +94,20 @@ class Reference(LocalEngine):
             name = self.job.runs[run].federation.ids[client]
             raise RunError(
                 f"{self.job.method.name}, seed {self.job.runs[run].seed}, round {round}, phase {phase.name!r}, client "
-                f"{name!r} ({self.tables.sizes[run, client]} rows): {type(error).__name__}: {error}"
+                f"{name!r} ({self.tables.rows_held(run, client)} rows): {type(error).__name__}: {error}"
             ) from error
 
     def _data(self, phase: Phase, run: int, client: int, round: int) -> Data:
         job, tables, seed = self.job, self.tables, self.job.runs[run].seed
-        begin, n = tables.start[run, client], int(tables.sizes[run, client])
+        who, n = np.array([client]), int(tables.rows_held(run, client))
+        begin = int(tables.bring(np.array([run]), who, np.array([n]))[0])
         rows = tables.index[begin : begin + n].long()
         batches: tuple[Tensor, ...] = ()
         uniforms: tuple[Tensor, ...] = ()
         dropout: tuple[Tensor, ...] = ()
         if isinstance(phase.client, LocalTraining):
             local = job.task.local
-            source = randomness.Batches(seed, round, job.client_keys[client], phase.name, n, local)
+            source = randomness.Batches(seed, round, int(job.client_keys(who)[0]), phase.name, n, local)
             epochs = range(phase.client.passes(local))
             batches = tuple(torch.from_numpy(rows).to(job.device) for e in epochs for rows in source.of_epoch(e))
             if job.has_dropout:

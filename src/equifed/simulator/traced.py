@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -185,9 +185,9 @@ class Traced:
             return self.job.settings.kernel == "compiled"
         if self.job.device.type != "cpu":
             return False
-        local, sizes = self.job.task.local, self.tables.sizes
-        typical = int(np.median(sizes.max(1))) if local.batch_size else 1
-        planned = -(-typical // size) * local.epochs * self.job.rounds
+        local = self.job.task.local
+        longest = self._longest if local.batch_size else 1
+        planned = -(-longest // size) * local.epochs * self.job.rounds
         effort = size * sum(leaf.numel() for leaf in tree.leaves(carry))
         if planned < COMPILE_FROM or effort > COMPILE_WORK:
             return False
@@ -195,6 +195,11 @@ class Traced:
             self._note(Note("no-compiler"))
             return False
         return True
+
+    @cached_property
+    def _longest(self) -> int:
+        """Rows of the largest client, of the federation in the middle."""
+        return int(np.median(self.tables.sizes.max(1)))
 
     def _note(self, note: Note) -> None:
         if note not in self.notes:

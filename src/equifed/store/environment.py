@@ -66,12 +66,17 @@ def fingerprint(federations: Sequence[Federation]) -> str:
     seen: set[int] = set()
     for fed in federations:
         arrays = [fed.train.index, fed.train.start, fed.train.stop, fed.validation, fed.test]
+        if fed.mapped is not None:  # of the rows in its file a hash was taken when it was made
+            about = fed.mapped.file.about
+            digest.update(f"{about['digest']} {about['clients_checksum']}".encode())
+            arrays += fed.mapped.held.values()
         if id(fed.rows.x) not in seen:
             seen.add(id(fed.rows.x))
             arrays += [array for array in fed.rows if array is not None]
         for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
-        digest.update("\0".join(fed.ids).encode())
+        if fed.mapped is None:
+            digest.update("\0".join(fed.ids).encode())
     return digest.hexdigest()
 
 

@@ -40,11 +40,24 @@ class Fused:
         name = "equifed.simulator.fused." + self.job.device.type
         return importlib.import_module(name)
 
-    @cached_property
     def _columns(self) -> tuple[Tensor, Tensor]:
         """Features [rows, inputs] and labels [rows] of all rows, as kernels read them."""
-        flat = self.tables.x.reshape(len(self.tables.x), -1)
-        return self._kernels.features(flat), self.tables.y.to(torch.float32)
+        x, y = self._whole
+        window = self.tables.window
+        if window is not None:  # its rows are others in every round
+            new = slice(window.begin, window.begin + window.filled)
+            y[new] = self.tables.y[new]
+            if x.data_ptr() != self._flat.data_ptr():
+                x[new, : self._flat.shape[1]] = self._flat[new]
+        return x, y
+
+    @cached_property
+    def _whole(self) -> tuple[Tensor, Tensor]:
+        return self._kernels.features(self._flat), self.tables.y.to(torch.float32)
+
+    @property
+    def _flat(self) -> Tensor:
+        return self.tables.x.reshape(len(self.tables.x), -1)
 
     @cached_property
     def _model_obstacle(self) -> str:
@@ -101,7 +114,7 @@ class Fused:
         state = theta.new_zeros(*theta.shape[:2], moments, theta.shape[2])
         taken = torch.zeros(count, dtype=torch.int64, device=theta.device)
         problem = Problem(
-            *(self.network, local, *self._columns, self.tables.index),
+            *(self.network, local, *self._columns(), self.tables.index),
             *(work.inputs.start, work.inputs.n, work.keys, work.rate),
             scaling=tree.map(lambda leaf: leaf.reshape(count, -1), work.inputs.scaling),
             threads=self.job.threads,
