@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 import equifed as ef
@@ -29,6 +31,24 @@ settings.load_profile("suite")
 
 # Intervals that are only shown need no fine quantiles; the tests of the intervals themselves take what users get.
 evidence.TABLES = 800
+
+# What a loss of power leaves is tested on a disk that forgets (store/faults.py): waiting for a real one tells nothing.
+os.fsync = lambda handle: None
+
+# A process builds its command line once. typer's runner would for every command that a test calls, a tenth of a second.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded before the first test stays: looking through it for garbage, again and again, takes long."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
 
 HEARING = """import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -117,7 +117,7 @@ def test_fedavg_is_the_weighted_mean_of_clipped_updates(engine: str, uneven: Fed
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=pytest.mark.full if i % 4 else ()) for i, m in enumerate(CLIPPABLE)],
+    [pytest.param(m, marks=pytest.mark.full if i % 6 else ()) for i, m in enumerate(CLIPPABLE)],
     ids=lambda method: method.name,
 )
 def test_every_method_clips_or_says_why_not(method: Method, uneven: Federation) -> None:

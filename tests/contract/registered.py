@@ -48,6 +48,6 @@ METHODS: tuple[Method, ...] = (
     methods.FedFACT(gap=0.02, local_gap=0.05, dual_step_size=1.0),
     methods.Ditto(proximity=0.7),
     methods.FedPer(),
-    methods.FedRep(head_epochs=2),
+    methods.FedRep(head_epochs=2, final_epochs=3),
     methods.APFL(mixing=0.4),
 )

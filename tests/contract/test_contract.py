@@ -93,8 +93,6 @@ VARIANTS: tuple[Method, ...] = (
 
 AS_SUMS = tuple(method.summed for method in (*METHODS, *VARIANTS) if method.summed not in (None, method))
 """Those that run otherwise where only sums are seen, as they do then."""
-RARE = (*AS_SUMS, *(method for method in VARIANTS if method.hyper.get("min_clients", 1) > 1))
-"""Those that `make test-full` tests: elsewhere they are compared with the others as they are."""
 OTHERS = (*VARIANTS, *AS_SUMS, *SKETCHES)
 
 
@@ -102,11 +100,6 @@ def shown(method: Method) -> str:
     return repr(method).replace("Method", "")
 
 
-every_method = pytest.mark.parametrize(
-    "method",
-    [*METHODS, *(pytest.param(m, marks=pytest.mark.full if m in RARE else ()) for m in OTHERS)],
-    ids=shown,
-)
 every_method_in_full = pytest.mark.parametrize(
     "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS)], ids=shown
 )
@@ -144,7 +137,7 @@ one_of_each_shape = pytest.mark.parametrize(
 
 SETTINGS = {
     "model": ef.models.MLP(hidden=(3,), activation="tanh"),
-    "rounds": 4,
+    "rounds": 3,
     "clients_per_round": 6,
     "dropout": 0.2,
     "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.1),
@@ -358,8 +351,8 @@ def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Feder
         return
     # Adam divides by the root of tiny gradients, so rounding differences grow
     tolerance = 2e-5 if local.optimizer == "adam" else 2e-6
-    lanes = plain(method, uneven, local=local)
-    assert_same(lanes, run(method, uneven, local=local, engine="reference"), tolerance)
+    lanes = plain(method, uneven, local=local, rounds=2)
+    assert_same(lanes, run(method, uneven, local=local, rounds=2, engine="reference"), tolerance)
 
 
 def _shape(method: Method) -> bool:
@@ -383,10 +376,12 @@ def test_fused_and_traced_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tracing.TRACE_FROM == 100  # steps, more than these runs have
-    eager = run(method, uneven, kernel="traced")
+    # few shapes of a step: each takes a quarter of a second to trace
+    few = {"rounds": 2, "local": ef.Local(epochs=2, batch_size=25, learning_rate=0.1)}
+    eager = run(method, uneven, **few, kernel="traced")
     monkeypatch.setattr(tracing, "TRACE_FROM", 1)
-    assert_same(eager, run(method, uneven, kernel="traced"))
-    assert_same(eager, plain(method, uneven))
+    assert_same(eager, run(method, uneven, **few, kernel="traced"))
+    assert_same(eager, run(method, uneven, **few))
 
 
 @one_of_each_shape
@@ -444,7 +439,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
         train=dataclasses.replace(spread, stop=spread.stop - 200),
     )
     monkeypatch.setattr(lane_data, "grid_up", lambda n: n + 37)
-    assert_same(plain(method, uneven, local=FULL_BATCH), run(method, poisoned, local=FULL_BATCH))
+    assert_same(plain(method, uneven, local=FULL_BATCH, rounds=2), run(method, poisoned, local=FULL_BATCH, rounds=2))
 
 
 @one_of_each_shape
@@ -476,7 +471,7 @@ def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Feder
     assert (result.log["replied"] == uneven.num_clients).all()
 
 
-@every_method
+@every_method_in_full
 def test_state_survives_names(method: Method, uneven: Federation) -> None:
     """Server and client state flattened to names and back, as checkpoints and messages do."""
     made = dict(settings(method))

@@ -24,15 +24,18 @@ from equifed.protocol import Method
 from flower.inprocess import Nodes, be_the_server, federate, memory_of, nodes, setting, simulate
 
 OPTIONS = [method for method in (*VARIANTS, *AS_SUMS, *SKETCHES) if "+" not in method.name]
+WRAPPED = [method for method in VARIANTS if "+" in method.name]
+KINDS = {(type(method), method.hyper.get("fit"), method.hyper.get("level")): method for method in reversed(WRAPPED)}
+"""The first of each wrapper, wherever it is fitted and at whatever level."""
 FEDERATED = [
     *(
-        pytest.param(method, marks=pytest.mark.full if i % 4 else ())
+        pytest.param(method, marks=pytest.mark.full if i % 6 else ())
         for i, method in enumerate(method for method in METHODS if not method.pooled)
     ),
-    *(method for method in VARIANTS if "+" in method.name),
+    *(pytest.param(method, marks=() if method in KINDS.values() else pytest.mark.full) for method in WRAPPED),
     *(pytest.param(method, marks=pytest.mark.full) for method in OPTIONS),
 ]
-"""Every fourth method and all post-processing always; the others, and what options and sketches add, in `make
+"""Every sixth method and every kind of wrapper always; the others, and what options and sketches add, in `make
 test-full`."""
 METRICS = ["round", "split", "scope", "metric"]
 

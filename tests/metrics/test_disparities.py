@@ -36,7 +36,7 @@ def draw(seed: int, groups: int, n: int = 80) -> tuple[np.ndarray, np.ndarray, n
     return rng.integers(0, 2, n), (rng.random(n) < rng.random()).astype(int), rng.integers(0, groups, n)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), groups=st.integers(2, 4))
 def test_equal_to_fairlearn_wherever_it_is_defined(seed, groups):
     y, p, s = draw(seed, groups)

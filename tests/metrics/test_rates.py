@@ -78,7 +78,7 @@ def test_empty_denominators_are_nan():
     assert np.isnan(rate["accuracy"]).all()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), groups=st.integers(2, 4))
 def test_equal_to_fairlearn_and_sklearn(seed, groups):
     y, p, s = draw(seed, groups=groups)
