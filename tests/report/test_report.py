@@ -599,7 +599,7 @@ def test_long_runs_stay_small(tmp_path):
     base = small.metrics[small.metrics["scope"].astype(str).str.startswith("client:0")]
     clients = pd.concat([base.assign(scope=f"client:{k}", round=100) for k in range(300)])
     frame = pd.concat([many, clients], ignore_index=True)
-    info = {**small.info, "clients": [str(k) for k in range(1500)], "cells": None}
+    info = {**small.info, "clients": [str(k) for k in range(1500)], "num_clients": 1500, "cells": None}
     results = [replace(small, info=info, metrics=frame.assign(value=rng.random(len(frame)))) for _ in range(10)]
     page = page_of(results, tmp_path)
     data = page.data
