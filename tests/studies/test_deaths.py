@@ -145,7 +145,7 @@ def test_the_driver_is_killed_and_resumed(place: Path, spawn: Any, monkeypatch: 
         process = spawn(*command)  # at once
         out, err = process.communicate(timeout=WAIT)
         assert process.returncode == 0, err
-        assert "3 of 3 jobs were begun before, and go on." in err
+        assert "Going on with 3 of 3 jobs, which were begun before." in err
         until(lambda: not any(map(is_alive, below)))
     again = attempts(runs)[len(before) :]
     assert not list(runs.glob("study-*"))
@@ -183,6 +183,6 @@ def test_ctrl_c_leaves_no_process_and_says_how_to_go_on(place: Path, spawn: Any)
     process = spawn(*command)
     out, err = process.communicate(timeout=WAIT)
     assert process.returncode == 0, err
-    assert "jobs were begun before, and go on." in err
+    assert "jobs, which were begun before." in err
     assert len(json.loads(out)["methods"]) == 3
     assert max(attempt.done for attempt in attempts(place / "shared")) >= 2
