@@ -138,7 +138,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Interrupted. Give the same command again" in done.stderr
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0
-    assert "1 of them were begun before, and go on." in done.stderr
+    assert "Going on with 1 of 3 jobs, which were begun before." in done.stderr
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 

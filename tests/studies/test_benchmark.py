@@ -46,7 +46,7 @@ def test_the_driver_of_a_benchmark_is_killed_and_resumed(place: Path, spawn: Any
     process = spawn(*COMMAND, "shared", "--workers", "2")
     _, err = process.communicate(timeout=WAIT)
     assert process.returncode == 0, err
-    assert "were begun before, and go on." in err
+    assert "which were begun before." in err
     pd.testing.assert_frame_equal(rows(place / "shared"), whole, check_exact=True)
     assert not list((place / "shared").glob("runs-*"))
     again = [attempt.run for attempt in attempts(place)[len(before) :]]

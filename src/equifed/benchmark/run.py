@@ -110,7 +110,7 @@ def carry_out(
     place = folder / (RUNS if keep_runs else f"{RUNS}-{asked.name}")
     study = Study([trial.config for trial in jobs], Store(place), cluster, name=asked.name)
     if study.before:
-        tell(f"{study.before} of them were begun before, and go on.")
+        tell(f"Going on with {study.before} of {len(jobs)} jobs, which were begun before.")
     writing = _Writing(path, keep_runs)
     failed: list[str] = []
     try:

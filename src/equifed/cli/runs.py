@@ -251,7 +251,7 @@ def share_out(
             "--settings-per-job) make more of them."
         )
     if study.before:
-        say(f"{study.before} of {len(pieces)} jobs were begun before, and go on.")
+        say(f"Going on with {study.before} of {len(pieces)} jobs, which were begun before.")
     following = 0
     try:
         with Board() as board:

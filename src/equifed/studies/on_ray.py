@@ -66,12 +66,14 @@ def connected(cluster: Cluster) -> Iterator[Any]:
     except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(f"There is no connection to {where}: {str(error).splitlines()[0]}") from error
     # Ray prints deaths of processes on stdout, where data go; who watches the jobs is told of them anyway
-    printing, ray._private.worker._worker_logs_enabled = ray._private.worker._worker_logs_enabled, False
+    worker = ray._private.worker
+    printing = getattr(worker, "_worker_logs_enabled", True)
+    worker._worker_logs_enabled = False
     try:
         yield ray
     finally:
         ray.shutdown()
-        ray._private.worker._worker_logs_enabled = printing
+        worker._worker_logs_enabled = printing
 
 
 def _check_reachable(address: str) -> None:
