@@ -99,18 +99,21 @@ def _shows(name: str) -> str:
 
 
 def _about(part: Iterable[Row]) -> str:
-    """What was carried out, how much of it, when and by which commit."""
+    """What was carried out, how much of it, when and by which commit; and what was not."""
     rows = list(part)
-    first = rows[0]
+    first, numbers = rows[0], [row for row in rows if row.metric]
     title = first.part or "all of it"
-    if first.reason in NOT_RUN:
-        return f"{title}: not carried out, {NOT_RUN[first.reason]}."
-    counts = sorted({row.runs for row in rows if row.metric})
+    lacking = next((f"not carried out, {NOT_RUN[row.reason]}" for row in rows if row.reason in NOT_RUN), "")
+    if lacking and not numbers:
+        return f"{title}: {lacking}."
+    counts = sorted({row.runs for row in numbers})
     runs = f"{counts[0]} to {counts[-1]} runs, " if len(counts) > 1 else f"{counts[0]} runs, " if counts else ""
-    within = f", {sum(row.within is True for row in rows)} of {len(rows)} within noise" if counts else ", no numbers"
+    agree = sum(row.within is True for row in numbers)
+    within = f", {agree} of {len(numbers)} within noise" if numbers else ", no numbers"
     amount = f" ({first.amount})" if first.amount else ""
     seconds = "" if math.isnan(first.seconds) else f", {first.seconds:,.0f} s"
-    return f"{title}{amount}: {runs}commit {first.commit[:7]}, {first.date}{seconds}{within}."
+    rest = f"; the rest {lacking}" if lacking else ""
+    return f"{title}{amount}: {runs}commit {first.commit[:7]}, {first.date}{seconds}{within}{rest}."
 
 
 def _numbers(dataset: str, rows: Sequence[Row]) -> list[str]:
