@@ -161,6 +161,14 @@ def test_the_page_s_counts() -> None:
     assert [int(number) for number in summary(read(RECORD))[-1][1:]] == total.tolist()
 
 
+def test_the_readme_s_counts() -> None:
+    total, compared, within, known, unknown, *_ = map(int, summary(read(RECORD))[-1][1:])
+    assert (
+        f"of {total:,} published numbers {compared:,} have been compared so far, {within:,} of them within noise, "
+        f"{known:,} not for a stated reason and {unknown:,} not explained."
+    ) in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_recorded_number_is_published_once() -> None:
     rows = [row for row in read(RECORD) if row.metric]
     assert len(rows) == len({(row.paper, row.number) for row in rows})
