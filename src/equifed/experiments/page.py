@@ -107,7 +107,8 @@ def _about(part: Iterable[Row]) -> str:
     if lacking and not numbers:
         return f"{title}: {lacking}."
     counts = sorted({row.runs for row in numbers})
-    runs = f"{counts[0]} to {counts[-1]} runs, " if len(counts) > 1 else f"{counts[0]} runs, " if counts else ""
+    least, most = (counts[0], counts[-1]) if counts else (0, 0)
+    runs = f"{least} to {most} runs, " if least < most else f"{most} run{'s' * (most > 1)}, " if most else ""
     agree = sum(row.within is True for row in numbers)
     within = f", {agree} of {len(numbers)} within noise" if numbers else ", no numbers"
     amount = f" ({first.amount})" if first.amount else ""
@@ -133,14 +134,14 @@ def _numbers(dataset: str, rows: Sequence[Row]) -> list[str]:
 
 def _beside(row: Row) -> str:
     """Ours, its interval, the published number, and whether they agree."""
-    if math.isnan(row.ours):
-        ours = "undefined"
-    else:
-        ours = f"{row.ours:.4g}" + ("" if math.isnan(row.low) else f" [{row.low:.4g}, {row.high:.4g}]")
-    theirs = f"{row.published:.4g}" + ("" if math.isnan(row.published_std) else f"±{row.published_std:.2g}")
+    ours, theirs = ("undefined" if math.isnan(mean) else f"{mean:.4g}" for mean in (row.ours, row.published))
+    if row.runs > 1:  # what no seed changes has neither
+        ours += "" if math.isnan(row.low) else f" [{row.low:.4g}, {row.high:.4g}]"
+        theirs += "" if math.isnan(row.published_std) else f"±{row.published_std:.2g}"
     mark = {True: " =", False: " ≠", None: ""}[row.within]
     return f"{ours} ({theirs}){mark}" + (f" *{row.reason}*" if row.reason else "")
 
 
 def _table(head: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *cells]]
+    lines = [head, ["---"] * len(head), *cells]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
