@@ -52,6 +52,13 @@ def test_the_paper_s_federation() -> None:
 def test_lenet_as_in_the_paper() -> None:
     module = e2fl.SIZES["full"].model.build((1, 28, 28), 10)
     assert [p.numel() for p in module.parameters()] == [288, 18_432, 1_605_632, 1_280]
+    assert [(cell.mean, cell.within) for cell in e2fl.edge_cells()] == [
+        (288, True),
+        (18_432, True),
+        (1_605_632, True),
+        (1_280, True),
+        (1_625_632, True),
+    ]
     small = e2fl.SIZES["small"].model.build((1, 28, 28), 10)
     assert sum(p.numel() for p in small.parameters()) == 20_432
 

@@ -99,7 +99,7 @@ def test_new_rows_take_the_place_of_their_part_only() -> None:
         _row(experiment="kffl/table4", part=""),
         _row(metric="ACC", ours=0.1),
         _row(metric="SP", ours=0.1),
-        _row(part="adult 0.5", metric="ACC", ours=0.1),
+        _row(part="adult 0.5", dataset="adult", metric="ACC", ours=0.1),
     ]
     made = replaced(old, [_row(metric="ACC", ours=0.2)])
     assert [(row.experiment, row.part, row.ours) for row in made[:2]] == [
@@ -107,7 +107,13 @@ def test_new_rows_take_the_place_of_their_part_only() -> None:
     ]  # fmt: skip
     assert [row.experiment for row in made[2:]] == ["kffl/table4"]
     # a machine that cannot carry it out takes nothing away
-    assert replaced(made, [_row(reason=NO_DATA)]) == made
+    assert repr(replaced(made, [_row(reason=NO_DATA)])) == repr(made)
+    # but what it can make of it takes the place of what was there
+    made = replaced(made, [_row(metric="EO", ours=0.3), _row(reason=NO_DATA)])
+    assert [(row.metric, row.reason) for row in made if row.part == "compas 0.5"] == [("EO", ""), ("", NO_DATA)]
+    # a number is there once, whichever part made it
+    made = replaced(made, [_row(part="compas 1.0", metric="EO", ours=0.4)])
+    assert [(row.part, row.ours) for row in made if row.metric == "EO"] == [("compas 1.0", 0.4)]
 
 
 def test_the_first_reason_that_fits_is_a_number_s_own() -> None:
@@ -153,6 +159,14 @@ def test_the_page_s_counts() -> None:
         assert published >= compared
         total += expected
     assert [int(number) for number in summary(read(RECORD))[-1][1:]] == total.tolist()
+
+
+def test_the_readme_s_counts() -> None:
+    total, compared, within, known, unknown, *_ = map(int, summary(read(RECORD))[-1][1:])
+    assert (
+        f"of {total:,} published numbers {compared:,} have been compared so far, {within:,} of them within noise, "
+        f"{known:,} not for a stated reason and {unknown:,} not explained."
+    ) in (DOCS.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_recorded_number_is_published_once() -> None:
@@ -217,8 +231,8 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, parts: Callable[..., Iterator[Par
         yield
 
     def missing(request: Request, watch: object) -> Iterator[Part]:
+        yield Part([Cell.counted("rmse", 1.0, 1.0, 2, dataset="communities", method="without data")])
         raise DataError("not to be had")
-        yield
 
     made = {
         "kffl/table4": Experiment(parts),
@@ -250,7 +264,7 @@ def test_one_that_fails_costs_no_other_and_what_is_recorded_is_not_repeated(
     done = run(*words, "--json", folder=tmp_path, code=4)
     said = done.stderr.replace("\n", " ")
     assert "kffl/table9: failed: ValueError: out of order" in said
-    assert "kffl/table10: not carried out: not to be had" in said
+    assert "kffl/table10: not carried out, or not in full: not to be had" in said
     assert "1 of 4 parts failed" in said
     told = json.loads(done.stdout)
     assert told["failed"] == ["kffl/table9: ValueError: out of order"]
@@ -258,17 +272,19 @@ def test_one_that_fails_costs_no_other_and_what_is_recorded_is_not_repeated(
     assert [(row.experiment, row.metric, row.within, row.reason) for row in rows] == [
         ("kffl/table4", "rmse", True, ""),
         ("kffl/table4", "ks_distance", False, "untrained"),
+        ("kffl/table10", "rmse", True, ""),
         ("kffl/table10", "", None, NO_DATA),
         ("kffl/table13", "", None, NO_GPU),
     ]
     assert [row["ours"] for row in told["rows"][:2]] == pytest.approx([0.32, 0.4 / 3], abs=1e-6)  # of six digits
     text = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
     assert text == page(rows)
-    assert f"| KFFL | {published_count('kffl')} | 2 | 1 | 1 | 0 | 0 | {published_count('kffl') - 2} |" in text
-    # once more: only what failed
+    assert f"| KFFL | {published_count('kffl')} | 3 | 2 | 1 | 0 | 0 | {published_count('kffl') - 3} |" in text
+    assert "1 of 1 within noise; the rest not carried out, the data cannot be had here." in text
+    # once more: only what failed, or had no data or GPU
     said = run(*words, folder=tmp_path, code=4).stderr.replace("\n", " ")
-    assert "3 of 4 parts were recorded before at this commit." in said
-    assert "1 of 1 parts failed" in said
+    assert "1 of 4 parts were recorded before at this commit." in said
+    assert "1 of 3 parts failed" in said
     assert len(carried_out) == 1
     # with fewer seeds it is something else
     run("kffl/table4", "--record", str(file), "--seeds", "2", folder=tmp_path)

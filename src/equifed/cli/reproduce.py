@@ -165,7 +165,7 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
             if not ended.rows:
                 failed.append(f"{title}: {ended.text}")
             if ended.text:
-                say(f"{title}: {'not carried out' if ended.rows else 'failed'}: {ended.text}")
+                say(f"{title}: {'not carried out, or not in full' if ended.rows else 'failed'}: {ended.text}")
             new += ended.rows
             if record is not None:
                 # read anew: another process may have added parts meanwhile

@@ -99,18 +99,22 @@ def _shows(name: str) -> str:
 
 
 def _about(part: Iterable[Row]) -> str:
-    """What was carried out, how much of it, when and by which commit."""
+    """What was carried out, how much of it, when and by which commit; and what was not."""
     rows = list(part)
-    first = rows[0]
+    first, numbers = rows[0], [row for row in rows if row.metric]
     title = first.part or "all of it"
-    if first.reason in NOT_RUN:
-        return f"{title}: not carried out, {NOT_RUN[first.reason]}."
-    counts = sorted({row.runs for row in rows if row.metric})
-    runs = f"{counts[0]} to {counts[-1]} runs, " if len(counts) > 1 else f"{counts[0]} runs, " if counts else ""
-    within = f", {sum(row.within is True for row in rows)} of {len(rows)} within noise" if counts else ", no numbers"
+    lacking = next((f"not carried out, {NOT_RUN[row.reason]}" for row in rows if row.reason in NOT_RUN), "")
+    if lacking and not numbers:
+        return f"{title}: {lacking}."
+    counts = sorted({row.runs for row in numbers})
+    least, most = (counts[0], counts[-1]) if counts else (0, 0)
+    runs = f"{least} to {most} runs, " if least < most else f"{most} run{'s' * (most > 1)}, " if most else ""
+    agree = sum(row.within is True for row in numbers)
+    within = f", {agree} of {len(numbers)} within noise" if numbers else ", no numbers"
     amount = f" ({first.amount})" if first.amount else ""
     seconds = "" if math.isnan(first.seconds) else f", {first.seconds:,.0f} s"
-    return f"{title}{amount}: {runs}commit {first.commit[:7]}, {first.date}{seconds}{within}."
+    rest = f"; the rest {lacking}" if lacking else ""
+    return f"{title}{amount}: {runs}commit {first.commit[:7]}, {first.date}{seconds}{within}{rest}."
 
 
 def _numbers(dataset: str, rows: Sequence[Row]) -> list[str]:
@@ -130,14 +134,14 @@ def _numbers(dataset: str, rows: Sequence[Row]) -> list[str]:
 
 def _beside(row: Row) -> str:
     """Ours, its interval, the published number, and whether they agree."""
-    if math.isnan(row.ours):
-        ours = "undefined"
-    else:
-        ours = f"{row.ours:.4g}" + ("" if math.isnan(row.low) else f" [{row.low:.4g}, {row.high:.4g}]")
-    theirs = f"{row.published:.4g}" + ("" if math.isnan(row.published_std) else f"±{row.published_std:.2g}")
+    ours, theirs = ("undefined" if math.isnan(mean) else f"{mean:.4g}" for mean in (row.ours, row.published))
+    if row.runs > 1:  # what no seed changes has neither
+        ours += "" if math.isnan(row.low) else f" [{row.low:.4g}, {row.high:.4g}]"
+        theirs += "" if math.isnan(row.published_std) else f"±{row.published_std:.2g}"
     mark = {True: " =", False: " ≠", None: ""}[row.within]
     return f"{ours} ({theirs}){mark}" + (f" *{row.reason}*" if row.reason else "")
 
 
 def _table(head: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *cells]]
+    lines = [head, ["---"] * len(head), *cells]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]

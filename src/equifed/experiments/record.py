@@ -26,7 +26,8 @@ NOT_RUN = {NO_DATA: "the data cannot be had here", NO_GPU: "it takes days withou
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A published number, or, without a metric, a part of an experiment that has none or was not carried out."""
+    """A published number, or, without a metric, a part of an experiment that has none or was not carried out in
+    full."""
 
     experiment: str
     """As in EXPERIMENTS."""
@@ -107,15 +108,24 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def replaced(rows: Iterable[Row], new: Sequence[Row]) -> list[Row]:
-    """The rows with those of some parts new, in the order of the experiments. That a part could not be carried out this
-    time takes nothing away."""
+    """The rows with those of some parts new, in the order of the experiments. A number is there once, whichever part
+    made it last; that a part could not be carried out this time takes nothing away."""
     old = list(rows)
-    there = {(row.experiment, row.part) for row in old}
-    new = [row for row in new if row.reason not in NOT_RUN or (row.experiment, row.part) not in there]
-    parts = {(row.experiment, row.part) for row in new}
+    there = {_part(row) for row in old}
+    made = {_part(row) for row in new if row.reason not in NOT_RUN}
+    new = [row for row in new if _part(row) in made or _part(row) not in there]
+    parts, numbers = {_part(row) for row in new}, {(row.paper, row.number) for row in new if row.metric}
     order = {name: position for position, name in enumerate(EXPERIMENTS)}
-    kept = [row for row in old if (row.experiment, row.part) not in parts and row.experiment in order]
+    kept = [
+        row
+        for row in old
+        if _part(row) not in parts and (row.paper, row.number) not in numbers and row.experiment in order
+    ]
     return sorted([*kept, *new], key=lambda row: (order[row.experiment], row.part))
+
+
+def _part(row: Row) -> tuple[str, str]:
+    return row.experiment, row.part
 
 
 def explained(rows: Iterable[Row]) -> list[Row]:

@@ -13,8 +13,8 @@ import torch
 import equifed
 from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.experiments import EXPERIMENTS, Request
-from equifed.experiments.base import find
-from equifed.experiments.record import NO_DATA, NO_GPU, Row
+from equifed.experiments.base import Cell, find
+from equifed.experiments.record import NO_DATA, NO_GPU, NOT_RUN, Row
 from equifed.settings import Cluster
 from equifed.store.environment import commit, is_changed
 from equifed.studies.jobs import Job, Watch, carry_out
@@ -98,8 +98,11 @@ def version() -> str:
 
 
 def missing(wanted: Sequence[Piece], recorded: Sequence[Row]) -> list[Piece]:
-    """Those that this version has not recorded in this amount."""
-    done = {(row.experiment, row.part, row.amount) for row in recorded if row.commit == version()}
+    """Those that this version has not recorded in full and in this amount."""
+    known = [
+        (row.reason in NOT_RUN, (row.experiment, row.part, row.amount)) for row in recorded if row.commit == version()
+    ]
+    done = {part for _, part in known} - {part for unfinished, part in known if unfinished}
     return [piece for piece in wanted if (piece.experiment, piece.part, piece.amount) not in done]
 
 
@@ -119,14 +122,16 @@ def carried_out(todo: Sequence[Piece], cluster: Cluster, watch: Watch = lambda s
 
 
 def work(data: Any, piece: Piece) -> tuple[list[Row], str]:
-    """All of one part: its rows, and why there are none where its data cannot be had."""
+    """All of one part: its rows, and what is wrong where its data cannot be had."""
     experiment = find(piece.experiment)
     began = time.monotonic()
+    cells: list[Cell] = []
+    lacking = ""
     try:
-        parts = experiment.parts(piece.request, lambda title, simulation: lambda step: None)
-        cells = [cell for part in parts for cell in part.numbers if experiment.own(cell)]
+        for part in experiment.parts(piece.request, lambda title, simulation: lambda step: None):
+            cells += [cell for cell in part.numbers if experiment.own(cell)]
     except DataError as error:
-        return [_empty(piece, NO_DATA)], str(error)
+        lacking = str(error)
     common = dataclasses.replace(_empty(piece), seconds=time.monotonic() - began)
     rows = [
         dataclasses.replace(
@@ -147,7 +152,9 @@ def work(data: Any, piece: Piece) -> tuple[list[Row], str]:
         )
         for cell in cells
     ]
-    return rows or [common], ""
+    if lacking:
+        rows.append(_empty(piece, NO_DATA))
+    return rows or [common], lacking
 
 
 def _empty(piece: Piece, reason: str = "") -> Row:

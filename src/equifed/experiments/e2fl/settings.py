@@ -289,6 +289,16 @@ class FirstRankings(Method):
         return task.predict(server.network.theta, x)
 
 
+def edge_cells() -> list[Cell]:
+    """How many edges each layer of the paper's network has, and all of them."""
+    full, theirs = SIZES["full"], published_figures(5)
+    edges = [parameter.numel() for parameter in full.model.build((1, 28, 28), 10).parameters()]
+    return [
+        Cell.counted("edges", count, theirs[layer, "edges"], 0, dataset=DATASET, method=layer)
+        for layer, count in zip((*full.layers, "ALL"), (*edges, sum(edges)), strict=True)
+    ]
+
+
 AT_ONCE = 100
 """Clients trained together for their first rankings: a thousand LeNets with all that training needs are too many."""
 

@@ -120,13 +120,12 @@ def table5(request: Request, watch: Watch) -> Iterator[Part]:
     theirs = e2fl.published_figures(5) if name == "full" else {}
     clusterings = [e2fl.clustered(fed, size, watch) for fed in e2fl.federations(size, range(seeds))]
     rows, lines = [], []
-    cells: list[Cell] = []
+    cells = e2fl.edge_cells()
     for layer, (edges, _) in clusterings[0].items():
         accuracies = {"accuracy": [clustering[layer][1] for clustering in clusterings]}
-        known, known_edges = (theirs.get((layer, figure), NAN) for figure in ("accuracy", "edges"))
-        where: dict[str, Any] = {"dataset": e2fl.DATASET, "method": layer}
-        cells += Cell.row(accuracies, {"accuracy": (known, NAN)}, their_runs=e2fl.CLUSTERING_SEEDS, **where)
-        cells.append(Cell.counted("edges", edges, known_edges, 0, **where))
+        known = theirs.get((layer, "accuracy"), NAN)
+        both = accuracies, {"accuracy": (known, NAN)}
+        cells += Cell.row(*both, their_runs=e2fl.CLUSTERING_SEEDS, dataset=e2fl.DATASET, method=layer)
         mean, deviation, _ = moments(accuracies["accuracy"])
         rows.append({"layer": layer, "edges": edges, "mean": mean, "deviation": deviation, "published": known})
         lines.append([layer, str(edges), plus_minus(mean, deviation), "" if np.isnan(known) else f"{known:.2f}"])

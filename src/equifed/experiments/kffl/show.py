@@ -162,8 +162,8 @@ def _cells(front: dict[str, Any], disparity: str) -> list[str]:
 
 
 def regression(number: int, request: Request, watch: Watch) -> Iterator[Part]:
-    dataset, skew, arm = kffl.REGRESSION_TABLES[number]
-    seeds, rounds = request.amount(kffl.REGRESSION_SEEDS, kffl.REGRESSION_ROUNDS)
+    dataset, skew, arm, rounds = kffl.REGRESSION_TABLES[number]
+    seeds, rounds = request.amount(kffl.REGRESSION_SEEDS, rounds)
     feds = kffl.federations(dataset, skew, range(seeds), regression=True)
     ((_, result),) = kffl.sweeps(feds, [arm], Linear(), rounds, watch)
     ours, theirs = kffl.ours_at_equal_rmse(result), kffl.published_at_equal_rmse(number)
