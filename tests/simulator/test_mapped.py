@@ -101,11 +101,13 @@ def test_every_kernel_and_a_sweep(kernel: str, place: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("method", [*methods.REGISTRY, "fedavg+fair", "fedavg+ditto", "fedavg@adam"])
 def test_all_methods(method: str, place: Path) -> None:
-    made = methods.make(method)
+    made = methods.make(method, **({"groups": "lowest-loss", "num_groups": 2} if method == "e2fl" else {}))
     if made.pooled or made.needs_client_groups:
         pytest.skip("not for such a federation")
     fed = mapped(place, test=0.1, validation=0.1)
-    options = {**QUICK, "model": ef.models.Logistic(), "dropout": 0.0}
+    deep = method in ("frl", "e2fl", "fedper", "fedrep")  # which rank edges, or keep a layer
+    model = ef.models.MLP([7], bias=method not in ("frl", "e2fl")) if deep else ef.models.Logistic()
+    options = {**QUICK, "model": model, "dropout": 0.0}
     assert_same(*(ef.simulate(made, each, **options) for each in (fed, fed.in_memory())))
 
 
