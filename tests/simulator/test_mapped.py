@@ -22,7 +22,7 @@ from equifed.results import Result
 from equifed.settings import RunSettings
 from equifed.simulation import Simulation
 from equifed.simulator import job as jobs
-from equifed.simulator import lanes, make_job, tables
+from equifed.simulator import make_job, tables
 from equifed.store import Store
 
 INPUTS = [f"f{i}" for i in range(6)]
@@ -125,7 +125,8 @@ def test_clients_that_take_turns(method: str, place: Path, monkeypatch: pytest.M
     fed = mapped(place, test=0.2)
     options = {**QUICK, "model": ef.models.Logistic(), "dropout": 0.0, "clients_per_round": 40, "seeds": [0, 1]}
     whole = ef.simulate(methods.make(method), fed.in_memory(), **options)
-    monkeypatch.setattr(lanes, "AT_ONCE", 32)
+    for stage in tables.AT_ONCE:
+        monkeypatch.setitem(tables.AT_ONCE, stage, 32)
     turns = [ef.simulate(methods.make(method), each, **options) for each in (fed, fed.in_memory())]
     assert_same(*turns)
     for seed, parameters in whole.parameters.items():

@@ -36,11 +36,8 @@ from equifed.simulator.engine import (
 from equifed.simulator.job import Job
 from equifed.simulator.lane_clients import LaneClients, LaneExchange
 from equifed.simulator.lane_data import Lanes
-from equifed.simulator.tables import Tables
+from equifed.simulator.tables import AT_ONCE, Tables
 from equifed.tree import Tree
-
-AT_ONCE = 2**14
-"""Clients, over all seeds, whose work is done at once. A phase may ask a million of them."""
 
 
 class _Answers(NamedTuple):
@@ -80,7 +77,7 @@ class LanesEngine(LocalEngine):
         summed = phase.gather == "sum" and not channel.hides(phase) and not channel.resists(phase)
         parts: list[_Answers] = []
         sums: list[Gathered] = []
-        for part in self._parts(cohorts):
+        for part in self._parts(stage, cohorts):
             answers = self._answers(state, stage, position, round, cohorts[:, part], asked[:, part])
             if summed:
                 found = channel.gather(phase, answers.replies, answers.arrived, self._clients.index(cohorts[:, part]))
@@ -105,11 +102,11 @@ class LanesEngine(LocalEngine):
         counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
         return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
 
-    def _parts(self, cohorts: np.ndarray) -> list[slice]:
+    def _parts(self, stage: Stage, cohorts: np.ndarray) -> list[slice]:
         """Slots of the cohorts that are worked on at once: mostly all of them. More than `AT_ONCE`, or more than the
         window for rows of files holds, take turns, the same wherever their rows are unless it is for the window."""
         seeds, window = cohorts[: len(cohorts) // self._settings], self.tables.window
-        many, most = cohorts.shape[1], max(1, AT_ONCE // len(seeds))
+        many, most = cohorts.shape[1], max(1, AT_ONCE[stage] // len(seeds))
         if window is None:
             return [slice(begin, min(begin + most, many)) for begin in range(0, many, most)]
         ends = np.cumsum(self.tables.rows_held(np.arange(len(seeds))[:, None], seeds).sum(0))

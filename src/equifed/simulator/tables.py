@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equifed.federation import Federation, Rows
 from equifed.federation.mapped import MappedSets
-from equifed.protocol import STAGES
+from equifed.protocol import STAGES, Stage
 from equifed.simulator.job import Job
 
 
@@ -68,6 +68,9 @@ class Tables:
         return torch.from_numpy(positions + self.offset[run]).to(self.x.device)
 
 
+AT_ONCE: dict[Stage, int] = {"setup": 2**12, "round": 2**14, "final": 2**12}
+"""Clients, over all seeds, whose work is done at once. A phase may ask a million of them; what takes place once
+need not be quick."""
 WINDOW_BYTES = 256 * 2**20
 """Features that are brought in from files at once, unless those of one client are more."""
 
@@ -110,11 +113,12 @@ class Window:
 
 
 def _window_rows(job: Job) -> int:
-    """How many rows a window holds: those of a round's largest clients, or of all where a phase asks everybody; at most
-    those of `WINDOW_BYTES`, since more are worked on in parts, or those of one client of each seed."""
-    asked = max(job.asked(stage) for stage in STAGES if job.phases(stage))
-    most: dict[int, tuple[int, int]] = {}
+    """How many rows a window holds: those of the largest clients that are worked on at once, but no more than those of
+    `WINDOW_BYTES`, since more are worked on in parts, or those of one client of each seed."""
     seeds = [run.federation for run in job.runs[: len(job.settings.seed_list)]]
+    at_once = {stage: max(1, AT_ONCE[stage] // len(seeds)) for stage in STAGES if job.phases(stage)}
+    asked = max(min(job.asked(stage), clients) for stage, clients in at_once.items())
+    most: dict[int, tuple[int, int]] = {}
     for fed in seeds:
         if id(fed) not in most:
             largest = np.partition(fed.train.sizes, fed.num_clients - asked)[fed.num_clients - asked :]
