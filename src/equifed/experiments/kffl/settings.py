@@ -71,7 +71,7 @@ LAW_OVER = {"step_size": [0.3], "fairness_weight": [0.0, 10.0, 30.0, 60.0, 80.0,
 trained after 50 rounds; with a step of 1 it diverges from lambda = 80 on."""
 LAW_TD_OVER = {"step_size": [0.1], "fairness_weight": [0.0, 10.0, 30.0, 60.0, 100.0, 150.0]}
 LAW_TD_ROUNDS = 150
-"""Of KFFL-TD, whose delayed gradient diverges sooner: with a step of .3 from lambda = 100 on, of .2 from 130 on."""
+"""Of KFFL-TD, whose delayed gradient diverges sooner: with a step of .3 from lambda = 100 on, of .1 from 150 on."""
 
 DEFECTIVE = ("FairFed/FairBatch", "KHSIC-Local", "MinMax")
 """Published columns that come from defective code (most are constant predictors): shown, but no targets."""
