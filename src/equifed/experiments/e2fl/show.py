@@ -220,7 +220,7 @@ def table2(request: Request, watch: Watch) -> Iterator[Part]:
     name, seeds, rounds = _scope(request, TABLE_AMOUNT)
     size, arms = e2fl.SIZES[name], arms_named(femnist.ARMS, request.methods)
     cells = [cell for arm in arms for cell in femnist.byte_cells(arm)]
-    yield Part(cells)  # for which FEMNIST is not needed
+    yield Part(tuple(cells))  # for which FEMNIST is not needed
     feds = femnist.federations(range(seeds))
     for arm in arms:
         sim = femnist.simulation(arm.method, feds, size, rounds * arm.round_factor)
