@@ -22,8 +22,8 @@ ACCURACY = {  # by method, data set and partition
     "kffl": {("adult", "iid"): 0.82, ("adult", "dirichlet"): 0.81, ("law", "iid"): 0.91, ("german", "iid"): 0.72},
     "local": {("adult", "iid"): 0.79, ("adult", "dirichlet"): 0.83, ("law", "iid"): 0.89, ("german", "iid"): 0.71},
 }
-FAMILY = {"fedavg": "accuracy", "kffl": "group fairness", "local": "personal models"}
-GAP = {"fedavg": 0.15, "kffl": 0.02, "local": 0.04}
+FAMILY = {"fedavg": "accuracy", "kffl": "group fairness", "local": "personal models", "ditto": "personal models"}
+GAP = {"fedavg": 0.15, "kffl": 0.02, "local": 0.04, "ditto": 0.03}
 
 
 def row(method: str, data: str, partition: str, accuracy: float, seed: int) -> dict[str, Any]:
@@ -53,6 +53,22 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
         assert opened.problems == []
         assert opened.requests == [path.resolve().as_uri()]
+
+
+def test_a_method_that_lacks_a_federation_has_no_mean(tmp_path: Path, window: Browser) -> None:
+    places = {**ACCURACY, "ditto": {("adult", "iid"): 0.99, ("law", "iid"): 0.99, ("german", "iid"): 0.99}}
+    rows = [row(m, *place, value, 0) for m, of in places.items() for place, value in of.items()]
+    rows += [row(m, "communities", "iid", 0.5, 0) for m in ("fedavg", "kffl")]  # where not every method can run
+    write_page(table_of(rows), tmp_path / "page.html", "quick")
+    before = window.requests[0]
+    window.open(tmp_path / "page.html")
+    pick(window)
+    lines = {line[0]: line for line in table(window)[1:]}
+    assert lines["ditto"][2] == "0.990 (1 of 2)"
+    assert lines["ditto"][-1] == ""
+    assert list(lines)[-1] == "ditto"
+    assert float(lines["fedavg"][-1]) == pytest.approx((0.82 + 0.70 + 0.90) / 3, abs=6e-4)
+    window.open(Path(before.removeprefix("file://")))
 
 
 def pick(window: Browser, **chosen: str) -> None:

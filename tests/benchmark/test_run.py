@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,41 @@ def test_rows_of_another_plan_give_way(tmp_path: Path, monkeypatch: pytest.Monke
     settings = rows.groupby("method")["setting"].unique()
     assert set(settings["fedavg"]) == {"learning-rate=0.2", "learning-rate=0.4", "learning-rate=0.8"}
     assert len(settings["fedprox"]) == 3  # which was not asked for, stays
+
+
+def test_settings_that_the_plan_has_no_more_give_way(tmp_path: Path) -> None:
+    rows, _ = run.carry_out(asked("fedprox"), tmp_path, Cluster())
+    more = rows.assign(setting="learning-rate=0.1, mu=77")
+    records.write(tmp_path / records.ROWS, pd.concat([rows, more]))
+    again, _ = run.carry_out(asked("fedprox"), tmp_path, Cluster())
+    assert set(again["setting"]) == set(rows["setting"])
+
+
+def test_a_method_of_ones_own_that_has_changed_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_for_a_test.py").write_text(
+        "from equifed.methods import FedAvg\nclass Mine(FedAvg):\n    name = 'mine_for_a_test:Mine'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def plans() -> set[str]:
+        plan.source_of.cache_clear()
+        return {each.plan for each in plan.trials(TINY, TINY.datasets, ["mine_for_a_test:Mine"], 1)}
+
+    before = plans()
+    assert plans() == before
+    with (tmp_path / "mine_for_a_test.py").open("a") as file:
+        file.write("    change = 1\n")
+    linecache.clearcache()
+    assert not plans() & before
+    assert plan.source_of("fedavg+fair") == {}
+
+
+def test_rows_of_the_folder_stay_where_others_are_merged(tmp_path: Path) -> None:
+    rows, _ = run.carry_out(asked("fedprox"), tmp_path / "own", Cluster())
+    (tmp_path / "other").mkdir()
+    records.write(tmp_path / "other" / records.ROWS, rows.assign(test_accuracy=0.0))
+    merged = run.merge([tmp_path / "other" / records.ROWS], tmp_path / "own")
+    np.testing.assert_array_equal(merged["test_accuracy"], rows["test_accuracy"])
 
 
 def test_where_the_label_is_a_number_steps_are_smaller() -> None:

@@ -189,3 +189,24 @@ def test_every_method_has_the_same_number_of_settings() -> None:
     assert set(EXTRA) <= set(known_methods())
     assert picked([1, 2, 3], 1) == [2]
     assert picked([1, 2, 3, 4], 2) == [1, 4]
+
+
+def test_a_method_that_lacks_a_partition_has_no_rank() -> None:
+    places = [(data, partition) for data in ("adult", "law", "german") for partition in ("iid", "dirichlet")]
+    rows = []
+    for method in ("fedavg", "b", "c", "mine"):
+        for data, partition in places:
+            if method == "mine" and partition == "dirichlet":
+                continue  # where everybody is worse
+            value = {"iid": 0.9, "dirichlet": 0.7}[partition] - (0.05 if method == "mine" else 0) - ord(method[0]) / 1e4
+            rows += [row("a", 0, (value, 0.01), (value, 0.01), method=method, data=data, partition=partition)]
+    found = ranking(scored(table_of(rows)), "parity")
+    assert found is not None
+    assert found.partial == ("mine",)
+    assert set(found.table.index) == {"fedavg", "b", "c"}
+
+
+def test_a_setting_that_diverged_with_one_seed_is_not_chosen() -> None:
+    rows = [row("a", seed, (0.8, 0.01), (0.8, 0.01)) for seed in range(3)]
+    rows += [row("b", seed, (np.nan if seed else 0.9, 0.01), (0.9, 0.01)) for seed in range(3)]
+    assert of(rows, "parity")["setting"] == "a"

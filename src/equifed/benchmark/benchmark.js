@@ -29,10 +29,15 @@
       if (!cells.has(key)) cells.set(key, []);
       cells.get(key).push(row);
     }
+    const most = new Map(columns.map((key) => [key, Math.max(...[...methods.values()].map(({ cells }) => cells.get(key)?.length ?? 0))]));
+    const ranked = columns.filter((key) => !set && data.ranked.includes(key));
+    const counted = ranked.length ? ranked : columns; // of the mean: not every method can run on the others
     const higher = data.scores[score].higher;
     const lines = [...methods].map(([name, { family, cells }]) => {
       const means = columns.map((key) => cells.has(key) ? mean(cells.get(key).map((row) => row[5])) : null);
-      return { name, family, cells, means, all: mean(means.filter((value) => value !== null)), there: cells.size };
+      const there = counted.filter((key) => cells.get(key)?.length === most.get(key)).length;
+      const all = there === counted.length ? mean(counted.map((key) => means[columns.indexOf(key)])) : null;
+      return { name, family, cells, means, all, there };
     });
     const key = (line) => sorted === null || sorted >= columns.length ? line.all : line.means[sorted];
     // whoever lacks a federation comes after those that have all: the means are not of the same things
@@ -60,7 +65,8 @@
       columns.forEach((name, i) => {
         const of = line.cells.get(name) ?? [];
         const missed = of.some((row) => row[8] === false);
-        const text = number(line.means[i]) + (single && of[0]?.[6] != null ? ` ± ${number(of[0][6])}` : "");
+        const part = of.length && of.length < most.get(name) ? ` (${of.length} of ${most.get(name)})` : "";
+        const text = number(line.means[i]) + part + (single && of[0]?.[6] != null ? ` ± ${number(of[0][6])}` : "");
         const title = of.map((row) => `${row[1]}: ${row[9]}${row[7] === null ? "" : `, gap ${number(row[7])}`}`).join("\n");
         const td = cell("td", text, title);
         if (missed) td.append(cell("span", " ▲", "the gap on test rows is above .05", "missed"));

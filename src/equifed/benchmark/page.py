@@ -14,6 +14,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from equifed.benchmark.picture import rank_picture
+from equifed.benchmark.plan import KINDS
 from equifed.benchmark.ranks import Ranking, by_dataset, ranking
 from equifed.benchmark.records import ROWS, write
 from equifed.benchmark.scores import BOUND, SCORES, left_out, scored
@@ -43,6 +44,7 @@ def write_page(rows: pd.DataFrame, path: Path, tier: str) -> None:
         "scores": {name: {"title": SCORES[name].title, "higher": SCORES[name].higher} for name in shown},
         "rows": [[_plain(value) for value in row] for row in scores[_SHOWN].itertuples(index=False, name=None)],
         "bound": BOUND,
+        "ranked": [name for name, kind in KINDS.items() if kind == "binary"],
     }
     text = (
         templates("equifed.benchmark")

@@ -7,7 +7,9 @@ computation. All trials of a data set and a partition share rows, clients, initi
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -226,17 +228,36 @@ class Trial:
     config: Config
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        return self.data, self.partition, self.method
+
+    @property
     def settings(self) -> list[str]:
         """Every combination of the step size and the method's own values, in the words of the records."""
         return [setting_text(self.step, values) for values in combinations(self.config.sweep)]
 
     @property
     def plan(self) -> str:
-        """A hash of all that the rows follow from but the seeds and the values that are swept."""
-        sections = self.config.resolved()
+        """A hash of all that the rows follow from but the seeds and the values that are swept: the configuration, and
+        the source of a method that is not equifed's, which changes while the configuration stays."""
+        sections = self.config.resolved() | source_of(self.method)
         sections["run"] = {key: value for key, value in sections["run"].items() if key not in ("seeds", "track")}
         sections.pop("sweep", None)
         return hashlib.blake2b(json.dumps(sections, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+@cache
+def source_of(name: str) -> dict[str, str]:
+    """Hashes of the files of a method that are not equifed's own, by module."""
+    method: Any = make(name)
+    found = {}
+    while method is not None:
+        module = type(method).__module__
+        if not module.startswith("equifed."):
+            content = inspect.getsource(sys.modules[module]).encode()
+            found[module] = hashlib.blake2b(content, digest_size=8).hexdigest()
+        method = getattr(method, "inner", None)
+    return found
 
 
 def combinations(sweep: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:

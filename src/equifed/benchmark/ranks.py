@@ -31,7 +31,7 @@ class Ranking:
     """By method, best first: rank (mean over data sets), better, same, worse (probabilities against FedAvg)."""
     datasets: tuple[str, ...]
     partial: tuple[str, ...]
-    """Methods that lack a data set and so have no rank."""
+    """Methods that lack a federation and so have no rank."""
     statistic: float
     p: float
     """Friedman's test that all methods rank alike."""
@@ -70,8 +70,11 @@ def ranking(scores: pd.DataFrame, score: str) -> Ranking | None:
 
 
 def by_dataset(scores: pd.DataFrame, score: str) -> pd.DataFrame:
-    """Means over the partitions: a row for each data set, a column for each method."""
-    return scores[scores["score"] == score].pivot_table(index="data", columns="method", values="value")
+    """Means over the partitions: a row for each data set, a column for each method. A method that lacks a partition
+    which others have has none: the means would not be of the same federations."""
+    wide = scores[scores["score"] == score].pivot_table(index=["data", "partition"], columns="method", values="value")
+    by_data = wide.groupby(level="data")
+    return by_data.mean().where(by_data.count().eq(by_data.size(), axis=0))
 
 
 def critical_difference(methods: int, datasets: int, level: float = 0.05) -> float:

@@ -178,23 +178,28 @@ def write(path: Path, frame: pd.DataFrame) -> None:
     write_atomic(path, content.getvalue())
 
 
-def add(path: Path, new: pd.DataFrame) -> pd.DataFrame:
-    """All rows of the file and these; of two with the same key, the one of these. Several processes may add."""
+def add(path: Path, new: pd.DataFrame, over: bool = True) -> pd.DataFrame:
+    """All rows of the file and these; of two with the same key, the one of these, or else (over=False) the file's.
+    Several processes may add."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
-        all_rows = joined([read(path), new])
+        there = read(path)
+        all_rows = joined([there, new] if over else [new, there])
         if len(new):
             write(path, all_rows)
     return all_rows
 
 
-def keep(path: Path, plans: Mapping[tuple[str, ...], set[str]]) -> pd.DataFrame:
-    """The rows of the file but for those of other plans than these, of places (tier, data, partition, method) that have
-    some here: their settings may be called otherwise, and would stand beside those that are run in their place."""
+def keep(path: Path, plans: Mapping[tuple[str, ...], Mapping[str, Sequence[str]]]) -> pd.DataFrame:
+    """The rows of the file but for those of other plans or settings than these, by place (tier, data, partition,
+    method), where a place is here at all: they would be chosen among beside those that are run in their stead."""
     with FileLock(path.with_name(f".{path.name}.lock")):
         rows = read(path)
-        places = rows[KEY[:4]].itertuples(index=False, name=None)
-        kept = [plan in plans.get(place, {plan}) for place, plan in zip(places, rows["plan"], strict=True)]
+        columns = rows[[*KEY[:4], "plan", "setting"]].itertuples(index=False, name=None)
+        kept = [
+            tuple(place) not in plans or setting in ("", *plans[tuple(place)].get(plan, ()))
+            for *place, plan, setting in columns
+        ]
         if not all(kept):
             rows = rows[kept].reset_index(drop=True)
             write(path, rows)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from equifed.benchmark import records
-from equifed.benchmark.plan import Tier, Trial, trials
+from equifed.benchmark.plan import Tier, Trial, source_of, trials
 from equifed.config import Config, job_of, load_federations
 from equifed.errors import ConfigError
 from equifed.files import writable_folder
@@ -41,8 +41,9 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """The same for the same command."""
-        text = repr((self.tier, sorted(self.datasets.items()), list(self.methods), self.seeds))
+        """The same for the same command and the same methods."""
+        sources = [source_of(method) for method in self.methods]
+        text = repr((self.tier, sorted(self.datasets.items()), list(self.methods), sources, self.seeds))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -50,17 +51,16 @@ def missing(asked: Asked, path: Path) -> tuple[list[Trial], list[dict[str, Any]]
     """The trials whose rows are not in the file, each with the seeds that are missing; and the rows of methods that
     cannot run on the data, which is known before the first one trains. What is there of another plan is removed."""
     planned = list(trials(asked.tier, asked.datasets, asked.methods, asked.seeds))
-    plans: dict[tuple[str, ...], set[str]] = {}
+    plans: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for trial in planned:
-        plans.setdefault((trial.tier, trial.data, trial.partition, trial.method), set()).add(trial.plan)
+        plans.setdefault((trial.tier, *trial.place), {})[trial.plan] = trial.settings
     have = records.done(records.keep(path, plans))
     todo, without = [], []
-    refused: dict[tuple[str, str, str], str] = {}
+    refused: set[tuple[str, str, str]] = set()
     example: dict[str, Any] = {}
     for trial in planned:
-        place = (trial.data, trial.partition, trial.method)
-        key, plan = (trial.tier, *place), trial.plan
-        if place in refused or (*key, "", -1, plan) in have:
+        place, key, plan = trial.place, (trial.tier, *trial.place), trial.plan
+        if place in refused or any((*key, "", -1, each) in have for each in plans[key]):
             continue
         seeds = [
             seed
@@ -78,8 +78,9 @@ def missing(asked: Asked, path: Path) -> tuple[list[Trial], list[dict[str, Any]]
         except ConfigError as error:
             if error.section != "method":
                 raise
-            refused[place] = error.text
-            without.append(records.left_out(trial, error.text))
+            refused.add(place)
+            subject = f"{error.key} " if error.text[:1].islower() and error.key else ""
+            without.append(records.left_out(trial, f"{subject}{error.text}"))
             continue
         todo.append(dataclasses.replace(trial, config=config))
     return todo, without
@@ -158,11 +159,11 @@ class _Writing:
         return rows
 
 
-def merge(paths: Iterable[Path], folder: Path) -> pd.DataFrame:
-    """Add the rows of parts that were run elsewhere."""
-    parts = []
+def merge(paths: Sequence[Path], folder: Path) -> pd.DataFrame:
+    """Add the rows of parts that were run elsewhere, where the folder has none of its own."""
     for path in paths:
         if not path.exists():
             raise ConfigError(f"There is no file {path} to merge.")
-        parts.append(records.read(path))
-    return records.add(folder / records.ROWS, records.joined(parts))
+    parts = [records.read(path) for path in paths]
+    own = folder / records.ROWS
+    return records.add(own, records.joined(parts), over=False) if parts else records.read(own)

@@ -102,7 +102,9 @@ def _scores(part: pd.DataFrame, kind: Kind) -> Iterator[dict[str, Any]]:
     """Of one method on one federation."""
     of = _OF[kind]
     numbers = part.select_dtypes("number").columns.difference(["seed"])
-    means = part.groupby("setting", sort=True)[list(numbers)].mean()
+    by_setting = part.groupby("setting", sort=True)[list(numbers)]
+    # of all seeds or none: a setting that has diverged with some seeds has no mean to be chosen by
+    means = by_setting.mean().where(by_setting.count().eq(by_setting.size(), axis=0))
 
     def quality(table: Any, split: str, column: str) -> Any:
         values = table[f"{split}_{column}"]

@@ -87,7 +87,7 @@ def _show(scores: pd.DataFrame) -> None:
     """Means over the data sets of two classes, the methods by their average rank in the first score."""
     binary = scores[scores["data"].map(KINDS) == "binary"]
     of = scores if binary.empty else binary
-    means = {name: by_dataset(of, name).mean() for name in SCORES if (of["score"] == name).any()}
+    means = {name: by_dataset(of, name).mean(skipna=False) for name in SCORES if (of["score"] == name).any()}
     found = rankings(scores).get(HEADLINE)
     first = next(iter(means))
     order = means[first].sort_values(ascending=False).index if found is None else [*found.table.index, *found.partial]
@@ -99,6 +99,8 @@ def _show(scores: pd.DataFrame) -> None:
         ]
         table.add_row(str(method), _cell(rank, ".1f"), *cells)
     show(table)
+    if found is not None and found.partial:
+        say(f"Without means and ranks, since they lack a federation that others have: {', '.join(found.partial)}.")
     others = sorted({*scores["data"]} - {*of["data"]})
     if others:
         say(f"Means over data sets of two classes; {' and '.join(others)}: see the page.")
