@@ -84,7 +84,8 @@ def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
         written(frame.iloc[part], folder / f"part-{number}.parquet")
     fed = Federation.from_mapped(folder, client="patient", label="ill", sensitive="sex", test=0)
     check_rows(fed, frame)
-    assert (tmp_path / "visits.mapped" / ROWS).exists()
+    (cache,) = tmp_path.glob("visits.*.mapped")
+    assert (cache / ROWS).exists()
     assert fed.name == "visits"
 
 
@@ -226,6 +227,52 @@ def test_the_folder_is_made_once_for_the_same_files_and_questions(tmp_path: Path
     written(visits(seed=5), file)
     check_rows(mapped(file, tmp_path), visits(seed=5))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "rows.parquet"]  # nothing half made is left
+
+
+def test_two_questions_to_one_file_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that neither is made in turns, and a pickled federation has its rows, also for who works elsewhere."""
+    frame = visits()
+    written(frame, tmp_path / "rows.parquet")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = [["age"], ["dose"], ["age"]]
+    feds = [mapped(Path("rows.parquet"), tmp_path, features=some, cache=None) for some in names]
+    assert len(list(tmp_path.glob("rows.parquet.*.mapped"))) == 2
+    assert {fed.name for fed in feds} == {"rows"}
+    content = pickle.dumps(feds)
+    monkeypatch.chdir("elsewhere")
+    for fed, some in zip(pickle.loads(content), names, strict=True):
+        rows = next(fed.mapped.file.scan())
+        np.testing.assert_array_equal(rows.x, frame[some].to_numpy())
+    written(visits(seed=5), tmp_path / "rows.parquet")
+    mapped(tmp_path / "rows.parquet", tmp_path, features=["age"], cache=None)
+    assert len(list(tmp_path.glob("*.mapped"))) == 2  # the rows of a file that is no more are not kept
+
+
+def test_two_files_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "visits"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    frame = visits()
+    parts = [written(part, Path(f"{k}.parquet")) for k, part in enumerate((frame[:99], frame[99:]))]
+    fed = mapped(parts, tmp_path, cache=None)
+    check_rows(fed, frame)
+    assert fed.name == "visits"
+
+
+def test_a_pickled_federation_never_comes_back_with_other_rows(tmp_path: Path) -> None:
+    frame = visits().assign(ward=lambda rows: rows["patient"] // 7)
+    file = written(frame, tmp_path / "rows.parquet")
+    options: dict[str, Any] = {"features": ["age"]}
+    content = pickle.dumps(mapped(file, tmp_path, **options))
+    for other in ({"features": ["dose"]}, {"client": "ward"}):
+        mapped(file, tmp_path, **options | other)  # in the same folder
+        with pytest.raises(DataError, match=r"cache: The prepared rows are not those .* `cache` of its own"):
+            pickle.loads(content)
+    written(frame, file)  # the same rows: the folder is made again, and is what it was
+    mapped(file, tmp_path, **options)
+    rows = next(pickle.loads(content).mapped.file.scan())
+    np.testing.assert_array_equal(rows.x, frame[["age"]].to_numpy())
 
 
 def test_damage_is_said_or_mended(tmp_path: Path) -> None:

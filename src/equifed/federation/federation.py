@@ -353,9 +353,10 @@ class Federation:
         column says which client holds a row. There may be millions of clients.
 
         The first call encodes the rows piece by piece into the folder `cache` (default: beside the files, named after
-        them with ".mapped"), sorted by client where a client's rows do not lie together. That takes as much space as
-        the rows are in 32-bit numbers, twice that while they are sorted. Later calls take the folder as it is, unless
-        the files or what is asked for have changed. In training, the rows of a round's clients are read from it.
+        them and a hash of what is asked for, with ".mapped"), sorted by client where a client's rows do not lie
+        together. That takes as much space as the rows are in 32-bit numbers, twice that while they are sorted. Later
+        calls take the folder as it is, unless the files or what is asked for have changed. In training, the rows of a
+        round's clients are read from it.
         client: the column of clients. test, validation: shares of all rows, drawn by `seed`; these are held in memory.
         test_file, validation_file: files with such rows, in place of a share. A run that does not say how many clients
         there are in a round has 100.
@@ -404,7 +405,7 @@ class Federation:
             groups=tuple(rows.about["groups"]),
             features=tuple(rows.about["features"]),
             scaling=prepare.scaling_without(rows, away),
-            name=name or source.default_cache.stem.split(".")[0],
+            name=name or source.place.name.split(".")[0],
             seed=seed,
             clients_per_round=MAPPED_SAMPLED,
             provenance={
