@@ -146,6 +146,35 @@ def test_a_client_all_of_whose_rows_are_held_back_or_dropped_stays(tmp_path: Pat
     assert held.num_clients == fed.num_clients
 
 
+@pytest.mark.parametrize("piece", [0, 1, -1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_piece_all_of_whose_rows_are_dropped(
+    piece: int, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it the first, one in between or the last."""
+    monkeypatch.setattr(prepare, "PIECE", 50)  # half of a group of rows in the file
+    frame = visits().iloc[:400]
+    frame = frame.sample(frac=1, random_state=3, ignore_index=True) if mixed else frame
+    gone = np.split(np.arange(400), 8)[piece]
+    frame.loc[gone, "dose"] = np.nan
+    schema = Schema.infer(frame, label="ill", sensitive="sex", drop=["patient"], missing="drop", min_count=0)
+    fed = mapped(written(frame, tmp_path / "rows.parquet"), tmp_path, schema=schema, label=None, sensitive=None)
+    left = frame.drop(index=gone)
+    assert fed.provenance["dropped_rows"] == 50
+    np.testing.assert_array_equal(fed.train.sizes, [(left["patient"] == int(name)).sum() for name in fed.ids])
+    np.testing.assert_array_equal(fed.total_cells()[:2], pd.crosstab(left["sex"], left["ill"]))
+    assert fed.mapped is not None
+    together = next(fed.mapped.file.scan()).x
+    expected = left.sort_values("patient", key=lambda own: own.astype(str), kind="stable") if mixed else left
+    np.testing.assert_array_equal(together, expected[INPUTS].to_numpy())
+    assert fed.scaling is not None
+    np.testing.assert_allclose(fed.scaling[0], left[INPUTS].mean(), rtol=1e-6)
+    np.testing.assert_allclose(1 / fed.scaling[1], left[INPUTS].std(ddof=0), rtol=1e-6)
+    nothing = written(frame.iloc[gone], tmp_path / "nothing.parquet")
+    with pytest.raises(DataError, match="no row that can be used"):
+        mapped(nothing, tmp_path, schema=schema, label=None, sensitive=None)
+
+
 def test_a_constant_input_is_only_shifted(tmp_path: Path) -> None:
     frame = visits().assign(dose=np.float32(3.7))
     options = {"features": INPUTS, "test": 0.3}

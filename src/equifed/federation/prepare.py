@@ -430,6 +430,8 @@ class _Moments:
 
     def add(self, values: np.ndarray) -> None:
         """values: [rows, columns], which are changed."""
+        if not len(values):  # all rows of the piece were dropped
+            return
         rows, mean = len(values), values.mean(0)
         values -= mean
         squares = np.einsum("ij,ij->j", values, values)
