@@ -240,6 +240,11 @@ def test_test_and_validation_rows_of_files_of_their_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fed.rows.x[fed.test], tests[INPUTS].to_numpy())
     np.testing.assert_array_equal(fed.rows.y[fed.validation], tests["ill"])
     assert fed.row_counts["train"] == len(visits())
+    own = {"client": "patient", "label": "ill", "sensitive": "sex", "cache": tmp_path / "cache"}
+    unsaid = Federation.from_mapped(file, test_file=tmp_path / "test.parquet", **own)  # type: ignore[arg-type]
+    assert unsaid.row_counts == {"train": len(visits()), "validation": 0, "test": len(tests)}
+    drawn = Federation.from_mapped(file, **own)  # type: ignore[arg-type]
+    assert drawn.row_counts["test"] == round(0.01 * len(visits()))
 
 
 # -- the prepared folder -----------------------------------------------------------------------------------------------
@@ -351,7 +356,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         ({"features": ["age", "weight"]}, "weight"),
         ({"test": 0.6, "validation": 0.4}, "leave none to train on"),
         ({"label": None}, "need a schema"),
-        ({"validation": 0.1, "validation_file": "x.csv"}, "not both"),
+        ({"test": 0.3, "test_file": "x.csv"}, "the test rows as a file or as a share of the rows, not both"),
+        ({"validation": 0.1, "validation_file": "x.csv"}, "validation rows as a file or as a share .* not both"),
     ],
 )
 def test_bad_questions_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
