@@ -84,7 +84,8 @@ def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
         written(frame.iloc[part], folder / f"part-{number}.parquet")
     fed = Federation.from_mapped(folder, client="patient", label="ill", sensitive="sex", test=0)
     check_rows(fed, frame)
-    assert (tmp_path / "visits.mapped" / ROWS).exists()
+    (cache,) = tmp_path.glob("visits.*.mapped")
+    assert (cache / ROWS).exists()
     assert fed.name == "visits"
 
 
@@ -143,6 +144,35 @@ def test_a_client_all_of_whose_rows_are_held_back_or_dropped_stays(tmp_path: Pat
     held = mapped(tmp_path / "rows.parquet", tmp_path, schema=schema, label=None, sensitive=None, test=0.9)
     assert 0 in held.train.sizes
     assert held.num_clients == fed.num_clients
+
+
+@pytest.mark.parametrize("piece", [0, 1, -1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_piece_all_of_whose_rows_are_dropped(
+    piece: int, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it the first, one in between or the last."""
+    monkeypatch.setattr(prepare, "PIECE", 50)  # half of a group of rows in the file
+    frame = visits().iloc[:400]
+    frame = frame.sample(frac=1, random_state=3, ignore_index=True) if mixed else frame
+    gone = np.split(np.arange(400), 8)[piece]
+    frame.loc[gone, "dose"] = np.nan
+    schema = Schema.infer(frame, label="ill", sensitive="sex", drop=["patient"], missing="drop", min_count=0)
+    fed = mapped(written(frame, tmp_path / "rows.parquet"), tmp_path, schema=schema, label=None, sensitive=None)
+    left = frame.drop(index=gone)
+    assert fed.provenance["dropped_rows"] == 50
+    np.testing.assert_array_equal(fed.train.sizes, [(left["patient"] == int(name)).sum() for name in fed.ids])
+    np.testing.assert_array_equal(fed.total_cells()[:2], pd.crosstab(left["sex"], left["ill"]))
+    assert fed.mapped is not None
+    together = next(fed.mapped.file.scan()).x
+    expected = left.sort_values("patient", key=lambda own: own.astype(str), kind="stable") if mixed else left
+    np.testing.assert_array_equal(together, expected[INPUTS].to_numpy())
+    assert fed.scaling is not None
+    np.testing.assert_allclose(fed.scaling[0], left[INPUTS].mean(), rtol=1e-6)
+    np.testing.assert_allclose(1 / fed.scaling[1], left[INPUTS].std(ddof=0), rtol=1e-6)
+    nothing = written(frame.iloc[gone], tmp_path / "nothing.parquet")
+    with pytest.raises(DataError, match="no row that can be used"):
+        mapped(nothing, tmp_path, schema=schema, label=None, sensitive=None)
 
 
 def test_a_constant_input_is_only_shifted(tmp_path: Path) -> None:
@@ -210,6 +240,11 @@ def test_test_and_validation_rows_of_files_of_their_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fed.rows.x[fed.test], tests[INPUTS].to_numpy())
     np.testing.assert_array_equal(fed.rows.y[fed.validation], tests["ill"])
     assert fed.row_counts["train"] == len(visits())
+    own = {"client": "patient", "label": "ill", "sensitive": "sex", "cache": tmp_path / "cache"}
+    unsaid = Federation.from_mapped(file, test_file=tmp_path / "test.parquet", **own)  # type: ignore[arg-type]
+    assert unsaid.row_counts == {"train": len(visits()), "validation": 0, "test": len(tests)}
+    drawn = Federation.from_mapped(file, **own)  # type: ignore[arg-type]
+    assert drawn.row_counts["test"] == round(0.01 * len(visits()))
 
 
 # -- the prepared folder -----------------------------------------------------------------------------------------------
@@ -226,6 +261,52 @@ def test_the_folder_is_made_once_for_the_same_files_and_questions(tmp_path: Path
     written(visits(seed=5), file)
     check_rows(mapped(file, tmp_path), visits(seed=5))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "rows.parquet"]  # nothing half made is left
+
+
+def test_two_questions_to_one_file_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that neither is made in turns, and a pickled federation has its rows, also for who works elsewhere."""
+    frame = visits()
+    written(frame, tmp_path / "rows.parquet")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = [["age"], ["dose"], ["age"]]
+    feds = [mapped(Path("rows.parquet"), tmp_path, features=some, cache=None) for some in names]
+    assert len(list(tmp_path.glob("rows.parquet.*.mapped"))) == 2
+    assert {fed.name for fed in feds} == {"rows"}
+    content = pickle.dumps(feds)
+    monkeypatch.chdir("elsewhere")
+    for fed, some in zip(pickle.loads(content), names, strict=True):
+        rows = next(fed.mapped.file.scan())
+        np.testing.assert_array_equal(rows.x, frame[some].to_numpy())
+    written(visits(seed=5), tmp_path / "rows.parquet")
+    mapped(tmp_path / "rows.parquet", tmp_path, features=["age"], cache=None)
+    assert len(list(tmp_path.glob("*.mapped"))) == 2  # the rows of a file that is no more are not kept
+
+
+def test_two_files_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "visits"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    frame = visits()
+    parts = [written(part, Path(f"{k}.parquet")) for k, part in enumerate((frame[:99], frame[99:]))]
+    fed = mapped(parts, tmp_path, cache=None)
+    check_rows(fed, frame)
+    assert fed.name == "visits"
+
+
+def test_a_pickled_federation_never_comes_back_with_other_rows(tmp_path: Path) -> None:
+    frame = visits().assign(ward=lambda rows: rows["patient"] // 7)
+    file = written(frame, tmp_path / "rows.parquet")
+    options: dict[str, Any] = {"features": ["age"]}
+    content = pickle.dumps(mapped(file, tmp_path, **options))
+    for other in ({"features": ["dose"]}, {"client": "ward"}):
+        mapped(file, tmp_path, **options | other)  # in the same folder
+        with pytest.raises(DataError, match=r"cache: The prepared rows are not those .* `cache` of its own"):
+            pickle.loads(content)
+    written(frame, file)  # the same rows: the folder is made again, and is what it was
+    mapped(file, tmp_path, **options)
+    rows = next(pickle.loads(content).mapped.file.scan())
+    np.testing.assert_array_equal(rows.x, frame[["age"]].to_numpy())
 
 
 def test_damage_is_said_or_mended(tmp_path: Path) -> None:
@@ -275,7 +356,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         ({"features": ["age", "weight"]}, "weight"),
         ({"test": 0.6, "validation": 0.4}, "leave none to train on"),
         ({"label": None}, "need a schema"),
-        ({"validation": 0.1, "validation_file": "x.csv"}, "not both"),
+        ({"test": 0.3, "test_file": "x.csv"}, "the test rows as a file or as a share of the rows, not both"),
+        ({"validation": 0.1, "validation_file": "x.csv"}, "validation rows as a file or as a share .* not both"),
     ],
 )
 def test_bad_questions_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ class Federation:
         task: TaskKind = "classification",
         encoding: Literal["ordinal", "onehot"] = "onehot",
         scaling: Literal["standard", "none"] = "standard",
-        test: float = 0.01,
+        test: float | None = None,
         validation: float = 0.0,
         test_file: str | Path | None = None,
         validation_file: str | Path | None = None,
@@ -353,21 +353,25 @@ class Federation:
         column says which client holds a row. There may be millions of clients.
 
         The first call encodes the rows piece by piece into the folder `cache` (default: beside the files, named after
-        them with ".mapped"), sorted by client where a client's rows do not lie together. That takes as much space as
-        the rows are in 32-bit numbers, twice that while they are sorted. Later calls take the folder as it is, unless
-        the files or what is asked for have changed. In training, the rows of a round's clients are read from it.
+        them and a hash of what is asked for, with ".mapped"), sorted by client where a client's rows do not lie
+        together. That takes as much space as the rows are in 32-bit numbers, twice that while they are sorted. Later
+        calls take the folder as it is, unless the files or what is asked for have changed. In training, the rows of a
+        round's clients are read from it.
         client: the column of clients. test, validation: shares of all rows, drawn by `seed`; these are held in memory.
-        test_file, validation_file: files with such rows, in place of a share. A run that does not say how many clients
-        there are in a round has 100.
+        test_file, validation_file: files with such rows, in place of a share. Neither `test` nor a file: 0.01. A run
+        that does not say how many clients there are in a round has 100.
         All else is as in `from_frame`. A schema that is not given is read off a sample of the rows: what kind each
         column is, what stands in for missing numbers. Labels, groups and categories are those of all rows.
         """
         check_seed(seed)
-        for option, share, file in (("test", test, test_file), ("validation", validation, validation_file)):
-            check_number(option, share, low=0, high=1)
-            if file is not None and share and option == "validation":
-                text = "Give the server's validation rows as a file or as a share of the rows, not both."
-                raise ConfigError(text, key="validation_file")
+        if test is None:
+            test = 0.01 if test_file is None else 0.0
+        shares, files_of = {"test": test, "validation": validation}, {"test": test_file, "validation": validation_file}
+        for part, share in shares.items():
+            check_number(part, share, low=0, high=1)
+            if files_of[part] is not None and share:
+                text = f"Give the {part} rows as a file or as a share of the rows, not both."
+                raise ConfigError(text, key=f"{part}_file")
         if schema is None and (label is None or sensitive is None):
             text = "Files need a schema, or the names of the label and the sensitive columns."
             raise ConfigError(text, key="schema")
@@ -380,12 +384,8 @@ class Federation:
         source = prepare.Source.of(files, client, schema, settled, options)
         rows = prepare.prepared(source, source.default_cache if cache is None else Path(cache))
         found = rows.schema
-        shares = {"test": 0.0 if test_file is not None else test, "validation": validation}
         held = _drawn(len(rows), shares, seed)
-        given = {
-            "test": tables.encode_file(found, test_file, named="test_file"),
-            "validation": tables.encode_file(found, validation_file, named="validation_file"),
-        }
+        given = {part: tables.encode_file(found, file, named=f"{part}_file") for part, file in files_of.items()}
         taken = {part: rows.take(positions) for part, positions in held.items()}
         parts = [taken[part] if len(held[part]) else given[part] for part in held]
         sizes = [len(part.y) for part in parts]
@@ -404,7 +404,7 @@ class Federation:
             groups=tuple(rows.about["groups"]),
             features=tuple(rows.about["features"]),
             scaling=prepare.scaling_without(rows, away),
-            name=name or source.default_cache.stem.split(".")[0],
+            name=name or source.place.name.split(".")[0],
             seed=seed,
             clients_per_round=MAPPED_SAMPLED,
             provenance={

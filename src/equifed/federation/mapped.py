@@ -91,16 +91,25 @@ def layout(inputs: int, attributes: int, regression: bool) -> np.dtype[Any]:
 
 
 class MappedFile:
-    """A prepared folder. Opening it reads the clients' names and sizes, and no row."""
+    """A prepared folder. Opening it reads the clients' names and sizes, and no row.
 
-    def __init__(self, folder: str | Path) -> None:
+    identity: that of the rows which the folder must still have; None: whatever it has.
+    """
+
+    def __init__(self, folder: str | Path, identity: tuple[str, str] | None = None) -> None:
         import pyarrow as pa
 
-        self.folder = Path(folder)
+        self.folder = Path(folder).resolve()  # a process that gets this by pickle may work elsewhere
         try:
             self.about = read_sealed(self.folder / ABOUT)
             if self.about["format"] != FORMAT:
                 raise self._damaged(f"it has format {self.about['format']!r}, and this version reads {FORMAT!r}")
+            if identity not in (None, self.identity):
+                text = (
+                    "The prepared rows are not those that this federation was made with: the folder was since made "
+                    "again, of other files or with other options. Make the federation again, with a `cache` of its own."
+                )
+                raise DataError(text, file=self.folder)
             self.row = layout(len(self.about["features"]), self.about["attributes"], self.about["task"] == "regression")
             if checksum_of(self.folder / CLIENTS) != self.about["clients_checksum"]:
                 raise self._damaged(f"{CLIENTS} does not fit its checksum")
@@ -126,7 +135,12 @@ class MappedFile:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MappedFile, (self.folder,)
+        return MappedFile, (self.folder, self.identity)
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Hashes of the rows, and of whose they are."""
+        return self.about["digest"], self.about["clients_checksum"]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -26,7 +26,7 @@ from equifed.errors import ConfigError, DataError, DiskError, EquifedError, Equi
 from equifed.federation.mapped import ABOUT, CLIENTS, FORMAT, ROWS, MappedFile, cell_counts, layout
 from equifed.federation.reading import existing, with_text_names
 from equifed.federation.tables import schema_of
-from equifed.files import blake2, checksum_of, plain, read_sealed, write_sealed
+from equifed.files import blake2, checksum, checksum_of, plain, read_sealed, to_json, write_sealed
 from equifed.partition.base import as_text
 from equifed.words import clean
 
@@ -74,10 +74,16 @@ class Source:
         return cls(tuple(found), client, *how)
 
     @property
+    def place(self) -> Path:
+        """The file, or the folder that has the files."""
+        return Path(os.path.abspath(self.files[0] if len(self.files) == 1 else self.files[0].parent))
+
+    @property
     def default_cache(self) -> Path:
-        """Beside the file, or the folder that has the files."""
-        place = self.files[0] if len(self.files) == 1 else self.files[0].parent
-        return place.with_name(f"{place.name}.mapped")
+        """Beside that place: one folder for each question, so that two do not take it from each other. Files that have
+        changed since get no other folder, which would leave the old rows on the disk."""
+        question = {"files": [path.name for path in self.files], "asked": self.request()["asked"]}
+        return self.place.with_name(f"{self.place.name}.{checksum(to_json(question))[:8]}.mapped")
 
     def request(self) -> dict[str, Any]:
         """What tells whether a prepared folder was made of the same: the files as they are, and what was asked for."""
@@ -424,6 +430,8 @@ class _Moments:
 
     def add(self, values: np.ndarray) -> None:
         """values: [rows, columns], which are changed."""
+        if not len(values):  # all rows of the piece were dropped
+            return
         rows, mean = len(values), values.mean(0)
         values -= mean
         squares = np.einsum("ij,ij->j", values, values)
