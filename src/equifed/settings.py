@@ -281,7 +281,7 @@ class Cluster:
     `address` names."""
     address: str | None = None
     """The Ray cluster whose nodes share the work, e.g. "auto" or "ray-head:6379"; they must see the folder of the runs.
-    Left out: $RAY_ADDRESS, and where that is not set, this machine."""
+    Left out: this machine; with several workers $RAY_ADDRESS, where that is set."""
     cpus_per_job: float = 1.0
     """Cores that a job declares as its need."""
     gpus_per_job: float = 0.0

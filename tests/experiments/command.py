@@ -13,8 +13,9 @@ from equifed.cli.app import app
 
 
 def run(*arguments: str, folder: Path, code: int = 0) -> Any:
-    words = ["reproduce", *arguments, "--runs", str(folder)]
-    done = CliRunner().invoke(app, words, env={"COLUMNS": "160", "NO_COLOR": "1"})
+    """folder: of the runs, where there are any; of several experiments there are not, and --runs is refused."""
+    env = {"COLUMNS": "160", "NO_COLOR": "1", "EQUIFED_RUNS": str(folder)}
+    done = CliRunner().invoke(app, ["reproduce", *arguments], env=env)
     assert done.exit_code == code, done.output
     return done
 

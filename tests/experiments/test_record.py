@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from equifed.cli import reproduce
 from equifed.errors import ConfigError, DataError
 from equifed.experiments import EXPERIMENTS, Numbers, Request
 from equifed.experiments import record as records
@@ -296,6 +299,26 @@ def test_one_that_fails_costs_no_other_and_what_is_recorded_is_not_repeated(
     assert len(carried_out) == 2
 
 
+def test_processes_that_add_at_a_time_lose_no_part_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is given the time to read what another is about to change."""
+
+    def slowly(path: Path) -> list[Row]:
+        rows = read(path)
+        time.sleep(0.05)
+        return rows
+
+    monkeypatch.setattr(reproduce, "read", slowly)
+    file = tmp_path / "reproduction.csv"
+    parts = [f"compas {number}" for number in range(5)]
+    with ThreadPoolExecutor(5) as threads:
+        made = list(threads.map(lambda part: reproduce._add(file, [_row(part=part, metric=part, ours=1.0)]), parts))
+    assert sorted(map(len, made)) == [1, 2, 3, 4, 5]
+    assert [row.part for row in read(file)] == parts
+    assert (tmp_path / "reproduction.md").read_text(encoding="utf-8") == page(read(file))
+
+
 def test_wrong_usage(tmp_path: Path) -> None:
     record = ("--record", str(tmp_path / "r.csv"))
     for words, text in (
@@ -303,6 +326,10 @@ def test_wrong_usage(tmp_path: Path) -> None:
         (("all", "--only-page"), "name it with --record"),
         (("kffl/table4", "--workers", "2"), "only with --record"),
         (("kffl", "--pages", str(tmp_path)), "of one experiment"),
+        (("all", "--seeds-per-job", "2"), "Error: Each part of an experiment is one job"),
+        (("kffl", "--settings-per-job", "2"), "leave out --settings-per-job"),
+        (("kffl/table4", "--runs", str(tmp_path), *record), "leave no runs: leave out --runs"),
+        (("kffl/table2", "--seeds", "2"), "Error: Experiment kffl/table2 has no --seeds. It takes"),
         (("kffl", "--methods", "kffl"), "Only one experiment at a time"),
         (("kff",), "Did you mean 'kffl'"),
     ):

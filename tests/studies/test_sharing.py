@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equifed.errors import RunError
+from equifed.errors import DataError, RunError
 from equifed.settings import Cluster
 from equifed.studies import Job, carry_out
 from studies import jobs as works
@@ -78,23 +78,34 @@ def test_a_need_that_no_node_can_meet_is_refused(cluster: Any, need: str, said: 
 
 @pytest.mark.full
 def test_what_fails_costs_no_other(cluster: Any, tmp_path: Path) -> None:
-    """A job that fails, one that no process survives, and one with which no worker can begin."""
+    """A job that fails, one that no process survives, one with which no worker can begin, and two whose data cannot be
+    loaded."""
+
+    def load(key: str | None) -> int:
+        if key is not None:
+            raise DataError(f"There is no file {key}.")
+        return 10
+
     log = tmp_path / "log"
     jobs = [
         Job("fine", works.adds, (1,)),
         Job("fails", works.adds, (-1,)),
+        Job("no data", works.adds, (1,), "a.csv"),
         Job("dies", works.dies, (log,)),
         Job("unreadable", works.adds, (works.Unreadable(),)),
         Job("fine", works.adds, (2,)),
+        Job("no data", works.adds, (1,), "b.csv"),
     ]
-    found = outcomes(jobs, lambda key: 10, Cluster(workers=2, address=cluster.address))
+    found = outcomes(jobs, load, Cluster(workers=2, address=cluster.address))
     assert found[0] == (11, "")
     assert found[1] == (None, "ValueError: -1 is below 0")
-    assert "died 3 times at the same place" in found[2][1]
+    assert found[2] == (None, "There is no file a.csv.")
+    assert "died 3 times at the same place" in found[3][1]
     assert log.read_text() == "xxx"
-    assert "could not begin" in found[3][1]
-    assert "No module named 'mine'" in found[3][1]
-    assert found[4] == (12, "")
+    assert "could not begin" in found[4][1]
+    assert "No module named 'mine'" in found[4][1]
+    assert found[5] == (12, "")
+    assert found[6] == (None, "There is no file b.csv.")
 
 
 @pytest.mark.parametrize(("address", "said"), [("127.0.0.1:1", "refused"), ("no port", "format")])

@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from store.silos import config as silo_config
 from store.silos import write_silos
 
 from equifed.config import Config, load_federations, parse_config
-from equifed.errors import RunError
+from equifed.errors import DataError, RunError
 from equifed.results.merge import merged
 from equifed.settings import Cluster
 from equifed.store import Store
@@ -137,6 +138,40 @@ def test_a_machine_that_does_not_see_the_runs(study: Callable[..., Study], monke
     errors = [each.error for each in study().carry_out()]
     assert all("Name one with --runs that all nodes of the cluster share" in error for error in errors)
     assert len(errors) == 3
+
+
+def test_data_that_cannot_be_loaded_cost_no_other_job() -> None:
+    def load(key: int) -> int:
+        if key == 1:
+            raise DataError("There is no such file.")
+        return 10 // key
+
+    seen: list[list[str]] = []
+    jobs = [Job(str(key), lambda data: data, (), key) for key in (1, 2, 0, 5)]
+    found = list(carry_out(jobs, load, Cluster(), lambda states: seen.append([each.state for each in states])))
+    assert [each.value for each in found] == [None, 5, None, 2]
+    assert [each.error for each in found] == [
+        "There is no such file.", "", "ZeroDivisionError: integer division or modulo by zero", "",
+    ]  # fmt: skip
+    assert seen[-1] == ["failed", "done", "failed", "done"]
+
+
+def test_one_worker_asks_for_no_cluster_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody answers there
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert [each.value for each in carry_out([Job("a", lambda data: 7, ())], lambda key: None, Cluster())] == [7]
+
+
+def test_changes_that_are_not_committed_are_another_study(
+    study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted = study().carry_out()
+    next(interrupted)
+    interrupted.close()
+    assert study().before == 1
+    environment = import_module("equifed.store.environment")  # the package has a function of this name
+    monkeypatch.setattr(environment, "revision", lambda: "0123+4567")
+    assert study().before == 0
 
 
 def test_how_far_jobs_are_is_looked_at_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:

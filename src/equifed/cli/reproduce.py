@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from filelock import FileLock
 from rich.console import RenderableType
 
 from equifed.cli.console import err, near, print_json, say, show
@@ -49,6 +50,12 @@ def reproduce(
         return
     if pages is not None:
         raise ConfigError("Pages are written of one experiment, without --record.", key="--pages")
+    for option, value in (("seeds-per-job", sharing.seeds_per_job), ("settings-per-job", sharing.settings_per_job)):
+        if value is not None:
+            text = f"Each part of an experiment is one job, which is not cut further: leave out --{option}."
+            raise ConfigError(text, key=f"--{option}")
+    if output.runs is not None:
+        raise ConfigError("Parts of experiments leave no runs: leave out --runs.", key="--runs")
     _many(name, request, record, only_page, sharing.cluster(), output)
 
 
@@ -61,7 +68,7 @@ def _one(name: str, request: Request, pages: Path | None, output: Output) -> Non
     for option in request.given:
         if option not in options:
             known = ", ".join(f"--{each}" for each in (*options, "quick", "pages"))
-            raise ConfigError(f"{name} has no --{option}. It takes {known}.", key=f"--{option}")
+            raise ConfigError(f"Experiment {name} has no --{option}. It takes {known}.", key=f"--{option}")
     if pages is not None:
         writable_folder(pages, "Name another with --pages.")
     store = Store(output.runs)
@@ -168,13 +175,10 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
                 say(f"{title}: {'not carried out, or not in full' if ended.rows else 'failed'}: {ended.text}")
             new += ended.rows
             if record is not None:
-                # read anew: another process may have added parts meanwhile
-                write(record, explained(replaced(read(record), ended.rows)))
+                _add(record, ended.rows)
     if record is not None:
-        rows = explained(read(record))
-        write(record, rows)
-        write_atomic(path := record.with_suffix(".md"), page(rows).encode("utf-8"))
-        say(f"Record: {near(record)}; page: {near(path)}")
+        rows = _add(record, [])
+        say(f"Record: {near(record)}; page: {near(record.with_suffix('.md'))}")
     elif request.quick:
         say("Two seeds and two rounds are a look: what they are within says nothing.")
     shown = new if record is None else rows
@@ -187,3 +191,12 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
         show(table)
     if failed:
         raise RunError(f"{len(failed)} of {len(todo)} parts failed, the first: {failed[0]}")
+
+
+def _add(record: Path, new: Sequence[Row]) -> list[Row]:
+    """All rows of the record, these included, and the page of them beside it. Several processes may add."""
+    with FileLock(record.with_name(f".{record.name}.lock")):
+        rows = explained(replaced(read(record), new))
+        write(record, rows)
+        write_atomic(record.with_suffix(".md"), page(rows).encode("utf-8"))
+    return rows

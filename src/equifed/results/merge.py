@@ -62,7 +62,7 @@ def same_but_seeds(one: Result, other: Result) -> bool:
     """Whether two results are of different seeds of the same, so that they are one sample and no comparison."""
 
     def facts(result: Result) -> list[Any]:
-        keys = ("method", "hyper_parameters", "swept", "data", "model", "classes", "groups", "clients")
+        keys = ("method", "hyper_parameters", "swept", "data", "model", "classes", "groups", "num_clients", "clients")
         settings = {**result.settings.to_dict(), "seeds": None}
         swept = [sorted(result.log[name].unique()) for name in result.swept]
         return [*(result.info.get(key) for key in keys), settings, swept]

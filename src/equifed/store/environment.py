@@ -21,6 +21,8 @@ from equifed.federation import Federation
 if TYPE_CHECKING:
     from equifed.simulator import Job
 
+PACKAGE = Path(__file__).parent.parent
+
 
 def environment(job: Job) -> dict[str, Any]:
     """What the job runs with: versions, device, threads."""
@@ -28,10 +30,10 @@ def environment(job: Job) -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Versions, platform, and the commit of equifed where it runs from a checkout."""
+    """Versions, platform, and the commit of equifed, with what changed since, where it runs from a checkout."""
     return {
         "equifed": equifed.__version__,
-        "commit": commit(),
+        "commit": revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -97,12 +99,26 @@ def is_changed() -> bool:
     return bool(_git("status", "--porcelain"))
 
 
+@cache
+def revision() -> str | None:
+    """The commit; where the package has changes since, also a hash of its files: other changes are another revision."""
+    last = commit()
+    if last is None or not is_changed():
+        return last
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(filter(None, _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"))):
+        path = PACKAGE / name
+        if path.is_file():  # and was not removed
+            digest.update(f"{name} {_hash(path)}\n".encode())
+    return f"{last}+{digest.hexdigest()}"
+
+
 def _git(*command: str) -> str:
     """What git says of the package; nothing where it is not under git."""
     try:
         said = subprocess.run(
             ["git", *command, "--", "."],
-            cwd=Path(__file__).parent.parent,
+            cwd=PACKAGE,
             capture_output=True,
             text=True,
             timeout=5,

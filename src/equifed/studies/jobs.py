@@ -64,7 +64,7 @@ Watch = Callable[[Sequence[State]], None]
 def carry_out(
     jobs: Sequence[Job], load: Load, cluster: Cluster, watch: Watch = lambda states: None
 ) -> Iterator[Outcome]:
-    """Every job, each as it ends. What one of them fails by is its outcome, and costs no other."""
+    """Every job, each as it ends. What one of them fails by, or its data, is its outcome, and costs no other."""
     if cluster.workers > 1 or cluster.address is not None:
         from equifed.studies.on_ray import share_out
 
@@ -77,7 +77,8 @@ def in_turn(jobs: Sequence[Job], load: Load, watch: Watch = lambda states: None)
     states = [State(job, "waiting") for job in jobs]
     for position, job in enumerate(jobs):
         with _watched(states, position, watch):
-            value, error = attempt(job.work, data.of(job), *job.arguments)
+            loaded, error = attempt(data.of, job)
+            value, error = (None, error) if error else attempt(job.work, loaded, *job.arguments)
         data.finished(job)
         states[position] = State(job, "failed" if error else "done", job.done())
         watch(states)

@@ -121,24 +121,31 @@ class _Sharing:
         todo = iter(range(len(self.jobs)))
         try:
             while True:
+                ended: list[Outcome | None] = []
                 while len(self.running) < self.cluster.workers and (position := next(todo, None)) is not None:
-                    self._give_out(position)
-                if not self.running:
+                    ended.append(self._give_out(position))
+                if not self.running and not ended:
                     return
-                ready, _ = self.ray.wait(list(self.running), timeout=PAUSE)
-                ended = [outcome for each in ready if (outcome := self._ended(each)) is not None]
+                if self.running:
+                    ready, _ = self.ray.wait(list(self.running), timeout=PAUSE)
+                    ended += map(self._ended, ready)
                 self._look()
-                yield from ended
+                yield from filter(None, ended)
         finally:
             for each in self.running:  # the reader has gone away, or was interrupted
                 self.ray.cancel(each, force=True)
 
-    def _give_out(self, position: int) -> None:
+    def _give_out(self, position: int) -> Outcome | None:
+        """None, and the job is worked on; its outcome where what it works on could not be loaded."""
         job = self.jobs[position]
+        data, error = attempt(self.data.of, job)
+        if error:
+            return self._outcome(position, None, error)
         self.begun_at[position] = job.done()
-        promised = self.perform.remote(self.data.of(job), job.work, job.arguments)
+        promised = self.perform.remote(data, job.work, job.arguments)
         self.running[promised] = position
         self._set(position, state="running", done=self.begun_at[position])
+        return None
 
     def _ended(self, promised: Any) -> Outcome | None:
         """The job's outcome; None where its process has died and it was given out again."""
@@ -153,9 +160,12 @@ class _Sharing:
             self.in_vain[position] = 1 if got_further else self.in_vain[position] + 1
             self._set(position, deaths=self.states[position].deaths + 1)
             if self.in_vain[position] < DEATHS:
-                self._give_out(position)
-                return None
+                return self._give_out(position)
             value, error = None, f"its process died {DEATHS} times at the same place: {str(death).splitlines()[0]}"
+        return self._outcome(position, value, error)
+
+    def _outcome(self, position: int, value: Any, error: str) -> Outcome:
+        job = self.jobs[position]
         self.data.finished(job)
         self._set(position, state="failed" if error else "done", done=job.done())
         return Outcome(position, value, error)

@@ -16,7 +16,7 @@ from equifed.experiments import EXPERIMENTS, Request
 from equifed.experiments.base import Cell, find
 from equifed.experiments.record import NO_DATA, NO_GPU, NOT_RUN, Row
 from equifed.settings import Cluster
-from equifed.store.environment import commit, is_changed
+from equifed.store.environment import revision
 from equifed.studies.jobs import Job, Watch, carry_out
 
 FILTERS = ("datasets", "sigma", "skew", "alpha")
@@ -92,9 +92,8 @@ class Ended(NamedTuple):
 
 
 def version() -> str:
-    """The commit of the package, with a + where it has changes since; its version where it is not under git."""
-    last = commit()
-    return f"equifed {equifed.__version__}" if last is None else last + ("+" if is_changed() else "")
+    """The commit of the package and what changed since; its version where it is not under git."""
+    return revision() or f"equifed {equifed.__version__}"
 
 
 def missing(wanted: Sequence[Piece], recorded: Sequence[Row]) -> list[Piece]:
