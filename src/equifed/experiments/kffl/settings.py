@@ -316,7 +316,8 @@ def published_at_equal_rmse(number: int) -> AtEqualRmse:
 
 def regression_cells(number: int, result: Result) -> list[TableCell]:
     """Every row of a regression table beside ours at equal loss, chosen on validation rows: lambda = 0 beside
-    lambda = 0, every other beside the fairest that costs at most MAX_RMSE_RISE, or what the published one does where that is more."""
+    lambda = 0, every other beside the fairest that costs at most MAX_RMSE_RISE, or what the published one does
+    where that is more."""
     dataset, skew, arm, _ = REGRESSION_TABLES[number]
     points = result.pareto("rmse", "ks_distance", split="validation").reset_index(drop=True)
     theirs, cells = published_regression(number), []
