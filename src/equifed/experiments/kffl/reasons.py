@@ -22,21 +22,11 @@ REASONS = (
         (Numbers("table*", "communities"), Numbers("table*", "law"), Numbers("table1[345]", "adult")),
     ),
     Reason(
-        "compas-inputs",
-        "The published models of COMPAS are 7 points less accurate than ours, so their gaps are those of weaker "
-        "predictors.",
-        (Numbers("table[78]", "compas"),),
-    ),
-    Reason(
-        "constant",
-        "The published gaps of 0 on German are those of constant predictors: 70 % of its rows are of one class.",
-        (Numbers("table7", "german", "*", "KFFL*", "*_difference"),),
-    ),
-    Reason(
         "other-setting",
-        "The paper does not say how its setting was chosen, and lambda's scale depends on a kernel width that its "
-        "code chooses otherwise: ours is the fairest on validation rows within 1.5 points of FedAvg's accuracy, "
-        "another point of the trade-off.",
-        (Numbers("table[78]", "*", "*", "KFFL*"),),
+        "The paper does not say how its setting was chosen: ours is the fairest on validation rows within 1.5 points "
+        "of FedAvg's accuracy. Another of our 60 settings (step_size 100, fairness_weight 52.28) has accuracy "
+        ".703±.014, SPD .039±.044 and EOD .034±.039 on test rows, all three within noise of the published ones "
+        "(`equifed reproduce kffl/table7 --datasets german --methods kffl --pages FOLDER` shows them).",
+        (Numbers("table7", "german", "*", "KFFL", "*_difference"),),
     ),
 )
