@@ -1,6 +1,6 @@
 """How much faster two workers carry out a study than one.
 
-    python benchmarks/studies.py [--data adult] [--methods kffl,q-ffl,fedavg,fedprox] [--rounds 100] [--seeds 8]
+    python benchmarks/studies.py [--data adult] [--methods kffl,q-ffl,fedavg,fedprox] [--rounds 250] [--seeds 8]
                                  [--seeds-per-job 4] [--workers 2] [--repeats 2]
 
 Every method with every block of seeds is a job. The same jobs are carried out one after another in this process, which
@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="adult")
     parser.add_argument("--methods", default="kffl,q-ffl,fedavg,fedprox")
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--seeds-per-job", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
