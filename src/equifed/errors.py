@@ -74,10 +74,15 @@ class EquifedError(Exception):
         column = f"Column {quoted(self.column)}" if self.column else ""
         return ", ".join(filter(None, (column, f"row {clean(self.row)}" if self.row else "")))
 
+    @property
+    def sentence(self) -> str:
+        """The text with its subject, wherever it was read."""
+        return f"{self._subject} {self.text}".lstrip()
+
     def __str__(self) -> str:
         if self.source:
             return ": ".join(filter(None, (clean(self.source), self.where, clean(self.file), self.place, self.text)))
-        return ": ".join(filter(None, (clean(self.file), self.place, f"{self._subject} {self.text}".lstrip())))
+        return ": ".join(filter(None, (clean(self.file), self.place, self.sentence)))
 
 
 class ConfigError(EquifedError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,19 @@ def test_a_method_that_lacks_a_partition_has_no_rank() -> None:
     assert found is not None
     assert found.partial == ("mine",)
     assert set(found.table.index) == {"fedavg", "b", "c"}
+
+
+def test_what_the_readme_and_the_page_say_is_what_is_published() -> None:
+    root = Path(__file__).resolve().parents[2]
+    scores = pd.read_csv(root / "docs" / "benchmark.csv")
+    scores = scores[(scores["score"] == "parity") & ~scores["data"].isin(["communities", "mnist"])]
+    means = scores.groupby(["method", "data"])["value"].mean().groupby("method").mean()
+    readme, page = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/benchmark.md"))
+    for method in ("fedavg+fair", "fedgft", "fedavg"):
+        figure = f"{means[method]:.3f}"
+        assert f"| {method} | {figure} |" in page
+        assert figure.removeprefix("0") in readme.partition("## The benchmark")[2].partition("##")[0]
+        assert figure.removeprefix("0") in page.partition("What these results show")[2].partition("<!--")[0]
 
 
 def test_a_setting_that_diverged_with_one_seed_is_not_chosen() -> None:

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -231,12 +231,12 @@ class Trial:
     def place(self) -> tuple[str, str, str]:
         return self.data, self.partition, self.method
 
-    @property
+    @cached_property
     def settings(self) -> list[str]:
         """Every combination of the step size and the method's own values, in the words of the records."""
         return [setting_text(self.step, values) for values in combinations(self.config.sweep)]
 
-    @property
+    @cached_property
     def plan(self) -> str:
         """A hash of all that the rows follow from but the seeds and the values that are swept: the configuration, and
         the source of a method that is not equifed's, which changes while the configuration stays."""

@@ -190,15 +190,15 @@ def add(path: Path, new: pd.DataFrame, over: bool = True) -> pd.DataFrame:
     return all_rows
 
 
-def keep(path: Path, plans: Mapping[tuple[str, ...], Mapping[str, Sequence[str]]]) -> pd.DataFrame:
+def keep(path: Path, plans: Mapping[tuple[str, ...], Mapping[str, set[str]]]) -> pd.DataFrame:
     """The rows of the file but for those of other plans or settings than these, by place (tier, data, partition,
     method), where a place is here at all: they would be chosen among beside those that are run in their stead."""
     with FileLock(path.with_name(f".{path.name}.lock")):
         rows = read(path)
-        columns = rows[[*KEY[:4], "plan", "setting"]].itertuples(index=False, name=None)
+        places = rows[KEY[:4]].itertuples(index=False, name=None)
         kept = [
-            tuple(place) not in plans or setting in ("", *plans[tuple(place)].get(plan, ()))
-            for *place, plan, setting in columns
+            place not in plans or setting in plans[place].get(plan, ())
+            for place, plan, setting in zip(places, rows["plan"], rows["setting"], strict=True)
         ]
         if not all(kept):
             rows = rows[kept].reset_index(drop=True)

@@ -51,9 +51,9 @@ def missing(asked: Asked, path: Path) -> tuple[list[Trial], list[dict[str, Any]]
     """The trials whose rows are not in the file, each with the seeds that are missing; and the rows of methods that
     cannot run on the data, which is known before the first one trains. What is there of another plan is removed."""
     planned = list(trials(asked.tier, asked.datasets, asked.methods, asked.seeds))
-    plans: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    plans: dict[tuple[str, ...], dict[str, set[str]]] = {}
     for trial in planned:
-        plans.setdefault((trial.tier, *trial.place), {})[trial.plan] = trial.settings
+        plans.setdefault((trial.tier, *trial.place), {})[trial.plan] = {*trial.settings, ""}  # "": of a method left out
     have = records.done(records.keep(path, plans))
     todo, without = [], []
     refused: set[tuple[str, str, str]] = set()
@@ -79,8 +79,7 @@ def missing(asked: Asked, path: Path) -> tuple[list[Trial], list[dict[str, Any]]
             if error.section != "method":
                 raise
             refused.add(place)
-            subject = f"{error.key} " if error.text[:1].islower() and error.key else ""
-            without.append(records.left_out(trial, f"{subject}{error.text}"))
+            without.append(records.left_out(trial, error.sentence))
             continue
         todo.append(dataclasses.replace(trial, config=config))
     return todo, without

@@ -98,9 +98,8 @@ def version() -> str:
 
 def missing(wanted: Sequence[Piece], recorded: Sequence[Row]) -> list[Piece]:
     """Those that this version has not recorded in full and in this amount."""
-    known = [
-        (row.reason in NOT_RUN, (row.experiment, row.part, row.amount)) for row in recorded if row.commit == version()
-    ]
+    now = version()
+    known = [(row.reason in NOT_RUN, (row.experiment, row.part, row.amount)) for row in recorded if row.commit == now]
     done = {part for _, part in known} - {part for unfinished, part in known if unfinished}
     return [piece for piece in wanted if (piece.experiment, piece.part, piece.amount) not in done]
 
@@ -109,7 +108,7 @@ def carried_out(todo: Sequence[Piece], cluster: Cluster, watch: Watch = lambda s
     """Each part as it ends; what one of them fails by costs no other."""
     left_out = [piece for piece in todo if piece.needs_gpu and not (torch.cuda.is_available() or cluster.gpus_per_job)]
     for piece in left_out:
-        yield Ended(piece, [_empty(piece, NO_GPU)], "it takes days without a GPU")
+        yield Ended(piece, [_empty(piece, NO_GPU)], NOT_RUN[NO_GPU])
     todo = [piece for piece in todo if piece not in left_out]
     jobs = [Job(f"{piece.experiment} {piece.part}".strip(), work, (piece,)) for piece in todo]
     for outcome in carry_out(jobs, lambda key: None, cluster, watch):
