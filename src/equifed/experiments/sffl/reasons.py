@@ -4,10 +4,10 @@ from equifed.experiments import Numbers, Reason
 
 _REPEATED = {
     "0.1": ("FedAvg equal*", "FCFL *", "SFFL equal*"),
-    "0.5": ("FedAvg equal*", "FedEM equal*", "FCFL *", "FairFed equal*", "SFFL equal*"),
-    "1": ("FedAvg *", "FedEM equal*", "FCFL accuracy", "SFFL equal*"),
+    "0.5": ("FedAvg equal*", "FedEM equal*", "FCFL accuracy", "SFFL equal*"),
+    "1": ("FedAvg *", "FedEM equal*", "FCFL accuracy", "FairFed equal*", "SFFL equal*"),
     "10": ("FCFL *",),
-    "1000": ("FedAvg accuracy", "FCFL accuracy"),
+    "1000": ("FCFL *",),
 }
 """Numbers, by alpha, that are within noise on ACSIncome: methods with patterns of metrics."""
 
@@ -33,7 +33,8 @@ REASONS = (
         "Puerto Rico. Only said of numbers that are within noise on ACSIncome: what differs there too has "
         "another cause.",
         tuple(
-            Numbers("table1", "acs_employment", f"alpha {alpha},*", *number.split())
+            Numbers("table1", dataset, f"alpha {alpha},*", *number.split())
+            for dataset in ("acs_employment", "acs_health_insurance")
             for alpha, numbers in _REPEATED.items()
             for number in numbers
         ),
