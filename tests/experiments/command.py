@@ -1,19 +1,22 @@
-"""`equifed reproduce` in this process; and watching nothing."""
+"""`equifed reproduce` in this process."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
 from equifed.cli.app import app
+from equifed.experiments.base import Watch
+from equifed.simulation import Simulation
+from equifed.simulator import Step
 
 
 def run(*arguments: str, folder: Path, code: int = 0) -> Any:
-    """folder: of the runs, where there are any; of several experiments there are not, and --runs is refused."""
+    """folder: of the runs, where there are any."""
     env = {"COLUMNS": "160", "NO_COLOR": "1", "EQUIFED_RUNS": str(folder)}
     done = CliRunner().invoke(app, ["reproduce", *arguments], env=env)
     assert done.exit_code == code, done.output
@@ -25,5 +28,12 @@ def record(*arguments: str, folder: Path) -> Any:
     return json.loads(run(*arguments, "--quick", "--json", folder=folder).stdout)
 
 
-def silent(title: str, simulation: object) -> Callable[[object], None]:
-    return lambda step: None
+def noting(steps: list[Step]) -> Watch:
+    """Every round is put into the list."""
+
+    def watch(title: str, simulation: Simulation, whole: bool = False) -> Iterator[Step]:
+        for step in simulation.rounds():
+            steps.append(step)
+            yield step
+
+    return watch

@@ -14,13 +14,14 @@ import equifed as ef
 from equifed import tree
 from equifed.codec import CODECS
 from equifed.experiments import Request
+from equifed.experiments.base import unwatched
 from equifed.experiments.e2fl import settings as e2fl
 from equifed.experiments.e2fl import show
 from equifed.methods import E2FL
 from equifed.protocol import Task
 from equifed.simulator import Step
 from equifed.simulator.engine import field_bytes
-from experiments.command import record, silent
+from experiments.command import noting, record
 
 RANKING = 4_251_428
 """Bytes of a ranking of LeNet: 288 edges of 9 bits, 18,432 of 15, 1,605,632 of 21, 1,280 of 11."""
@@ -101,7 +102,7 @@ def test_matching_groups() -> None:
 
 @pytest.mark.full
 def test_table1_gives_both_scores_of_e2fl() -> None:
-    part, _ = show.table1(Request(methods=["E2FL"], seeds=1, rounds=1), silent)
+    part, _ = show.table1(Request(methods=["E2FL"], seeds=1, rounds=1), unwatched)
     (ours, gm), (result,) = part.rows, part.results
     assert (ours.method, gm.method) == ("E2FL", "E2FL (GM)")
     assert ours.means["group_equity.mean"] == pytest.approx(100 * result.final()["group_equity.mean"].item())
@@ -131,9 +132,9 @@ def test_every_published_number_of_table1_is_a_cell() -> None:
 
 def test_tables_say_what_they_do_not_know() -> None:
     with pytest.raises(ef.ConfigError, match="huge"):
-        next(show.table1(Request(datasets=["huge"]), silent))
+        next(show.table1(Request(datasets=["huge"]), unwatched))
     with pytest.raises(ef.ConfigError, match="fedprox"):
-        next(show.table1(Request(methods=["fedprox"]), silent))
+        next(show.table1(Request(methods=["fedprox"]), unwatched))
 
 
 @pytest.mark.full  # 8 CPU seconds of training; the other papers' tests go through the command
@@ -150,7 +151,7 @@ def test_what_e2fl_promises() -> None:
     points lower; clients find their group by the lowest loss, and the server by clustering."""
     found: dict[str, e2fl.Row] = {}
     labels = ["FedAvg", "q-FFL", "E2FL", "E2FL (lowest loss)", "E2FL (rank clustering)"]
-    for part in show.table1(Request(methods=labels, seeds=3, rounds=50), silent):
+    for part in show.table1(Request(methods=labels, seeds=3, rounds=50), unwatched):
         found |= {row.method: row for row in part.rows}
     ours = found["E2FL"].means
     for other in ("FedAvg", "q-FFL"):
@@ -166,7 +167,7 @@ def test_what_e2fl_promises() -> None:
 @pytest.mark.full
 def test_clients_find_their_group_among_known_ones() -> None:
     steps: list[Step] = []
-    (part,) = show.figure4(Request(seeds=3, rounds=50), lambda title, simulation: steps.append)
+    (part,) = show.figure4(Request(seeds=3, rounds=50), noting(steps))
     assert len(steps) == 50
     for how in ("lowest-loss", "one-shot", "binary"):
         last = [point["accuracy"] for point in part.rows if (point["how"], point["round"]) == (how, 50)]

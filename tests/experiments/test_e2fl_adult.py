@@ -14,10 +14,10 @@ import torch
 import equifed as ef
 from equifed.data import data_home
 from equifed.experiments import Request
-from equifed.experiments.base import carry_out
+from equifed.experiments.base import carry_out, unwatched
 from equifed.experiments.e2fl import adult, show
 from equifed.federation import Federation, RowSets
-from experiments.command import record, silent
+from experiments.command import record
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +56,7 @@ def test_clients_hold_rows_of_both_sexes(alpha: str, raw: pd.DataFrame) -> None:
 
 
 def test_table3_is_of_the_files(raw: pd.DataFrame) -> None:
-    (part,) = show.table3(Request(seeds=3), silent)
+    (part,) = show.table3(Request(seeds=3), unwatched)
     cells = {(cell.method, cell.metric): cell for cell in part.rows}
     assert len(cells) == 8
     expected: dict[tuple[str, str], list[float]] = {key: [] for key in cells}
@@ -100,7 +100,7 @@ def test_gaps_and_bytes_by_hand() -> None:
     feds = [few(fed, 200) for fed in adult.federations("1", [0, 1])]
     for arm in (adult.ARMS[0], adult.ARMS[2]):
         sim = adult.simulation(arm.method, arm.rate, feds, 16, 2)
-        carry_out(sim, "", silent)
+        carry_out(sim, "", unwatched)
         result = sim.result()
         found = adult.measured(result)
         for run, fed in enumerate(feds):
@@ -134,7 +134,7 @@ def test_what_table4_does_not_know() -> None:
         (Request(select="test"), "validation"),
     ):
         with pytest.raises(ef.ConfigError, match=words):
-            next(show.table4(wrong, silent))
+            next(show.table4(wrong, unwatched))
 
 
 @pytest.mark.full
@@ -155,12 +155,12 @@ def test_table4_on_the_command_line(tmp_path: Path) -> None:
 def test_rates_are_chosen_on_validation_rows() -> None:
     """The rate with the best accuracy on validation rows, as a run of its own has it."""
     request = Request(alpha=["5000"], methods=["FedAvg"], seeds=1, quick=True, select="validation")
-    *_, part, _ = show.table4(request, silent)
+    *_, part, _ = show.table4(request, unwatched)
     feds = adult.federations("5000", [0])
     best = {}
     for rate in adult.RATES:
         sim = adult.simulation(adult.ARMS[0].method, rate, feds, adult.QUICK_WIDTH, 2)
-        carry_out(sim, "", silent)
+        carry_out(sim, "", unwatched)
         x, y = feds[0].rows.x[feds[0].validation], feds[0].rows.y[feds[0].validation]
         best[rate] = np.mean((sim.result().predict(x) > 0.5) == y)
     assert {cell.rate for cell in part.rows} == {max(best, key=lambda rate: best[rate])}

@@ -13,10 +13,11 @@ import pytest
 
 import equifed as ef
 from equifed.experiments import Request
+from equifed.experiments.base import unwatched
 from equifed.experiments.e2fl import femnist, show
 from equifed.experiments.e2fl import settings as e2fl
 from equifed.simulator import Step
-from experiments.command import record, silent
+from experiments.command import noting, record
 
 WRITERS, TRAIN_ROWS, TEST_ROWS = 8, 10, 5
 
@@ -84,7 +85,7 @@ def test_the_stand_in_is_read_as_writers(home: Path) -> None:
 @pytest.mark.full
 def test_equality_of_writers_by_hand(home: Path) -> None:
     request = Request(methods=["E2FL (Lowest Loss)"], seeds=2, rounds=2)
-    _, part, end = show.table2(request, silent)
+    _, part, end = show.table2(request, unwatched)
     (result,) = part.results
     by_seed = [spread(list(own_accuracies(result, seed).values())) for seed in (0, 1)]
     assert [cell.mean for cell in part.rows] == pytest.approx(np.mean(by_seed, axis=0))
@@ -96,7 +97,7 @@ def test_equality_of_writers_by_hand(home: Path) -> None:
 def test_equity_of_the_clusters_by_hand(home: Path) -> None:
     """Groups' means, each the mean of its writers; the clusters are those that the server assigned."""
     steps: list[Step] = []
-    found = list(show.table6(Request(seeds=1, rounds=1), lambda title, simulation: steps.append))
+    found = list(show.table6(Request(seeds=1, rounds=1), noting(steps)))
     assert [part.rows[0].place for part in found[:4]] == ["2 clusters", "3 clusters", "4 clusters", "5 clusters"]
     for clusters, part, step in zip(femnist.CLUSTERS, found[:4], steps, strict=True):
         accuracy = own_accuracies(part.results[0], 0)
@@ -112,7 +113,7 @@ def test_equity_of_the_clusters_by_hand(home: Path) -> None:
 def test_bytes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ranking has ceil(log2 n) bits per edge, a mask 1; weights have 4 bytes. It takes no files."""
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path))
-    cells = next(show.table2(Request(), silent)).rows
+    cells = next(show.table2(Request(), unwatched)).rows
     edges = {288: 9, 18_432: 15, 1_605_632: 21, 7_936: 13}
     ranking, mask = sum(n * bits // 8 for n, bits in edges.items()), sum(edges) // 8
     weights = 4 * sum(edges)
@@ -142,7 +143,7 @@ def test_table2_on_the_command_line(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_paper_s_network_stands_beside_the_published_numbers(home: Path) -> None:
-    _, part, _ = show.table2(Request(datasets=["full"], methods=["fedavg"], seeds=1, rounds=1), silent)
+    _, part, _ = show.table2(Request(datasets=["full"], methods=["fedavg"], seeds=1, rounds=1), unwatched)
     assert [cell.published_mean for cell in part.rows] == [85.50, 63.51, 99.39, 108.24]
 
 
@@ -150,7 +151,7 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path))
     for table in (show.table2, show.table6):
         with pytest.raises(ef.DataError, match=r"preprocess\.sh.* as train and test, .*EQUIFED_DATA") as error:
-            list(table(Request(methods=["FedAvg"]), silent))
+            list(table(Request(methods=["FedAvg"]), unwatched))
         assert str(tmp_path / "femnist") in str(error.value)
     with pytest.raises(ef.ConfigError, match="both"):
         ef.load_femnist(tmp_path / "train.json")

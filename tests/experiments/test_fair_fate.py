@@ -11,10 +11,10 @@ import pytest
 from sklearn.model_selection import train_test_split
 
 import equifed as ef
-from equifed.experiments.base import choose, within_noise
+from equifed.experiments.base import choose, unwatched, within_noise
 from equifed.experiments.fair_fate import settings as fair_fate
 from equifed.methods import FairFate
-from experiments.command import record, run, silent
+from experiments.command import record, run
 
 
 def test_the_split_is_scikit_learn_s() -> None:
@@ -121,7 +121,7 @@ def test_choosing_on_validation_follows_the_rule() -> None:
     feds = fair_fate.federations("compas", "1.0", [10, 20])
     method = FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5)
     values = [0.0, 1.0]
-    chosen = fair_fate.select_on_validation(method, feds, 3, 0.0, silent, {"lambda_max": values})
+    chosen = fair_fate.select_on_validation(method, feds, 3, 0.0, unwatched, {"lambda_max": values})
     # by hand: each setting alone, fairness on validation counts, all accuracies allowed
     scores = {}
     for value in values:

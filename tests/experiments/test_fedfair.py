@@ -13,11 +13,11 @@ import pytest
 import equifed as ef
 from equifed import metrics
 from equifed.experiments import Request
-from equifed.experiments.base import arms_named, carry_out
+from equifed.experiments.base import arms_named, carry_out, unwatched
 from equifed.experiments.fedfair import settings as fedfair
 from equifed.experiments.fedfair import show
 from equifed.methods import FedAvg, SeparateTraining
-from experiments.command import record, run, silent
+from experiments.command import record, run
 
 table1, figure2 = show.EXPERIMENTS["table1"].parts, show.EXPERIMENTS["figure2"].parts
 
@@ -74,7 +74,7 @@ def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], None])
     feds = fedfair.federations("drug", 2)
     arm = fedfair.TableArm("ST", SeparateTraining(step_size=0.5), rounds=20)
     sim = fedfair.simulation(arm, feds)
-    values = fedfair.measured(sim, carry_out(sim, "", silent))
+    values = fedfair.measured(sim, carry_out(sim, "", unwatched))
     assert values["AC"].shape == (2, 10)
     own = sim.result().parameters[1]
     for k in (0, 9):
@@ -93,7 +93,7 @@ def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Ca
     feds = fedfair.federations("drug", 2)
     arm = replace(fedfair.arms("drug")[-1], rounds=60)
     sim = fedfair.simulation(arm, feds)
-    last = carry_out(sim, "", silent)
+    last = carry_out(sim, "", unwatched)
     values = fedfair.measured(sim, last)
     assert values["HM"].shape == (12, 1)
     by_epsilon = values["HM"].reshape(6, 2).mean(1)
@@ -111,16 +111,16 @@ def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch
     needs("drug")
     monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 3)
     monkeypatch.setattr(fedfair, "ADVERSARIAL_ROUNDS", 1)
-    *rows, _ = table1(Request(datasets=["drug"], seeds=2, rounds=6), silent)
+    *rows, _ = table1(Request(datasets=["drug"], seeds=2, rounds=6), unwatched)
     assert [part.rows[0].method for part in rows] == ["FedAvg", "EO", "CEO", "ST", "AF", "LCO", "FedFair"]
     assert all(0 <= cell.mean <= 1 for part in rows for cell in part.rows)
     assert [part.rows[0].opt is None for part in rows] == [True] * 3 + [False] * 4
-    figure, _ = figure2(Request(datasets=["drug"], seeds=2, rounds=6), silent)
+    figure, _ = figure2(Request(datasets=["drug"], seeds=2, rounds=6), unwatched)
     assert [point["epsilon"] for point in figure.rows] == sorted(fedfair.EPSILONS["drug"])
     assert figure.results[0].swept == ["epsilon"]
     assert not any(np.isnan(point["afe"]) for point in figure.rows)
     monkeypatch.setattr(fedfair, "DROP_RATES", [0.0, 0.5])
-    parts = [part for part in show.figure4(Request(datasets=["drug"], seeds=2, rounds=4), silent) if part.rows]
+    parts = [part for part in show.figure4(Request(datasets=["drug"], seeds=2, rounds=4), unwatched) if part.rows]
     assert [tuple(part.rows[0][name] for name in ("model", "method", "drop_rate")) for part in parts] == list(
         product(fedfair.MODELS, ("LCO", "FedFair"), (0, 0.5))
     )
@@ -134,14 +134,14 @@ def test_networks(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch)
     module = fedfair.MODELS["network"].build((20,), 1)
     assert [tuple(p.shape) for p in module.parameters()] == [(8, 20), (8,), (4, 8), (4,), (1, 4), (1,)]
     request = Request(datasets=["drug"], seeds=2, rounds=4)
-    *rows, _ = show.EXPERIMENTS["table2"].parts(request, silent)
+    *rows, _ = show.EXPERIMENTS["table2"].parts(request, unwatched)
     assert [part.rows[0].method for part in rows] == ["FedAvg", "EO", "CEO", "ST", "LCO", "FedFair"]
     assert (rows[0].rows[1].published_mean, rows[-1].rows[0].published_opt) == (0.85, 0.005)
-    figure, _ = show.EXPERIMENTS["figure3"].parts(request, silent)
+    figure, _ = show.EXPERIMENTS["figure3"].parts(request, unwatched)
     assert [point["epsilon"] for point in figure.rows] == fedfair.NETWORK_EPSILONS["drug"]
     points = [
         point
-        for part in show.figure1(replace(request, methods=["fedavg", "fedfair"]), silent)
+        for part in show.figure1(replace(request, methods=["fedavg", "fedfair"]), unwatched)
         for point in part.rows
         if (point["model"], point["method"]) == ("network", "FedFair")
     ]
@@ -153,9 +153,9 @@ def test_networks(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch)
 
 def test_wrong_names() -> None:
     with pytest.raises(ef.ConfigError, match="Unknown data set of this experiment 'bank'"):
-        next(table1(Request(datasets=["drug", "bank"]), silent))
+        next(table1(Request(datasets=["drug", "bank"]), unwatched))
     with pytest.raises(ef.ConfigError, match="Unknown method of the table 'fedprox'"):
-        next(table1(Request(datasets=["drug"], methods=["FedProx"]), silent))
+        next(table1(Request(datasets=["drug"], methods=["FedProx"]), unwatched))
     assert isinstance(fedfair.arms("drug")[0].method, FedAvg)
 
 
@@ -169,7 +169,7 @@ def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatc
     needs("drug")
     arm = fedfair.TableArm("FedAvg", FedAvg())
     sim = fedfair.simulation(arm, fedfair.federations("drug", 2))
-    last = carry_out(sim, "", silent)
+    last = carry_out(sim, "", unwatched)
     own = fedfair.cells("drug", arm, sim, last, "test")[0]
 
     def within(difference: float) -> bool | None:

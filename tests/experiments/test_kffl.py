@@ -14,9 +14,9 @@ import pytest
 from scipy.stats import ks_2samp
 
 import equifed as ef
-from equifed.experiments.base import Arm
+from equifed.experiments.base import Arm, unwatched
 from equifed.experiments.kffl import settings as kffl
-from experiments.command import record, run, silent
+from experiments.command import record, run
 
 
 def test_published_figures() -> None:
@@ -127,7 +127,7 @@ def test_the_ks_distance_on_law_is_halved_by_a_trained_model(number: int, needs:
     dataset, skew, arm, rounds = kffl.REGRESSION_TABLES[number]
     few = dataclasses.replace(arm, over={**arm.over, "fairness_weight": [0.0, 100.0]})
     feds = kffl.federations(dataset, skew, range(2), regression=True)
-    ((_, result),) = kffl.sweeps(feds, [few], ef.models.Linear(), rounds, silent)
+    ((_, result),) = kffl.sweeps(feds, [few], ef.models.Linear(), rounds, unwatched)
     least = []
     for fed in feds:
         x = np.c_[fed.rows.x, np.ones(len(fed.rows.x))].astype(float)
@@ -157,7 +157,7 @@ def test_a_setting_is_chosen_on_validation_rows(needs: Callable[[str], None]) ->
     needs("german")
     feds = kffl.federations("german", "non-iid", range(2))
     arm = Arm("KFFL", ef.methods.KFFL(), {"fairness_weight": [0.0, 5.0, 40.0]})
-    ((_, result),) = kffl.sweeps(feds, [arm], ef.models.Logistic(), 3, silent)
+    ((_, result),) = kffl.sweeps(feds, [arm], ef.models.Logistic(), 3, unwatched)
     seen = result.final("validation").groupby("fairness_weight")[["accuracy", kffl.MEASURES["SPD"]]].mean()
     for floor in (0.0, float(seen["accuracy"].median()), 2.0):
         allowed = seen[seen["accuracy"] >= floor]

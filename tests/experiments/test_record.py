@@ -384,7 +384,6 @@ def test_wrong_usage(tmp_path: Path) -> None:
         (("kffl", "--pages", str(tmp_path)), "of one experiment"),
         (("all", "--seeds-per-job", "2"), "Error: Each part of an experiment is one job"),
         (("kffl", "--settings-per-job", "2"), "leave out --settings-per-job"),
-        (("kffl/table4", "--runs", str(tmp_path), *record), "leave no runs: leave out --runs"),
         (("kffl/table2", "--seeds", "2"), "Error: Experiment kffl/table2 has no --seeds. It takes"),
         (("kffl", "--methods", "kffl"), "Only one experiment at a time"),
         (("kff",), "Did you mean 'kffl'"),

@@ -12,10 +12,10 @@ import pytest
 
 import equifed as ef
 from equifed.experiments import Request
-from equifed.experiments.base import carry_out
+from equifed.experiments.base import carry_out, unwatched
 from equifed.experiments.sffl import settings as sffl
 from equifed.experiments.sffl import show
-from experiments.command import record, run, silent
+from experiments.command import record, run
 
 NAN = float("nan")
 
@@ -53,7 +53,7 @@ def test_clients_are_states(needs: Callable[[str], None]) -> None:
     share = split.cells().reshape(20, 4) / split.cells().sum((1, 2))[:, None]
     assert share.max(1).mean() > 0.7
     with pytest.raises(ef.ConfigError, match="Did you mean 'acs_income'"):
-        next(show.figure2(Request(datasets=["acs_incom"]), silent))
+        next(show.figure2(Request(datasets=["acs_incom"]), unwatched))
 
 
 def test_noise_floor_is_the_gap_of_a_fair_model() -> None:
@@ -102,7 +102,7 @@ def test_a_cell_is_what_was_measured(needs: Callable[[str], None]) -> None:
     needs("acs_income")
     arm = sffl.arms()[-1]
     sim = sffl.simulation(arm.method, sffl.federations("acs_income", 1.0, range(2)), 2, arm.over)
-    carry_out(sim, "", silent)
+    carry_out(sim, "", unwatched)
     result = sim.result()
     lines = sffl.cells(1.0, arm, sim, result)
     assert [line[0].method for line in lines] == ["Fair-EM only", "SFFL", "SFFL, no clip"]
@@ -122,7 +122,7 @@ def test_a_cell_is_what_was_measured(needs: Callable[[str], None]) -> None:
 @pytest.mark.full
 def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
     needs("acs_income")
-    part, _ = show.figure7(Request(datasets=["acs_income"], rounds=3), silent)
+    part, _ = show.figure7(Request(datasets=["acs_income"], rounds=3), unwatched)
     weights = part.rows[0]["weights"]
     assert {weight["round"] for weight in weights} == {1, 2, 3}
     for number in (1, 3):

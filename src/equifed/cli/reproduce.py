@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, fields
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ from equifed.cli.options import Output, Sharing
 from equifed.cli.progress import Board, Watch
 from equifed.cli.tables import plain_table
 from equifed.errors import ConfigError, RunError
-from equifed.experiments import EXPERIMENTS, Request
-from equifed.experiments.base import Part, Table, find
+from equifed.experiments import EXPERIMENTS, Request, base
+from equifed.experiments.base import Part, Table, find, unwatched
 from equifed.experiments.page import SUMMARY, page, summary
 from equifed.experiments.record import Row, explained, read, replaced, write
 from equifed.files import writable_folder, write_atomic
@@ -29,7 +30,7 @@ from equifed.settings import Cluster
 from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store import Store
-from equifed.studies.papers import carried_out, missing, names, pieces
+from equifed.studies.papers import Piece, carried_out, missing, names, pieces
 from equifed.tracking import Round
 
 
@@ -54,8 +55,6 @@ def reproduce(
         if value is not None:
             text = f"Each part of an experiment is one job, which is not cut further: leave out --{option}."
             raise ConfigError(text, key=f"--{option}")
-    if output.runs is not None:
-        raise ConfigError("Parts of experiments leave no runs: leave out --runs.", key="--runs")
     _many(name, request, record, only_page, sharing.cluster(), output)
 
 
@@ -119,18 +118,18 @@ def _rendered(piece: Table | str) -> list[RenderableType]:
 
 
 @contextmanager
-def _watching() -> Iterator[Callable[[str, Simulation], Callable[[Step], None]]]:
+def _watching() -> Iterator[base.Watch]:
     """A bar for the current simulation on a terminal; elsewhere nothing, since every row has its line."""
     with ExitStack() as stack:
 
-        def watch(title: str, simulation: Simulation) -> Callable[[Step], None]:
+        def watch(title: str, simulation: Simulation, whole: bool = False) -> Iterator[Step]:
             stack.close()
-            if not err().is_terminal:
-                return lambda step: None
             shown = stack.enter_context(Watch(title, simulation))
-            return lambda step: shown.round_finished(Round(simulation.job, step))
+            for step in simulation.rounds():
+                shown.round_finished(Round(simulation.job, step))
+                yield step
 
-        yield watch
+        yield watch if err().is_terminal else unwatched
 
 
 def _write_pages(parts: Sequence[Part], folder: Path, paper: str) -> list[str]:
@@ -166,16 +165,27 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
         say(f"{len(wanted) - len(todo)} of {len(wanted)} parts were recorded before at this commit.")
     new: list[Row] = []
     failed: list[str] = []
+    store = Store(output.runs)
+    if todo:
+        store.prepare()
+    begun = sum(piece.folder(store.root).is_dir() for piece in todo)
+    if begun:
+        say(f"Going on with {begun} of {len(todo)} parts, which were begun before.")
+    done: list[Piece] = []
     with Board() as board:
-        for ended in carried_out(todo, cluster, board):
-            title = f"{ended.piece.experiment} {ended.piece.part}".strip()
-            if not ended.rows:
-                failed.append(f"{title}: {ended.text}")
+        for ended in carried_out(todo, store.root.resolve(), cluster, board):
+            title = ended.piece.title
             if ended.text:
                 say(f"{title}: {'not carried out, or not in full' if ended.rows else 'failed'}: {ended.text}")
+            if not ended.rows:
+                failed.append(f"{title}: {ended.text}")
+            else:
+                done.append(ended.piece)
             new += ended.rows
             if record is not None:
                 _add(record, ended.rows)
+    for piece in done:  # only now: without a record, what they hold is lost with this process
+        shutil.rmtree(piece.folder(store.root), ignore_errors=True)
     if record is not None:
         rows = _add(record, [])
         say(f"Record: {near(record)}; page: {near(record.with_suffix('.md'))}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.resources import files
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -24,18 +25,22 @@ NAN = float("nan")
 
 # -- carrying out ------------------------------------------------------------------------------------------------------
 
-Watch = Callable[[str, Simulation], Callable[[Step], None]]
-"""Called with the title of each simulation; gives what is to be called with its steps."""
+
+class Watch(Protocol):
+    """Gives the rounds of each simulation of an experiment; shows or keeps them on the way."""
+
+    def __call__(self, title: str, simulation: Simulation, whole: bool = False) -> Iterator[Step]:
+        """Those that are not done yet, or the last if all are. whole: all of them, since each is looked at."""
+
+
+def unwatched(title: str, simulation: Simulation, whole: bool = False) -> Iterator[Step]:
+    return simulation.rounds()
 
 
 def carry_out(simulation: Simulation, title: str, watch: Watch) -> Step:
     """All rounds; the last of them."""
-    watch_step = watch(title, simulation)
-    step = None
-    for step in simulation.rounds():
-        watch_step(step)
-    assert step is not None
-    return step
+    (last,) = deque(watch(title, simulation), maxlen=1)
+    return last
 
 
 # -- the rows of a table -----------------------------------------------------------------------------------------------

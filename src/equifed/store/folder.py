@@ -371,29 +371,21 @@ class Checkpoint(NamedTuple):
     """Of the file."""
 
 
-class Recording:
-    """A run in progress, recorded round by round: iterate over `rounds`, then `finish`. Use it in a `with`."""
+class Recorder:
+    """The rounds of a training, recorded in a folder from which another process can go on: `restore`, then iterate over
+    `rounds`."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: Config,
-        simulation: Training,
-        put_in_index: Callable[[Entry], None],
-        callbacks: Callbacks,
-    ) -> None:
-        self.folder, self.config, self.simulation, self._put_in_index = folder, config, simulation, put_in_index
-        self.callbacks = callbacks
-        """Told what has been recorded."""
-        self._finished = False
-        self._fingerprint = config.fingerprint(folder.path)
+    def __init__(self, folder: RunFolder, simulation: Training, identity: str, due: Callable[[Step], bool]) -> None:
+        """identity: what tells this training from others. due: whether a round is worth a checkpoint; the last is."""
+        self.folder, self.simulation = folder, simulation
+        self._identity, self._due = identity, due
+        self.recorded: list[Step] = []
+        """The rounds that were recorded before, each with the state after the last of them."""
         self._resume: tuple[int, State] | None = None
         self._pending: list[Path] = []
         """Files to flush to the disk before the next checkpoint."""
         self._sums = Sums(folder.path)
         """Of all that was written, and of what was read and found as it was written."""
-        before = Sums.load(folder.path, folder.remedy)
-        self._sums.update({name: before[name] for name in BEFORE})
         self._lines, self._size = blake2(), 0
         """rounds.jsonl so far."""
 
@@ -407,7 +399,7 @@ class Recording:
         clear_temporaries(self.folder.path)
         if self.folder.rounds_done():
             like = self.simulation.engine.start()
-            checkpoint = self.folder.read_checkpoint(like, self._fingerprint)
+            checkpoint = self.folder.read_checkpoint(like, self._identity)
             lines = self.folder.read_lines(checkpoint.lines)
             try:
                 self._replay(checkpoint, lines)
@@ -423,9 +415,11 @@ class Recording:
                 path.unlink()
 
     def _replay(self, checkpoint: Checkpoint, lines: bytes) -> None:
-        """Give the collector and the engine what they had when the checkpoint was made."""
+        """Give the collector and the engine what they had when the checkpoint was made; nothing where something of it
+        cannot be read."""
         runs = len(self.simulation.job.runs)
-        engine, collector = self.simulation.engine, self.simulation.collector
+        messages: dict[tuple[str, int], Message] = {}
+        notes: list[Note] = []
         recorded = Sums(self.folder.path, self.folder.remedy)
         for line in map(json.loads, lines.splitlines()):
             scores = {}
@@ -433,23 +427,29 @@ class Recording:
                 name = scores_name(int(number))
                 recorded[name] = digest
                 scores[int(number)] = _read_scores(recorded.read(name), runs)
-            collector.add(_step(line, checkpoint.state, scores))
+            self.recorded.append(_step(line, checkpoint.state, scores))
             for position, fields in line["messages"]:
                 message = Message(**fields | {"down": tuple(fields["down"]), "up": tuple(fields["up"])})
-                engine.messages.setdefault((message.stage, position), message)
-            engine.notes += [note for note in map(Note.from_json, line["notes"]) if note not in engine.notes]
+                messages.setdefault((message.stage, position), message)
+            notes += map(Note.from_json, line["notes"])
+        engine = self.simulation.engine
+        for step in self.recorded:
+            self.simulation.collector.add(step)
+        for key, message in messages.items():
+            engine.messages.setdefault(key, message)
+        for note in notes:
+            if note not in engine.notes:
+                engine.notes.append(note)
         self._sums |= recorded
 
     def rounds(self) -> Iterator[Step]:
-        """Every round, recorded before it is handed out."""
-        engine, job = self.simulation.engine, self.simulation.job
+        """Every round that is left, recorded before it is handed out."""
+        engine = self.simulation.engine
         messages, notes = len(engine.messages), len(engine.notes)
-        self.callbacks.run_started(Run.of(job, self.config.run.name, self.folder.path, self.done))
         for step in self.simulation.rounds(self._resume):
             with self._resumable():
                 self._write(step, list(engine.messages.items())[messages:], engine.notes[notes:])
             messages, notes = len(engine.messages), len(engine.notes)
-            self.callbacks.round_finished(Round(job, step))
             yield step
 
     def _write(self, step: Step, messages: list[tuple[tuple[str, int], Message]], notes: list[Note]) -> None:
@@ -471,12 +471,12 @@ class Recording:
         self._size += len(content)
         self._sums |= names
         self._pending += [self.folder.path / name for name in (*names, LINES)]
-        if step.round % self.config.run.checkpoint_every == 0 or step.last:
+        if step.last or self._due(step):
             for path in dict.fromkeys(self._pending):
                 sync(path)
             self._pending.clear()
             lines = Lines(self._size, self._lines.hexdigest())
-            written = self.folder.write_checkpoint(step.round, step.state, self._fingerprint, lines)
+            written = self.folder.write_checkpoint(step.round, step.state, self._identity, lines)
             if step.last:
                 self._sums |= {CHECKPOINT: checksum(written), LINES: lines.checksum}
 
@@ -487,9 +487,46 @@ class Recording:
             yield
         except DiskError as error:
             raise DiskError(
-                f"{error} All rounds that were completed are kept: once that is put right, go on with "
-                f"`{self.folder.resuming()}`."
+                f"{error} All rounds that were completed are kept: once that is put right, {self._going_on}."
             ) from error
+
+    @property
+    def _going_on(self) -> str:
+        """What to do for the rest of the rounds."""
+        return "give the same command again"
+
+
+class Recording(Recorder):
+    """A run in progress, recorded round by round: iterate over `rounds`, then `finish`. Use it in a `with`."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        simulation: Training,
+        put_in_index: Callable[[Entry], None],
+        callbacks: Callbacks,
+    ) -> None:
+        every = config.run.checkpoint_every
+        super().__init__(folder, simulation, config.fingerprint(folder.path), lambda step: step.round % every == 0)
+        self.config, self._put_in_index = config, put_in_index
+        self.callbacks = callbacks
+        """Told what has been recorded."""
+        self._finished = False
+        before = Sums.load(folder.path, folder.remedy)
+        self._sums.update({name: before[name] for name in BEFORE})
+
+    @property
+    def _going_on(self) -> str:
+        return f"go on with `{self.folder.resuming()}`"
+
+    def rounds(self) -> Iterator[Step]:
+        """Every round, recorded before it is handed out."""
+        job = self.simulation.job
+        self.callbacks.run_started(Run.of(job, self.config.run.name, self.folder.path, self.done))
+        for step in super().rounds():
+            self.callbacks.round_finished(Round(job, step))
+            yield step
 
     def finish(self) -> Result:
         result = self.simulation.result()

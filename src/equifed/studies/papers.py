@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import equifed
-from equifed.errors import ConfigError, DataError, unknown_name
+from equifed.errors import ConfigError, DataError, RunError, unknown_name
 from equifed.experiments import EXPERIMENTS, Request
 from equifed.experiments.base import Cell, find
 from equifed.experiments.record import NO_DATA, NO_GPU, NOT_RUN, Row
+from equifed.files import checksum, plain, to_json, write_atomic
 from equifed.settings import Cluster
-from equifed.store.environment import revision
+from equifed.store.environment import revision, versions
+from equifed.store.locks import lock_at, take
 from equifed.studies.jobs import Job, Watch, carry_out
+from equifed.studies.kept import Kept, rounds_kept
+from equifed.studies.runs import GONE, on_shared_folder
 
 FILTERS = ("datasets", "sigma", "skew", "alpha")
 """Options that choose among an experiment's parts."""
@@ -52,6 +60,15 @@ class Piece(NamedTuple):
     def amount(self) -> str:
         """Seeds and rounds that were asked for."""
         return " ".join(f"{name}={value}" for name in AMOUNTS if (value := getattr(self.request, name)))
+
+    @property
+    def title(self) -> str:
+        return f"{self.experiment} {self.part}".strip()
+
+    def folder(self, root: Path) -> Path:
+        """Where it is kept until it has ended, among the runs. Another version's is another."""
+        what = [self.experiment, dataclasses.asdict(self.request), version(), versions()]
+        return root / f"reproduce-{checksum(json.dumps(plain(what)).encode())[:16]}"
 
 
 def pieces(experiments: Sequence[str], request: Request) -> list[Piece]:
@@ -104,13 +121,22 @@ def missing(wanted: Sequence[Piece], recorded: Sequence[Row]) -> list[Piece]:
     return [piece for piece in wanted if (piece.experiment, piece.part, piece.amount) not in done]
 
 
-def carried_out(todo: Sequence[Piece], cluster: Cluster, watch: Watch = lambda states: None) -> Iterator[Ended]:
-    """Each part as it ends; what one of them fails by costs no other."""
+def carried_out(
+    todo: Sequence[Piece], root: Path, cluster: Cluster, watch: Watch = lambda states: None
+) -> Iterator[Ended]:
+    """Each part as it ends; what one of them fails by costs no other. root: under which all workers find the parts'
+    folders."""
     left_out = [piece for piece in todo if piece.needs_gpu and not (torch.cuda.is_available() or cluster.gpus_per_job)]
     for piece in left_out:
         yield Ended(piece, [_empty(piece, NO_GPU)], NOT_RUN[NO_GPU])
     todo = [piece for piece in todo if piece not in left_out]
-    jobs = [Job(f"{piece.experiment} {piece.part}".strip(), work, (piece,)) for piece in todo]
+    jobs = []
+    for piece in todo:
+        folder = piece.folder(root)
+        folder.mkdir(exist_ok=True)
+        about = folder / "part.json"
+        write_atomic(about, to_json({"part": piece.title, "version": version()}))
+        jobs.append(Job(piece.title, on_shared_folder, (about, work, piece, folder), done=partial(rounds_kept, folder)))
     for outcome in carry_out(jobs, lambda key: None, cluster, watch):
         piece = todo[outcome.position]
         if outcome.error:
@@ -119,18 +145,37 @@ def carried_out(todo: Sequence[Piece], cluster: Cluster, watch: Watch = lambda s
             yield Ended(piece, *outcome.value)
 
 
-def work(data: Any, piece: Piece) -> tuple[list[Row], str]:
-    """All of one part: its rows, and what is wrong where its data cannot be had."""
+def work(data: Any, piece: Piece, folder: Path) -> tuple[list[Row], str]:
+    """All of one part, or what is left of it: its rows, and what is wrong where its data cannot be had."""
+    with _held(folder):
+        return _carried_out(piece, Kept(folder))
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The part's folder, which one process at a time works in."""
+    lock, until = lock_at(folder / "lock"), time.monotonic() + GONE
+    while not take(lock):  # by a process that is about to die
+        if time.monotonic() > until:
+            raise RunError("Another process is carrying out the same part. Wait for it.")
+        time.sleep(0.2)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _carried_out(piece: Piece, kept: Kept) -> tuple[list[Row], str]:
     experiment = find(piece.experiment)
     began = time.monotonic()
     cells: list[Cell] = []
     lacking = ""
     try:
-        for part in experiment.parts(piece.request, lambda title, simulation: lambda step: None):
+        for part in experiment.parts(piece.request, kept):
             cells += [cell for cell in part.numbers if experiment.own(cell)]
     except DataError as error:
         lacking = str(error)
-    common = dataclasses.replace(_empty(piece), seconds=time.monotonic() - began)
+    common = dataclasses.replace(_empty(piece), seconds=kept.seconds + time.monotonic() - began)
     rows = [
         dataclasses.replace(
             common,

@@ -89,7 +89,7 @@ def train(federations: Sequence[Federation], config: Config, root: Path, id: str
             recording.finish()
 
 
-def _shared(data: Any, record: Path, work: Callable[..., Any], *arguments: Any) -> Any:
+def on_shared_folder(data: Any, record: Path, work: Callable[..., Any], *arguments: Any) -> Any:
     """The work, refused on a machine that does not see the folder of the runs, or has another one of this name."""
     if not record.is_file():
         raise RunError(
@@ -169,7 +169,7 @@ class Study:
         jobs = [
             Job(
                 _title(config),
-                _shared,
+                on_shared_folder,
                 (self._record, train, config, self.store.root, folder.id),
                 data_key(config),
                 config.run.rounds,

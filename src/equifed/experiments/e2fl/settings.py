@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from equifed import partition, tree
-from equifed.experiments.base import NAN, Arm, Cell, Watch, arms_named, carry_out, published
+from equifed.experiments.base import NAN, Arm, Cell, Watch, arms_named, carry_out, published, unwatched
 from equifed.federation import Federation, RowSets, load
 from equifed.methods import E2FL, FRL, IFCA, QFFL, FedAvg, LocalOnly
 from equifed.methods.e2fl import rank_clusters, ranking_and_rows
@@ -198,7 +198,7 @@ def byte_cells(label: str, method: Method, table: int, dataset: str, classes: in
     rows = [(rng.random((classes, 1, 28, 28), np.float32), np.arange(classes), np.zeros(classes, int)) for _ in "ab"]
     fed = Federation.from_arrays(rows, client_tests=rows, client_groups=[0, groups - 1])
     sim = Simulation(make_job(method, fed, LeNet(), RunSettings(1, "all", local=Local(batch_size=classes))))
-    carry_out(sim, f"Bytes of {label}", lambda title, simulation: lambda step: None)
+    carry_out(sim, f"Bytes of {label}", unwatched)
     theirs = published_figures(table)
     return [
         Cell.counted(name, value, theirs[label, name], 2 if value < 10 else 1, dataset=dataset, method=label)

@@ -145,11 +145,9 @@ def figure4(request: Request, watch: Watch) -> Iterator[Part]:
     size, every = e2fl.SIZES[name], max(rounds // 10, 1)
     feds = e2fl.federations(size, range(seeds))
     sim = e2fl.simulation(E2FL(), feds, size, rounds, rounds)
-    watch_step = watch(f"FairMNISTRotate ({name}) E2FL", sim)
     tables, ways = make_tables(sim.job), {how: way.infer for how, way in GROUPINGS.items() if way.infer}
     points = []
-    for step in sim.rounds():
-        watch_step(step)
+    for step in watch(f"FairMNISTRotate ({name}) E2FL", sim, whole=True):
         if step.round % every and step.round != rounds:
             continue
         for run, fed in enumerate(feds):

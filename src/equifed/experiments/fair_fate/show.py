@@ -166,10 +166,8 @@ def figure2(request: Request, watch: Watch) -> Iterator[Part]:
         curves: dict[str, dict[int, dict[str, Moments]]] = {}
         for arm in arms_named(fair_fate.arms(dataset, sigma, "as-published"), request.methods):
             sim = fair_fate.simulation(arm.method, feds, rounds)
-            watch_step = watch(f"{dataset} {sigma} {arm.label} over rounds", sim)
             over = curves[arm.label] = {}
-            for step in sim.rounds():
-                watch_step(step)
+            for step in watch(f"{dataset} {sigma} {arm.label} over rounds", sim, whole=True):
                 if step.round in step.scores:
                     values = fair_fate.measured(step, "test", compat=True)
                     over[step.round] = {metric: moments(values[metric]) for metric in fair_fate.MEASURES}

@@ -174,10 +174,8 @@ def figure7(request: Request, watch: Watch) -> Iterator[Part]:
     for dataset, alpha in places:
         (fed,) = sffl.federations(dataset, alpha, [0])
         sim = sffl.simulation(SFFL(), [fed], rounds)
-        watch_step = watch(f"{dataset} alpha {alpha:g} weights", sim)
         weights: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # [client, component] by round
-        for step in sim.rounds():
-            watch_step(step)
+        for step in watch(f"{dataset} alpha {alpha:g} weights", sim, whole=True):
             if step.round == 1 or step.round % max(1, rounds // 30) == 0:
                 w = fed.train.sizes[:, None] * tree.take(step.state.server, 0).ratio.double().cpu().numpy()
                 weights[step.round] = w / w.sum(0), tree.take(step.state.clients, 0).pi.double().cpu().numpy()
