@@ -30,6 +30,7 @@ from equifed.settings import Cluster
 from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store import Store
+from equifed.studies.kept import rounds_kept
 from equifed.studies.papers import Piece, carried_out, missing, names, pieces
 from equifed.tracking import Round
 
@@ -168,7 +169,7 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
     store = Store(output.runs)
     if todo:
         store.prepare()
-    begun = sum(piece.folder(store.root).is_dir() for piece in todo)
+    begun = sum(rounds_kept(piece.folder(store.root)) > 0 for piece in todo)
     if begun:
         say(f"Going on with {begun} of {len(todo)} parts, which were begun before.")
     done: list[Piece] = []
