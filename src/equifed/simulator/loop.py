@@ -20,6 +20,7 @@ from equifed.protocol import Method, Stage
 from equifed.simulator.engine import Engine, Rejection, State, over_runs
 from equifed.simulator.evaluate import Measure
 from equifed.simulator.job import Job
+from equifed.simulator.memory import keep_freed
 
 
 class RoundLog(NamedTuple):
@@ -251,6 +252,7 @@ def _logs(
 def _settings() -> Iterator[None]:
     """No autograd tape, and one torch thread of the CPU, where also a GPU's scores are added up: threads share clients,
     and operations on small batches are slower with more of them, far slower on a busy machine."""
+    keep_freed()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
