@@ -33,10 +33,11 @@ def digits(needs: Any) -> None:
 
 
 def test_the_paper_s_federation() -> None:
-    """1,000 clients with 60 images each, no image twice; scored on the 10,000 test images turned as their own."""
+    """1,000 clients in 10 groups, the small ones 100 with 60 images each, no image twice; scored on the 10,000 test
+    images turned as their own."""
     size = e2fl.SIZES["full"]
-    assert sum(size.clients_per_group) == 1000
-    assert len(size.clients_per_group) == 10
+    assert sum(size.partition.clients_per_group) == 1000
+    assert size.groups == 10
     small = e2fl.SIZES["small"]
     (fed,) = e2fl.federations(small, [0])
     assert fed.num_clients == 100

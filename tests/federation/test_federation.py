@@ -569,6 +569,21 @@ def test_rotation_groups_turn_images_and_share_test_sets() -> None:
     assert all(np.round(image, 3).tobytes() in turned for image in fed.rows.x[fed.train[3]])
 
 
+def test_an_image_that_two_groups_hold_is_turned_for_each() -> None:
+    partition = ef.partition.RotationGroups((1, 1), rows_per_client=200, each_group_anew=True)
+    fed = ef.load("mnist", partition=partition, rows=350, validation=0.05)
+    upright, turned = (fed.rows.x[fed.train[k]] for k in (0, 1))
+    assert fed.rows.s[fed.train[0]].max() == 0
+    assert fed.rows.s[fed.train[1]].min() == 1
+    there = {np.round(image, 3).tobytes() for image in upright}
+    again = sum(np.round(image[:, ::-1, ::-1], 3).tobytes() in there for image in turned)
+    assert 50 < again < len(turned)  # of some 300 images each has 200
+    # what the server holds back nobody trains on, whichever way it is turned
+    held = {np.round(image, 3).tobytes() for image in fed.rows.x[fed.validation]}
+    both = np.concatenate([upright, turned[:, :, ::-1, ::-1]])
+    assert not any(np.round(image, 3).tobytes() in held for image in both)
+
+
 def test_rotation_groups_hold_their_rows_once_for_all_seeds() -> None:
     partition = ef.partition.RotationGroups(clients_per_group=(3, 1), rows_per_client=20)
     feds = ef.load("mnist", partition=partition, seeds=[0, 1, 2])

@@ -223,6 +223,21 @@ def test_rotation_groups_of_the_paper():
             P.RotationGroups(groups)
 
 
+def test_rotation_groups_that_are_each_dealt_all_images():
+    """Nobody shares an image with a client of the own group; the largest group, 257 clients, shares nearly all."""
+    rows = P.Table(np.zeros(60_000, dtype=int), np.zeros(60_000, dtype=int))
+    partitioner = P.RotationGroups(rows_per_client=233, each_group_anew=True)
+    result = partitioner(rows, np.random.default_rng(0))
+    assert (sizes(result) == 233).all()
+    assert len(result.ids) == len(set(result.ids)) == 1000
+    for g, count in enumerate(partitioner.clients_per_group):
+        held = np.concatenate([result.rows[k] for k in np.flatnonzero(result.client_groups == g)])
+        assert len(held) == len(np.unique(held)) == 233 * count
+    assert len(np.unique(np.concatenate(result.rows))) > 59_990
+    with pytest.raises(ConfigError, match="257 clients with 234 rows each need 60138 rows; there are 60000"):
+        P.RotationGroups(rows_per_client=234, each_group_anew=True)(rows, np.random.default_rng(0))
+
+
 @pytest.mark.parametrize(
     "partitioner",
     [P.IID(11), P.Dirichlet(11, 1.0), P.Skewed(12), P.DirichletPerClient(num_partitions=11, alpha=1.0)],

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.errors import DataError
+from equifed.files import write_atomic
 
 BATCH = 4096
 
@@ -45,8 +46,6 @@ def rotate_images(images: NDArray[np.float32], degrees: float) -> NDArray[np.flo
 def rotate_cached(images: NDArray[np.float32], degrees: float, folder: Path) -> NDArray[np.float32]:
     """`rotate_images`, kept in a file of this folder, named after the images and the angle: reading it takes a
     twentieth of the time of turning. Where the folder cannot be written, nothing is kept."""
-    from equifed.files import write_atomic  # late: benchmarks load this file alone
-
     if degrees % 360 == 0:
         return images.copy()
     digest = hashlib.blake2b(np.ascontiguousarray(images).data, digest_size=12).hexdigest()

@@ -58,7 +58,7 @@ class Partition:
     """Which rows each client holds."""
 
     rows: tuple[np.ndarray, ...]
-    """Row positions of each client, ascending; no row is in two clients."""
+    """Row positions of each client, ascending; no row is in two clients, unless it is turned differently for each."""
     ids: tuple[str, ...]
     """Name of each client."""
     client_groups: np.ndarray | None = None

@@ -328,14 +328,17 @@ class Natural(Partitioner):
 class RotationGroups(Partitioner):
     """Equal clients in groups of given sizes, for images rotated by group (FairMNISTRotate, E2FL).
 
-    Rows are dealt at random, each to at most one client; the result has each client's group and each group's angle.
-    Rows beyond clients * rows_per_client stay unused.
+    Rows are dealt at random, each to at most one client, or to one of each group; the result has each client's group
+    and each group's angle. Rows that nobody takes stay unused.
     """
 
     clients_per_group: tuple[int, ...] = (8, 14, 62, 152, 256, 257, 160, 68, 19, 4)
     """Number of clients of each group; group i is rotated by 360 i / groups degrees."""
     rows_per_client: int = 60
     """Images of each client."""
+    each_group_anew: bool = False
+    """Whether every group is dealt its images from all of them, so that clients of several groups may hold an image,
+    turned differently."""
 
     def __post_init__(self) -> None:
         check_number("rows_per_client", self.rows_per_client, whole=True, above=0)
@@ -352,15 +355,21 @@ class RotationGroups(Partitioner):
             raise ConfigError(f"has no client: {self.clients_per_group}.", key="clients_per_group")
 
     def __call__(self, table: Table, rng: np.random.Generator) -> Partition:
-        n = row_count(table)
-        clients = sum(self.clients_per_group)
-        used = clients * self.rows_per_client
-        if used > n:
-            text = f"{clients} clients with {self.rows_per_client} rows each need {used} rows; there are {n}."
+        n, groups = row_count(table), len(self.clients_per_group)
+        dealings = self.clients_per_group if self.each_group_anew else (sum(self.clients_per_group),)
+        if max(dealings) * self.rows_per_client > n:
+            text = (
+                f"{max(dealings)} clients with {self.rows_per_client} rows each need "
+                f"{max(dealings) * self.rows_per_client} rows; there are {n}."
+            )
             raise ConfigError(text, key="rows_per_client", value=self.rows_per_client)
-        owner = np.full(n, -1, dtype=np.int64)
-        owner[rng.permutation(n)[:used]] = np.repeat(np.arange(clients), self.rows_per_client)
-        groups = len(self.clients_per_group)
+        rows: list[np.ndarray] = []
+        for clients in dealings:
+            owner = np.full(n, -1, dtype=np.int64)
+            owner[rng.permutation(n)[: clients * self.rows_per_client]] = np.repeat(
+                np.arange(clients), self.rows_per_client
+            )
+            rows += Partition.from_owner(owner, numbered(clients)).rows
         client_groups = np.repeat(np.arange(groups), self.clients_per_group)
         angles = tuple(360 / groups * g for g in range(groups))
-        return Partition.from_owner(owner, numbered(clients), client_groups, angles)
+        return Partition(tuple(rows), numbered(len(rows)), client_groups, angles)

@@ -64,9 +64,7 @@ def table1(request: Request, watch: Watch) -> Iterator[Part]:
         rows += new
         cells = [cell for row in new for cell in row.cells] if name == "full" else []
         if arm.label in e2fl.PAPER_ROWS:
-            cells += e2fl.byte_cells(
-                arm.label, arm.method, 1, e2fl.DATASET, 10, len(e2fl.SIZES["full"].clients_per_group)
-            )
+            cells += e2fl.byte_cells(arm.label, arm.method, 1, e2fl.DATASET, 10, e2fl.SIZES["full"].groups)
         lines = [_line(row) for row in new]
         yield Part(new, lines, cells=cells, results=[result], page=("fair-mnist-rotate", name))
     published = name == "full"
