@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.studies import kept
 from equifed.studies.kept import rounds_kept
-from equifed.studies.papers import Piece, work
+from equifed.studies.papers import Piece, discard, work
 from studies.conftest import WAIT, until
 
 ROUNDS, METHODS = 3, 11
@@ -131,3 +133,20 @@ def test_the_driver_of_reproductions_is_killed_and_resumed(
     assert "which were begun before." in err
     assert timeless(read(place / "shared.csv")) == timeless(read(place / "alone.csv"))
     assert not list(place.glob("runs/reproduce-*"))
+
+
+def test_what_another_process_works_on_stays(tmp_path: Path) -> None:
+    free, busy = tmp_path / "free", tmp_path / "busy"
+    for folder in (free, busy):
+        (folder / "000").mkdir(parents=True)
+    script = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print(flush=True); input()"
+    command = [sys.executable, "-c", script, str(busy / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for folder in (free, busy, tmp_path / "never there"):
+            discard(folder)
+        assert (busy / "000").exists()
+        other.communicate(b"\n", timeout=WAIT)
+    discard(busy)
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, fields
@@ -31,7 +30,7 @@ from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store import Store
 from equifed.studies.kept import rounds_kept
-from equifed.studies.papers import Piece, carried_out, missing, names, pieces
+from equifed.studies.papers import Piece, carried_out, discard, missing, names, pieces
 from equifed.tracking import Round
 
 
@@ -180,13 +179,13 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
                 say(f"{title}: {'not carried out, or not in full' if ended.rows else 'failed'}: {ended.text}")
             if not ended.rows:
                 failed.append(f"{title}: {ended.text}")
-            else:
+            elif not ended.text:  # what lacked its data is asked for again
                 done.append(ended.piece)
             new += ended.rows
             if record is not None:
                 _add(record, ended.rows)
     for piece in done:  # only now: without a record, what they hold is lost with this process
-        shutil.rmtree(piece.folder(store.root), ignore_errors=True)
+        discard(piece.folder(store.root))
     if record is not None:
         rows = _add(record, [])
         say(f"Record: {near(record)}; page: {near(record.with_suffix('.md'))}")

@@ -72,7 +72,7 @@ def _recorder(folder: RunFolder, simulation: Simulation, identity: str) -> Recor
         except RunError as error:  # damaged, or another simulation's
             warnings.warn(f"A simulation of a part is computed again: {error}", EquifedWarning, stacklevel=3)
     shutil.rmtree(folder.path, ignore_errors=True)
-    (folder.path / SCORES).mkdir(parents=True)
+    (folder.path / SCORES).mkdir(parents=True, exist_ok=True)
     Sums(folder.path).save()
     return Recorder(folder, simulation, identity, due)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -162,6 +163,14 @@ def _held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        lock.release()
+
+
+def discard(folder: Path) -> None:
+    """Removes what was kept of a part that has ended, unless another process is carrying out the same part."""
+    lock = lock_at(folder / "lock")
+    if folder.exists() and take(lock):
+        shutil.rmtree(folder, ignore_errors=True)
         lock.release()
 
 
