@@ -208,7 +208,6 @@ def test_the_partition_picture(tmp_path: Path) -> None:
         (["fair-fate/table1", "--reading", "theirs"], "Unknown reading 'theirs'"),
         (["fair-fate/table1", "--methods", "kffl", "--quick"], "Unknown method of the table 'kffl'"),
         (["fair-fate/table1", "--select", "test"], "--select takes only validation"),
-        (["fair-fate/table1", "--seeds", "11"], "The authors have 10 seeds"),
         (["fair-fate/figure3", "--methods", "fedavg"], "fair-fate/figure3 has no --methods"),
     ],
 )

@@ -223,6 +223,7 @@ def cells(dataset: str, sigma: str, arm: Arm, reading: str, last: Step) -> list[
     row = TableCell.row(
         {metric: values[metric] for metric in MEASURES},
         {metric: theirs.get((arm.method.name, short, metric)) for metric in MEASURES},
+        their_runs=SEEDS,
         dataset=dataset,
         sigma=sigma,
         method=arm.label,
