@@ -128,7 +128,10 @@ def test_the_first_reason_that_fits_is_a_number_s_own() -> None:
     few = _row(dataset="adult", metric="SP", published=0.5, ours=0.7, low=0.4, high=1.0, runs=3, within=False)
     rows = [few, replace(few, low=0.6, high=0.8), replace(few, runs=10)]
     assert [row.reason for row in explained(rows)] == ["some-partitions", "", ""]
-    better = _row(experiment="fedfair/table1", dataset="compas", method="LCO", metric="FR", published=0.8, within=False)
+    better = _row(
+        experiment="fedfair/table1", dataset="compas", method="LCO", metric="FR", published=0.8, std=0.01, runs=5,
+        within=False,
+    )  # fmt: skip
     assert [row.reason for row in explained([replace(better, ours=ours) for ours in (0.9, 0.7)])] == ["lco", ""]
     assert Numbers("table*", "adult", method="FedAvg+?R").have("table1", "adult", "sigma 1.0", "FedAvg+LR", "SP")
     assert not Numbers("table1", "adult").have("table2", "adult", "", "", "")

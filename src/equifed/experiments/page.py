@@ -11,6 +11,7 @@ from itertools import groupby
 
 from equifed.experiments import EXPERIMENTS
 from equifed.experiments.record import NOT_RUN, Row, reasons
+from equifed.experiments.variants import counts
 
 TITLES = {"fair-fate": "FAIR-FATE", "fedfair": "FedFair", "kffl": "KFFL", "sffl": "SFFL", "e2fl": "E2FL"}
 
@@ -22,7 +23,8 @@ carries out all experiments and writes [reproduction.csv](reproduction.csv) and 
 other numbers as they are. Each has the commit and the date that made it.
 
 Ours is the mean over runs with its 95 % interval (Student's t, from three runs on), published in brackets. `=`: within noise, |difference| <= 2 sqrt(s1²/n1 + s2²/n2) for the deviations s and runs n
-of both; a deviation that was not published is taken to be ours. `≠`: not, with the reason's name where one is known. What a figure only draws is not compared.
+of both; a deviation that was not published is taken to be ours. `≠`: not, with the reason's name where one is known. What a figure only draws is not compared. Where a paper leaves something open, other readings were tried
+(`python benchmarks/variants.py PAPER`; their numbers are in `variants.csv` of the paper's folder in `src/equifed/experiments`), and a reason may say that one of them is within noise.
 How each experiment was set up, and what was learnt, is in the methods' pages: [FAIR-FATE](methods/fair-fate.md), [FedFair](methods/fedfair.md), [KFFL](methods/kffl.md), [SFFL](methods/sffl.md),
 [E2FL](methods/e2fl.md).
 """  # noqa: E501
@@ -46,7 +48,7 @@ def page(rows: Sequence[Row]) -> str:
     lines = [INTRODUCTION, *_table(SUMMARY, summary(rows)), "", few, ""]
     for paper, title in TITLES.items():
         own = [row for row in rows if row.paper == paper]
-        lines += [f"## {title}", "", *_reasons(paper, own)]
+        lines += [f"## {title}", "", *_reasons(paper, own), *_tried(paper, own)]
         for experiment in EXPERIMENTS:
             if experiment.partition("/")[0] == paper:
                 lines += _experiment(experiment, [row for row in own if row.experiment == experiment])
@@ -85,6 +87,15 @@ def _reasons(paper: str, rows: Iterable[Row]) -> list[str]:
     if count[""]:
         lines.append(f"- not explained: {count['']}.")
     return ["Why numbers are not within noise:", "", *lines, ""] if lines else []
+
+
+TRIED = ("reading", "numbers", "within noise here", "within noise there", "gained", "lost")
+
+
+def _tried(paper: str, rows: Iterable[Row]) -> list[str]:
+    """What other readings of the paper repeat, and what they do not that ours does."""
+    lines = [[name, *map(str, numbers)] for name, *numbers in counts(paper, rows)]
+    return ["Other readings, as a whole:", "", *_table(TRIED, lines), ""] if lines else []
 
 
 def _experiment(name: str, rows: Sequence[Row]) -> list[str]:

@@ -146,6 +146,6 @@ def reasons(paper: str) -> tuple[Reason, ...]:
 def reason_of(row: Row) -> str:
     """The key of the first reason that fits; empty where none does."""
     for reason in reasons(row.paper):
-        if reason.when(row) and any(numbers.have(*row.number) for numbers in reason.of):
+        if any(numbers.have(*row.number) for numbers in reason.of) and reason.when(row):
             return reason.key
     return ""

@@ -337,7 +337,7 @@ class RotationGroups(Partitioner):
     rows_per_client: int = 60
     """Images of each client."""
     each_group_anew: bool = False
-    """Whether every group is dealt its images from all of them, so that clients of several groups may hold an image,
+    """Whether every group is dealt its images from all there are, so that clients of several groups may hold an image,
     turned differently."""
 
     def __post_init__(self) -> None:

@@ -95,7 +95,7 @@ DEFAULT = Preset(
     image=(1, SIDE, SIDE),
 )
 FAIR_MNIST_ROTATE = RotationGroups(rows_per_client=233, each_group_anew=True)
-"""E2FL's. The paper does not say how many images a client has: `experiments.e2fl.settings` has the reasons."""
+"""E2FL's. The paper does not say how many images a client has: docs/methods/e2fl.md has the reasons for 233."""
 MNIST = Dataset(
     name="mnist",
     title="MNIST handwritten digits",
@@ -106,7 +106,7 @@ MNIST = Dataset(
         replace(
             DEFAULT,
             name="e2fl",
-            description="1,000 clients of 233 images, 25 per round; every group has all images, turned its way.",
+            description="1,000 clients of 233 images, 25 per round; every group has its own, turned its way.",
             num_partitions=1_000,
             clients_per_round=25,
             partition=FAIR_MNIST_ROTATE,

@@ -6,10 +6,8 @@ table5:  how well clustering the clients' first rankings finds their groups, by 
 figure4: how often clients find their group among the groups' masks, over the rounds.
 
 The paper's federation has 1,000 clients in 10 groups and a LeNet, and takes a GPU; the small one, 100 clients in 4
-groups and a few strided convolutions, runs on a CPU. How many images a client has the paper does not say. Local
-training's published accuracy (84.78 %) is that of some 240 images, and with a model of its own (IFCA) the smallest
-group, 4 clients, has 95 %: so every group has all images, turned its way, which the 257 clients of the largest share
-(233 each), and all clients have as many. Published figures: published.csv.
+groups and a few strided convolutions, runs on a CPU. How many images a client has the paper does not say;
+docs/methods/e2fl.md has the reasons for ours. Published figures: published.csv.
 """
 
 from __future__ import annotations

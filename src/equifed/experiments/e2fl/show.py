@@ -52,7 +52,8 @@ def _scope(request: Request, amount: dict[str, tuple[int, int]]) -> tuple[str, i
 def table1(request: Request, watch: Watch) -> Iterator[Part]:
     name, seeds, rounds = _scope(request, TABLE_AMOUNT)
     size = e2fl.SIZES[name]
-    arms = e2fl.chosen(size, request.methods)
+    arms, full = e2fl.chosen(size, request.methods), e2fl.SIZES["full"]
+    paper = {arm.label: arm.method for arm in e2fl.arms(full)}
     feds = e2fl.federations(size, range(seeds))
     rows: list[Row] = []
     for arm in arms:
@@ -64,7 +65,7 @@ def table1(request: Request, watch: Watch) -> Iterator[Part]:
         rows += new
         cells = [cell for row in new for cell in row.cells] if name == "full" else []
         if arm.label in e2fl.PAPER_ROWS:
-            cells += e2fl.byte_cells(arm.label, arm.method, 1, e2fl.DATASET, 10, e2fl.SIZES["full"].groups)
+            cells += e2fl.byte_cells(arm.label, paper[arm.label], 1, e2fl.DATASET, 10, full.groups)
         lines = [_line(row) for row in new]
         yield Part(new, lines, cells=cells, results=[result], page=("fair-mnist-rotate", name))
     published = name == "full"

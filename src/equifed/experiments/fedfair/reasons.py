@@ -1,6 +1,7 @@
 """Why some numbers of FedFair's tables are not repeated within noise."""
 
 from equifed.experiments import Numbers, Reason
+from equifed.experiments.variants import rounded
 
 REASONS = (
     Reason(
@@ -31,10 +32,20 @@ REASONS = (
         (Numbers("table1", "compas", "*", "CEO"),),
     ),
     Reason(
-        "fedavg-settings",
-        "The paper does not give FedAvg's rounds, step or batches, and equalized odds starts from its models: ours "
-        "are trained to the optimum, and are more accurate than published.",
-        (Numbers(dataset="adult", method="FedAvg"), Numbers(dataset="adult", method="EO")),
-        when=lambda row: row.metric == "AC" and row.ours > row.published,
+        "rounded",
+        "Within noise of a number that is printed so, with two decimals.",
+        (Numbers(),),
+        when=rounded(2),
+    ),
+    Reason(
+        "training",
+        "The paper gives no rounds, steps or batches, and equalized odds starts from FedAvg's models: ours are trained "
+        "to the optimum, and are better than published: more accurate, at a fairness within noise of the published or "
+        "above it.",
+        (
+            *(Numbers(dataset="adult", method=method, metric="AC") for method in ("FedAvg", "EO", "ST", "FedFair")),
+            Numbers("table2", "adult", "*", "FedAvg"),
+        ),
+        when=lambda row: row.ours > row.published,
     ),
 )
