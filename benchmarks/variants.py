@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import equifed
 from equifed import partition
 from equifed.data import get_dataset
-from equifed.experiments.base import moments
+from equifed.experiments.base import carry_out, moments, unwatched
 from equifed.experiments.fair_fate import settings as fair_fate
 from equifed.experiments.kffl import settings as kffl
 from equifed.experiments.sffl import settings as sffl
@@ -68,10 +68,10 @@ def row(
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def carried_out(simulation: Simulation) -> Simulation:
-    for _ in simulation.rounds():
-        pass
-    return simulation
+def final(simulation: Simulation) -> Any:
+    """The last round's metrics, a row for each run."""
+    carry_out(simulation, "", unwatched)
+    return simulation.result().final()
 
 
 # -- FAIR-FATE ---------------------------------------------------------------------------------------------------------
@@ -83,8 +83,7 @@ def partitions(dataset: str, sigma: str, variant: str) -> Rows:
     feds = fair_fate.federations(dataset, sigma, [10 * run for run in FURTHER])
     rows = []
     for arm in fair_fate.arms(dataset, sigma, "as-published"):
-        for step in fair_fate.simulation(arm.method, feds, fair_fate.ROUNDS).rounds():
-            last = step
+        last = carry_out(fair_fate.simulation(arm.method, feds, fair_fate.ROUNDS), "", unwatched)
         values = fair_fate.measured(last, "test", compat=True)
         table = "table1" if dataset in ("compas", "adult") else "table2"
         rows += [
@@ -137,10 +136,8 @@ def settings(dataset: str, number: int, variant: str) -> Rows:
         if arm.label not in ("FedAvg", "KFFL", "KFFL-TD") or (arm.label == "FedAvg" and variant == "another-setting"):
             continue
         own = RunSettings(rounds, "all", eval_every=rounds, local=reading.local)
-        model = kffl.MODELS[number]
-        result = carried_out(Simulation(make_job(arm.method, feds, model, own, over=arm.over))).result()
-        final = result.final()
-        groups = [each for _, each in final.groupby(list(arm.over))] if arm.over else [final]
+        runs = final(Simulation(make_job(arm.method, feds, kffl.MODELS[number], own, over=arm.over)))
+        groups = [each for _, each in runs.groupby(list(arm.over))] if arm.over else [runs]
 
         def apart(runs: Any, label: str = arm.label) -> float:
             return sum(abs(float(runs[metric].mean()) - theirs[label, "", metric][0]) for metric in metrics)
@@ -175,25 +172,26 @@ def dealings(dataset: str, alpha: float, variant: str) -> Rows:
             continue  # it takes no local steps
         rounds = round(sffl.ROUNDS * arm.round_factor)
         own = RunSettings(rounds, "all", eval_every=rounds, local=local)
-        final = carried_out(Simulation(make_job(arm.method, feds, Logistic(), own))).result().final()
-        rows += [client_row(dataset, alpha, arm.label, metric, variant, final) for metric in sffl.METRICS]
+        runs = final(Simulation(make_job(arm.method, feds, Logistic(), own)))
+        rows += [client_row(dataset, alpha, arm.label, metric, variant, runs) for metric in sffl.METRICS]
     return rows
 
 
-STEPS = {"step-up": 0.3 * (1 + 1e-6), "step-down": 0.3 * (1 - 1e-6)}
+STEPS = {"step-up": 1 + 1e-6, "step-down": 1 - 1e-6}
 
 
 def steps(dataset: str, alpha: float, variant: str) -> Rows:
     feds = sffl.federations(dataset, alpha, range(sffl.SEEDS))
     (arm,) = sffl.chosen(sffl.arms(), ["FCFL"])
     rounds = round(sffl.ROUNDS * arm.round_factor)
-    final = carried_out(sffl.simulation(FCFL(step_size=STEPS[variant]), feds, rounds)).result().final()
-    return [client_row(dataset, alpha, arm.label, metric, variant, final) for metric in sffl.METRICS]
+    method = arm.method.with_hyper(step_size=arm.method.hyper["step_size"] * STEPS[variant])
+    runs = final(sffl.simulation(method, feds, rounds))
+    return [client_row(dataset, alpha, arm.label, metric, variant, runs) for metric in sffl.METRICS]
 
 
-def client_row(dataset: str, alpha: float, method: str, metric: str, variant: str, final: Any) -> dict[str, Any]:
+def client_row(dataset: str, alpha: float, method: str, metric: str, variant: str, runs: Any) -> dict[str, Any]:
     place = f"alpha {alpha:g}, {sffl.CLIENTS} clients"
-    return row("table1", dataset, place, method, metric, variant, final[f"client_{metric}.mean"])
+    return row("table1", dataset, place, method, metric, variant, runs[f"client_{metric}.mean"])
 
 
 SFFL = [

@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from equifed.experiments import Numbers, Reason
 from equifed.experiments.base import within_noise
 
 COLUMNS = ("experiment", "dataset", "place", "method", "metric", "variant", "mean", "std", "runs")
@@ -102,3 +103,9 @@ def rounded(decimals: int) -> Callable[[Any], bool]:
         return within_noise((row.ours, row.std), (nearest, _their_std(row, row.std)), row.runs, RUNS[row.paper])
 
     return near
+
+
+def printed_rounded(of: Numbers) -> Reason:
+    """Of numbers that are printed with two decimals."""
+    text = "Within noise of a number that is printed so, with two decimals."
+    return Reason("rounded", text, (of,), when=rounded(2))

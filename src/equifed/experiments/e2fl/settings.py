@@ -84,7 +84,7 @@ class SmallConv(LeNet):
 
 
 SIZES = {
-    # on a GPU compiled steps of LeNet take 0.7 of the time
+    # quicker on a GPU: docs/simulator.md
     "full": Size(FAIR_MNIST_ROTATE, LeNet(), ("Conv1", "Conv2", "FC1", "FC2"), "compiled"),
     "small": Size(partition.RotationGroups((6, 14, 55, 25)), SmallConv(), ("Conv1", "Conv2", "FC")),
 }

@@ -1,7 +1,7 @@
 """Why some numbers of FAIR-FATE's tables are not repeated within noise."""
 
 from equifed.experiments import Numbers, Reason
-from equifed.experiments.variants import repeats, rounded
+from equifed.experiments.variants import printed_rounded, repeats
 
 REASONS = (
     Reason(
@@ -19,10 +19,5 @@ REASONS = (
         (Numbers(),),
         when=repeats("20-more-partitions"),
     ),
-    Reason(
-        "rounded",
-        "Within noise of a number that is printed so, with two decimals.",
-        (Numbers("table1"),),
-        when=rounded(2),
-    ),
+    printed_rounded(Numbers("table1")),
 )

@@ -1,7 +1,7 @@
 """Why some numbers of FedFair's tables are not repeated within noise."""
 
 from equifed.experiments import Numbers, Reason
-from equifed.experiments.variants import rounded
+from equifed.experiments.variants import printed_rounded
 
 REASONS = (
     Reason(
@@ -31,12 +31,7 @@ REASONS = (
         "is not so there; the rates that it equalises, and its settings, are not stated.",
         (Numbers("table1", "compas", "*", "CEO"),),
     ),
-    Reason(
-        "rounded",
-        "Within noise of a number that is printed so, with two decimals.",
-        (Numbers(),),
-        when=rounded(2),
-    ),
+    printed_rounded(Numbers()),
     Reason(
         "training",
         "The paper gives no rounds, steps or batches, and equalized odds starts from FedAvg's models: ours are trained "
