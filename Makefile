@@ -10,14 +10,10 @@ endif
 
 .PHONY: demo test test-full lint bench bench-peers lock upgrade clean
 
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-
-.venv/ready: pyproject.toml requirements.lock
-	$(PYTHON) -m venv .venv
-	$(INSTALL) --only-binary :all: --require-hashes -r requirements.lock
-	$(INSTALL) --group torch
-	$(INSTALL) --no-deps --no-build-isolation -e .
-	touch $@
+.venv/ready: pyproject.toml requirements.lock tools/install.py
+	@command -v $(PYTHON) >/dev/null || { echo "Cannot install: there is no program '$(PYTHON)'. equifed needs Python" \
+		"3.11 to 3.14: install it, or name it, as in \`make PYTHON=python3.12 test\`." >&2; exit 1; }
+	@$(PYTHON) tools/install.py
 
 # kffl's weight was chosen on validation rows: README.md says how
 DEMO := --rounds 15 --seeds 10 --batch-size 256 --learning-rate 0.5 --local-epochs 1 --runs runs/demo \
