@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data/SHA256SUMS),)
 export EQUIFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-full lint bench bench-peers lock upgrade clean
+.PHONY: demo test test-portable test-full lint bench bench-peers lock upgrade clean
 
 .venv/ready: pyproject.toml requirements.lock tools/install.py
 	@command -v $(PYTHON) >/dev/null || { echo "Cannot install: there is no program '$(PYTHON)'. equifed needs Python" \
@@ -32,6 +32,10 @@ demo: .venv/ready  ## Eight methods on real data, then one held to a stated gap:
 
 test: .venv/ready  ## The tests, at most 5 minutes on 2 quiet cores.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" tests
+
+test-portable: .venv/ready  ## The tests once for every instruction set that this processor has: other processors round otherwise.
+	$(BIN)/python tests/arithmetic.py $(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" tests
+	$(BIN)/python -m pytest tests/contract/test_arithmetic.py
 
 test-full: .venv/ready  ## Everything, slow suites too: what a nightly run does.
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests

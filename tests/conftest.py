@@ -106,6 +106,10 @@ def rows(rng: np.random.Generator, n: int, groups: int = 2, features: int = 4) -
 
 @pytest.fixture(scope="session")
 def uneven() -> ef.Federation:
+    return make_uneven()
+
+
+def make_uneven() -> ef.Federation:
     """Clients as unlike as they come: many rows, few, one, none, one group only, no positive label."""
     rng = np.random.default_rng(7)
     clients = [rows(rng, n) for n in (41, 17, 60, 1, 0, 33, 24, 9)]

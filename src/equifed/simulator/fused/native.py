@@ -135,9 +135,13 @@ class Native:
 
 
 def _processor() -> dict[str, str]:
+    """Return the processor that machine code is made for: this one, unless numba's settings name another."""
     from llvmlite import binding as llvm
 
-    return {"cpu": llvm.get_host_cpu_name(), "features": llvm.get_host_cpu_features().flatten()}
+    cpu, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    if features is None:
+        features = "" if cpu == "generic" else llvm.get_host_cpu_features().flatten()
+    return {"cpu": cpu or llvm.get_host_cpu_name(), "features": features}
 
 
 def _folders() -> Iterator[Path]:
