@@ -165,6 +165,21 @@ def test_a_row_without_its_client_is_refused_also_where_the_cell_is_an_empty_tex
         ef.Federation.from_mapped("whole.parquet", client="site", na_values=[], **OPTIONS)
 
 
+@pytest.mark.parametrize("kind", [object, str])
+def test_an_empty_text_in_an_array_is_an_unknown_group_and_no_label(kind: type) -> None:
+    """As in a table; None and "NA" are not the same there either."""
+    frame = rows(200, 0).assign(race=lambda made: made["ward"].replace({"None": " "}))
+    x, y, race = frame[["age"]].to_numpy(), (frame["outcome"] == "home").to_numpy(int), frame["race"].to_numpy(kind)
+    fed = ef.Federation.from_xy(x, y, sensitive_features=race, partition=ef.partition.IID(2))
+    assert fed.groups == ("NA", "x", "z")
+    assert sum(fed.unknown_groups.values()) == frame["race"].str.strip().eq("").sum()
+    crossed = ef.Federation.from_arrays([(x, y, np.stack([race, frame["sex"].to_numpy(kind)], 1))])
+    assert sum(crossed.unknown_groups.values()) == frame["race"].str.strip().eq("").sum()
+    labels = np.where(np.arange(200) == 3, "", frame["outcome"]).astype(kind)
+    with pytest.raises(ef.DataError, match="labels have a missing value at row 3"):
+        ef.Federation.from_arrays([(x, labels, y)])
+
+
 def test_commands_about_files_count_the_same_cells_in_every_format(place: Path) -> None:
     said = {}
     for kind in ("csv", "parquet"):
