@@ -205,3 +205,40 @@ def test_a_schema_says_the_words_so_that_no_option_says_others(place: Path) -> N
     done = CliRunner().invoke(app, ["run", "bad.toml"], env={"NO_COLOR": "1", "COLUMNS": "160"})
     assert done.exit_code == 2
     assert "data.na-values" in done.stderr
+
+
+@pytest.mark.parametrize("rule", ["impute", "refuse"])
+def test_an_onnx_graph_knows_the_words_of_the_schema(rule: str, place: Path) -> None:
+    frame = rows(400, 0).replace({"ward": {"": "x"}}) if rule == "refuse" else rows(400, 0)
+    if rule == "impute":
+        frame.loc[::9, "age"] = -9
+    words = [-9, "NA"] if rule == "impute" else [-9]
+    fed = ef.Federation.from_frame(
+        frame, **OPTIONS, partition=ef.partition.IID(2), features=["age", "ward"], na_values=words, missing=rule
+    )
+    model = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), **QUICK).model()
+    session = onnxruntime.InferenceSession(to_onnx(model))
+    new = rows(200, 5)
+    new.loc[:49, "age"], new.loc[:9, "ward"] = -9, "unheard of"
+    feed = {"age": new["age"].to_numpy(), "ward": new["ward"].to_numpy(object)}
+    label, shares = session.run(["label", "probabilities"], feed)
+    if rule == "impute":
+        assert label.tolist() == model.predict(new).tolist()
+        np.testing.assert_allclose(shares, model.predict_proba(new), atol=1e-6)
+        return
+    refused = ((new["age"] == -9) | (new["ward"] == "")).to_numpy()
+    assert 50 < refused.sum() < 150
+    np.testing.assert_array_equal(np.isnan(shares).any(1), refused)
+    assert label[~refused].tolist() == model.predict(new[~refused]).tolist()
+    with pytest.raises(ef.DataError, match="the value is missing"):
+        model.predict(new)
+
+
+def test_a_federations_folder_has_the_words_in_its_schema(place: Path) -> None:
+    options = ("--label", "outcome", "--sensitive", "sex", "--na-values", "NA,?", "--silos", "north,south")
+    invoke("flower", "init", "hospitals", "--table", "north.csv", "--table", "south.parquet", *options)
+    schema = Schema.from_json(Path("hospitals/app/schema.json").read_text())
+    assert schema.na_values == ("?", "NA")
+    done = CliRunner().invoke(app, ["flower", "init", "other", "--na-values", "NA"], env={"COLUMNS": "160"})
+    assert done.exit_code == 2
+    assert "--na-values" in done.stderr
