@@ -179,7 +179,7 @@ def test_a_decision_that_is_called_like_a_formula_is_none_in_the_file(place: Pat
 
 
 def test_every_writer_of_csv_files_takes_the_same_guard() -> None:
-    """A new one has to, too: whoever writes CSV by pandas or by Python's module calls it."""
+    """A new one has to, too, whether it writes by pandas or by Python's module."""
     source = Path(ef.__file__).parent
     writers = {
         path.relative_to(source).as_posix(): text
@@ -190,7 +190,7 @@ def test_every_writer_of_csv_files_takes_the_same_guard() -> None:
     assert all("csv_cell(" in text for text in writers.values())
 
 
-# -- categories that nobody knew ---------------------------------------------------------------------------------------
+# -- categories that the schema does not list --------------------------------------------------------------------------
 
 
 def test_unknown_categories_are_counted_by_column(place: Path, invoke: Any) -> None:
@@ -210,12 +210,12 @@ def test_unknown_categories_are_counted_by_column(place: Path, invoke: Any) -> N
     last = " ".join(done.stderr.splitlines()[-1].split())
     n = len(new)
     assert last == f"Categories that the model does not know: town in {n} of {n} rows, ward in 4 of {n} rows."
-    told = json.loads(invoke("predict", "latest", "new.csv", "--out", "scored.csv", "--json").stdout)
-    assert told["unknown_categories"] == {"town": n, "ward": 4}
+    facts = json.loads(invoke("predict", "latest", "new.csv", "--out", "scored.csv", "--json").stdout)
+    assert facts["unknown_categories"] == {"town": n, "ward": 4}
     known = invoke("predict", "latest", "silo-1.csv", "--out", "scored.csv")
     assert "does not know" not in known.stderr
-    told = json.loads(invoke("predict", "latest", "silo-1.csv", "--out", "scored.csv", "--json").stdout)
-    assert told["unknown_categories"] == {}
+    facts = json.loads(invoke("predict", "latest", "silo-1.csv", "--out", "scored.csv", "--json").stdout)
+    assert facts["unknown_categories"] == {}
 
 
 def test_a_file_in_another_encoding_says_its_line(run: Path, place: Path, invoke: Any) -> None:

@@ -23,7 +23,7 @@ BEFORE = (
     *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-"""What pandas 3 takes for missing in a CSV file, besides an empty cell."""
+"""What pandas 3 takes for missing in a CSV file, in addition to an empty cell."""
 
 
 def table(rows: int = 120) -> pd.DataFrame:
@@ -248,6 +248,15 @@ def test_a_schema_from_before_that_lists_such_a_word_keeps_it_as_a_value() -> No
     old = Schema.from_json(json.dumps(made))
     assert set(BEFORE) - set(old.na_values) == {"NA", "None"}
     np.testing.assert_array_equal(old.inputs(table()), infer(table()).inputs(table()))
+
+
+@pytest.mark.parametrize("part", ["columns", "classes", "sensitive", "na_values"])
+@pytest.mark.parametrize("value", [5, None, "x", [3], [None], [{"categories": 5, "groups": 5, "name": 1}], {"a": 1}])
+def test_a_schema_with_anything_in_it_is_refused_by_name(part: str, value: Any) -> None:
+    made = json.loads(infer(table()).to_json())
+    del made["na_values"]
+    with pytest.raises(ef.ConfigError, match=rf"Not a valid schema: {part}"):
+        Schema.from_json(json.dumps({**made, part: value}))
 
 
 def test_silos_with_other_words_do_not_agree() -> None:

@@ -1,5 +1,5 @@
-"""A trained model among scikit-learn's and fairlearn's tools, and what it does with arrays and with values that are no
-numbers."""
+"""A trained model among scikit-learn's and fairlearn's tools, and what it does with arrays, NaN
+and infinity."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def arrays() -> ef.Model:
     return ef.simulate(make("fedavg"), fed, model=ef.models.Logistic(), **QUICK).model()
 
 
-# -- values that are no numbers ----------------------------------------------------------------------------------------
+# -- NaN and infinity --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39])
@@ -169,7 +169,7 @@ def test_cross_validation_and_importance_take_the_model_as_it_is(model: ef.Model
     columns = rows[["age", "pressure", "ward", "sex"]]
     importance = permutation_importance(model, columns, rows["outcome"], n_repeats=3, random_state=0)
     assert importance.importances_mean[0] > 0.05  # age decides
-    assert importance.importances_mean[3] == 0  # sex is no input
+    assert importance.importances_mean[3] == 0  # sex is not an input
 
 
 # -- arrays in place of a table ----------------------------------------------------------------------------------------

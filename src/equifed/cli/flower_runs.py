@@ -37,7 +37,7 @@ PAUSE = 0.25
 CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
 LISTS = frozenset(("sensitive", "features", "drop", "na_values"))
-"""Options of `init` that list columns."""
+"""Options of `init` that are lists."""
 
 
 def schema_of_options(

@@ -87,7 +87,7 @@ def _missing_cells(series: pd.Series[Any], words: frozenset[str]) -> NDArray[np.
     def is_missing(value: object) -> bool:
         if isinstance(value, str):
             return is_missing_text(value, words)
-        return isinstance(value, int | float) and not isinstance(value, bool) and value in numbers
+        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and value in numbers
 
     return _cells_where(series, is_missing)
 

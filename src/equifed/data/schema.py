@@ -8,7 +8,7 @@ its column and row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -590,18 +590,21 @@ def rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, in
 
 
 def _values_named(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every value that a schema, or what is to become one, lists: the column and the value."""
+    """Every value that a schema, or what is to become one and need not be valid, lists: the column and the value."""
 
     def of(part: Any, name: str) -> Any:
-        return (part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)) or ()
+        return part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+
+    def several(values: Any) -> Iterable[Any]:
+        return values if isinstance(values, list | tuple | Mapping) else ()
 
     lists = [
-        (given.get("label"), given.get("classes") or ()),
-        *((of(column, "name"), of(column, "categories")) for column in given.get("columns") or ()),
-        *((of(rule, "column"), of(rule, "groups")) for rule in given.get("sensitive") or ()),
+        (given.get("label"), given.get("classes")),
+        *((of(column, "name"), of(column, "categories")) for column in several(given.get("columns"))),
+        *((of(rule, "column"), of(rule, "groups")) for rule in several(given.get("sensitive"))),
     ]
     for column, values in lists:
-        yield from ((str(column), value) for value in values if isinstance(value, str))
+        yield from ((str(column), value) for value in several(values) if isinstance(value, str))
 
 
 def first_message(error: ValidationError) -> str:

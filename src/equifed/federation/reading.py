@@ -123,7 +123,7 @@ def _check_text(path: Path) -> None:
 
 
 def _read_text(path: Path, na_values: Sequence[str]) -> pd.DataFrame:
-    """Return the table. What is missing is told to the parser, which takes a column for numbers only where all other
+    """Return the table. What is missing is passed to the parser, which takes a column for numbers only where all other
     cells are."""
 
     def parsed(missing: Sequence[str]) -> pd.DataFrame:

@@ -183,8 +183,8 @@ class Model:
 
     @staticmethod
     def codes(scores: np.ndarray) -> NDArray[np.int64]:
-        """The decided class of each row, as its place in `classes_`: above one half, or the largest. Of scores that are
-        no numbers nothing is decided."""
+        """The decided class of each row, as its place in `classes_`: above one half, or the largest. Scores that are
+        NaN or infinite are refused."""
         _finite(scores)
         return Task.decide(torch.from_numpy(scores)).numpy()
 
@@ -253,7 +253,7 @@ def probabilities(scores: np.ndarray) -> NDArray[np.float64]:
 
 
 def _finite(scores: np.ndarray) -> np.ndarray:
-    """Return the scores, or refuse them where one is no number."""
+    """Return the scores, or refuse them where one is NaN or infinite."""
     bad = ~np.isfinite(scores)
     if bad.any():
         row = int(np.argwhere(bad)[0][0])

@@ -127,7 +127,7 @@ def table_of(rows: Any) -> pd.DataFrame | None:
         try:
             return frame_of(pd.DataFrame(list(rows) if records else dict(rows)))
         except ValueError as error:
-            raise DataError(f"The rows are no table: {clean(error)}") from None
+            raise DataError(f"The rows cannot be read as a table: {clean(error)}") from None
     return frame_of(rows) if hasattr(rows, "columns") or hasattr(rows, "to_pandas") else None
 
 

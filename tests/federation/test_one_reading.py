@@ -188,8 +188,8 @@ def test_commands_about_files_count_the_same_cells_in_every_format(place: Path) 
         summary = invoke("data", "summarise", f"north.{kind}", *columns, "--out", f"{kind}.json")
         invoke("data", "agree", f"{kind}.json", "--out", "schema.json")
         checked = invoke("data", "check", f"south.{kind}", "--schema", "schema.json").stdout
-        told = [described, Path(f"{kind}.json").read_text(), Path("schema.json").read_text(), checked, summary.stdout]
-        said[kind] = [text.replace(f".{kind}", "") for text in told]
+        shown = [described, Path(f"{kind}.json").read_text(), Path("schema.json").read_text(), checked, summary.stdout]
+        said[kind] = [text.replace(f".{kind}", "") for text in shown]
     assert said["csv"] == said["parquet"]
     missing = int(rows(400, 0)["ward"].isin(["", "NA", "None"]).sum())
     assert f'"missing": {missing}' in said["csv"][0]
