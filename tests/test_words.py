@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equifed.words import MOST, clean, quoted, traceback_of
+from equifed.words import FORMULA, MOST, clean, csv_cell, csv_of, quoted, traceback_of
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=2000), st.integers(40, 400))
@@ -53,3 +58,25 @@ def test_a_traceback_has_no_line_of_somebody_else() -> None:
     assert max(map(len, lines)) <= MOST
     assert not any(line.startswith("  File forged") for line in lines)
     assert r"ValueError: first\n  File forged" in lines
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=20))
+def test_no_text_in_a_csv_file_is_a_formula_or_begins_a_row(text: str) -> None:
+    frame = pd.DataFrame({"text": [text, "x"], "kind": pd.Categorical([text, "y"]), "number": [-1.5, 2.0]})
+    header, first, second = csv.reader(io.StringIO(csv_of(frame), newline=""))
+    plain = re.sub("\r\n?", "\n", text)
+    try:
+        float(plain)
+        harmless = True
+    except ValueError:
+        harmless = not plain.startswith(FORMULA)
+    assert first == [plain if harmless else f"'{plain}"] * 2 + ["-1.5"]
+    assert (header, second) == (["text", "kind", "number"], ["x", "y", "2.0"])
+    assert csv_cell(text) == first[0]
+
+
+def test_what_is_no_text_stays_in_a_csv_file() -> None:
+    frame = pd.DataFrame({"=n": [-1, 2], "mixed": [None, -2.5], "when": pd.to_datetime(["2026-01-02", None])})
+    frame["mixed"] = frame["mixed"].astype(object)
+    assert csv_of(frame) == "'=n,mixed,when\n-1,,2026-01-02\n2,-2.5,\n"
+    assert frame.columns[0] == "=n"

@@ -9,11 +9,17 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST = 300
 """Characters that are shown of what somebody else wrote."""
 SHORT = 100
 """The same of a single value."""
+FORMULA = ("=", "+", "-", "@", "\t", "\n")
+"""What a text begins with that a spreadsheet may carry out."""
 
 
 def clean(text: object, most: int = MOST, length: int | None = None) -> str:
@@ -57,6 +63,31 @@ def encodable(text: str, encoding: str | None) -> str:
     """The text in characters that a stream of this encoding takes; others are shown as escapes."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def csv_cell(value: object) -> object:
+    """A cell of a CSV file that no spreadsheet takes for a formula: text that begins like one gets an apostrophe before
+    it. Numbers, also those that are text, stay. A carriage return, which would begin a new row, becomes a line feed."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.startswith(FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def csv_of(frame: pd.DataFrame, **options: Any) -> str:
+    """A table as CSV, with the names of its columns, each cell through `csv_cell`."""
+    guarded = frame.copy(deep=False)
+    for position, kind in enumerate(frame.dtypes):
+        if kind.kind not in "biufcmM":
+            cells = frame.iloc[:, position].astype(object).map(csv_cell, na_action="ignore")
+            guarded.isetitem(position, cells.to_numpy(dtype=object))
+    return guarded.set_axis([csv_cell(name) for name in frame.columns], axis=1).to_csv(index=False, **options)
 
 
 def traceback_of(error: BaseException) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from equifed.cli.app import app
 from equifed.data import Schema
 from equifed.errors import ConfigError, DataError
 from equifed.metrics.withholding import small_bins
@@ -221,3 +223,36 @@ def test_other_tables() -> None:
     unknown = count(frame.assign(sex=frame["sex"].where(frame.index > 299)), schema=SCHEMA, **COLUMNS, period="year")
     (counts,) = unknown.hand_in.periods.values()
     assert sum(counts.unknown) == 300
+
+
+def test_missing_cells_are_those_of_training(tmp_path: Path) -> None:
+    """Empty texts and the schema's words count as null does; without a schema the words are given."""
+    empty = decisions()
+    empty.loc[::3, "outcome"], empty.loc[::4, "job"] = None, None
+    schema = SCHEMA.model_copy(update={"na_values": ("?",)})
+    expected = count(empty, schema=schema, **COLUMNS).hand_in
+    assert expected.bins["job"][-2:] == ("(missing)", "(other)")
+    for mark in ("", "  ", "?"):
+        frame = empty.fillna({"outcome": mark, "job": mark})
+        assert count(frame, schema=schema, **COLUMNS).hand_in == expected
+    plain = {**COLUMNS, "group": "sex", "classes": CLASSES}
+    unlabelled = count(empty, **plain).hand_in
+    assert count(empty.fillna({"outcome": "NA"}), **plain, na_values=["NA"]).hand_in == unlabelled
+    with pytest.raises(DataError, match=r"'NA' is not a known class.*na_values = \['NA'\]"):
+        count(empty.fillna({"outcome": "NA"}), **plain)
+    with pytest.raises(ConfigError, match="The schema says which words"):
+        count(empty, schema=schema, **COLUMNS, na_values=["NA"])
+
+    written = []
+    for kind in ("csv", "parquet"):
+        path = tmp_path / f"decisions.{kind}"
+        frame = empty.fillna({"outcome": "?", "job": " "})
+        frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+        options = ["--silo", "north", "--date", "when", "--decision", "decision", "--label", "outcome"]
+        options += ["--group", "sex", "--classes", ",".join(CLASSES), "--na-values", "?"]
+        out = tmp_path / f"{kind}.json"
+        done = CliRunner().invoke(app, ["monitor", "count", str(path), *options, "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        written.append(out.read_bytes())
+    assert written[0] == written[1]
+    assert read_hand_in(tmp_path / "csv.json").periods == unlabelled.periods

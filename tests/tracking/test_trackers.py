@@ -134,6 +134,12 @@ def test_a_sweep_in_mlflow_has_a_run_for_each_setting_below_its_own(place, uri, 
     folder = Store().find("latest")
     runs = {run.data.tags["equifed.setting"]: run for run in found(client, folder)}
     assert runs.keys() == {"", "mu=0.0", "mu=0.5"}
+    assert "method.mu" not in runs[""].data.params  # no run was with one value
+    for mu in (0.0, 0.5):
+        (one,) = client.search_runs(
+            [runs[""].info.experiment_id], f"params.`method.mu` = '{mu}' AND tags.`equifed.run` = '{folder.id}'"
+        )
+        assert one.info.run_id == runs[f"mu={mu}"].info.run_id
     assert all(run.info.status == "FINISHED" for run in runs.values())
     for mu in (0.0, 0.5):
         run = runs[f"mu={mu}"]

@@ -21,6 +21,7 @@ from equifed.benchmark.scores import BOUND, SCORES, left_out, scored
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
 from equifed.report.page import asset, embedded, templates
+from equifed.words import csv_of
 
 HEADLINE = "parity"
 """The score whose ranks are the README's picture."""
@@ -117,7 +118,7 @@ def publish(rows: pd.DataFrame, folder: Path, tier: str) -> list[Path]:
         write_atomic(picture, rank_picture(found[HEADLINE], families_of(scores)).encode("utf-8"))
         written.append(picture)
     table = folder / "benchmark.csv"
-    write_atomic(table, scores.to_csv(index=False, float_format="%.5g").encode("utf-8"))
+    write_atomic(table, csv_of(scores, float_format="%.5g").encode("utf-8"))
     raw = folder / ROWS
     write(raw, rows)
     return [*written, table, raw]

@@ -93,6 +93,13 @@ def init(
             "or refuse. (default: impute)",
         ),
     ] = None,
+    na_values: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="With --table: words that mean a missing value, as an empty cell does: NA,?,-9. (default: none)",
+        ),
+    ] = None,
     min_count: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +149,7 @@ def init(
         "drop": drop,
         "date": date,
         "missing": missing,
+        "na_values": na_values,
         "min_count": min_count,
         "min_group": min_group,
         "positive": positive,

@@ -18,6 +18,7 @@ from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
 from equifed.data import Schema, agree
+from equifed.data.missing import check_na_values
 from equifed.errors import ConfigError, RunError, unknown_name
 from equifed.federation.reading import SUFFIXES, read_table
 from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_summary
@@ -35,8 +36,8 @@ PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
 CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
-LISTS = frozenset(("sensitive", "features", "drop"))
-"""Options of `init` that list columns."""
+LISTS = frozenset(("sensitive", "features", "drop", "na_values"))
+"""Options of `init` that are lists."""
 
 
 def schema_of_options(
@@ -77,11 +78,12 @@ def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema
     if not {"label", "sensitive"} <= columns.keys():
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
     for name in LISTS & columns.keys():
-        columns[name] = split_names(columns[name], f"--{name}")
+        columns[name] = split_names(columns[name], f"--{name.replace('_', '-')}")
     if "date" in columns:
         columns["dates"] = dates_of(columns.pop("date"))
     # by their names alone: the schema may say which of them lacks a column, and no path of this machine
-    frames = {path.name: read_table(path) for path in named_paths(tables).values()}
+    words = check_na_values(columns.get("na_values"))
+    frames = {path.name: read_table(path, words) for path in named_paths(tables).values()}
     schema = infer_schema(frames, **columns)
     check_inputs(schema)
     return schema

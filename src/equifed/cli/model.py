@@ -12,6 +12,7 @@ from equifed.cli.console import near, print_json, say
 from equifed.cli.options import Output, Which
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.files import writable_folder, write_atomic
+from equifed.words import clean, csv_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +53,7 @@ def predict(
     output: Output,
 ) -> None:
     from equifed.cli.options import split_names
+    from equifed.data.fit import count_unlisted
     from equifed.federation.tables import read_table
 
     if output.json and out is None:
@@ -67,19 +69,21 @@ def predict(
             "equifed.load_model(...).predict(x)."
         )
     kept = split_names(keep, "--keep") if keep is not None else []
-    frame = read_table(file)
+    frame = read_table(file, model.schema.na_values)
     with blaming(file=file.name):
         scored = score(model, frame, id, kept, draw)
     if out is None:
-        sys.stdout.write(scored.to_csv(index=False))
+        sys.stdout.write(csv_of(scored))
     elif out.suffix == ".parquet":
         write_atomic(out, scored.to_parquet(index=False))
     else:
-        write_atomic(out, scored.to_csv(index=False).encode())
+        write_atomic(out, csv_of(scored).encode())
+    unknown = count_unlisted(model.schema, frame)
     decided = dict(Counter(map(str, scored[DECISION]))) if model.is_classifier else {}
     if output.json:
         about = {"method": model.method, "seed": model.seed, "setting": model.setting, "client": model.client}
-        print_json({"rows": len(scored), "out": str(out), "model": about, "decisions": decided, "drawn": model.draws})
+        facts = {"decisions": decided, "drawn": model.draws, "unknown_categories": unknown}
+        print_json({"rows": len(scored), "out": str(out), "model": about, **facts})
         return
     counted = f": {', '.join(f'{number:,} {name}' for name, number in decided.items())}" if decided else ""
     say(f"{len(scored):,} rows scored by {model!r}{counted}")
@@ -87,6 +91,9 @@ def predict(
         say("Some decisions are drawn by chance: the same file gives the same, another order of rows or --draw others.")
     if out is not None:
         say(f"Written: {near(out)}")
+    if unknown:
+        rows = ", ".join(f"{clean(name)} in {count:,} of {len(scored):,} rows" for name, count in unknown.items())
+        say(f"Categories that the model does not know: {rows}.")
 
 
 def score(model: Model, frame: pd.DataFrame, id: str | None, keep: Sequence[str], draw: int = 0) -> pd.DataFrame:

@@ -57,6 +57,13 @@ def count(
             help="The range of a number column whose schema says none, the same at every silo. May be repeated.",
         ),
     ] = None,
+    na_values: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Without a schema: words that mean a missing value, as an empty cell does: NA,?. (default: none)",
+        ),
+    ] = None,
     min_count: Annotated[int, typer.Option(metavar="N", min=0, help="Withhold counts below this.")] = MIN_COUNT,
     revises: Annotated[
         Path | None,
@@ -77,7 +84,8 @@ def count(
     ranges = dict(_range(text) for text in range or ())
     shared = None if schema is None else read_schema(schema)
     before = None if revises is None else read_hand_in(revises)
-    frame = read_table(table)
+    words = split_names(na_values, "--na-values") if na_values else ()
+    frame = read_table(table, words if shared is None else shared.na_values)
     with blaming(file=table.name):
         counted = count_rows(
             frame,
@@ -91,6 +99,7 @@ def count(
             period=period,  # type: ignore[arg-type]  # checked there
             date_format=date_format,
             ranges=ranges,
+            na_values=words,
             min_count=min_count,
         )
     made, kept = (counted.hand_in, list[str]()) if before is None else revised(counted.hand_in, before)

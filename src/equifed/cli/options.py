@@ -216,6 +216,13 @@ _DATA: dict[str, tuple[str, str, Any, str, str]] = {
         "What fewer rows of a file have in common is not written into a schema: such a category becomes part of "
         "'other'. (default: 10)",
     ),
+    "na_values": (
+        OWN,
+        "na-values",
+        list[str],
+        "A,B,...",
+        "Words that mean a missing value, as an empty cell does: NA,?,-9. (default: none)",
+    ),
     "test": (OWN, "test", float, "X", "Share of the rows to test on. (default: 0.2)"),
     "sensitive": (
         DATA,
@@ -267,7 +274,7 @@ class _Data:
         return {key.replace("-", "_"): value for key, value in self.section().items()}
 
 
-_ASKED = ("label", "features", "drop", "date", "min_count", "sensitive")
+_ASKED = ("label", "features", "drop", "date", "min_count", "na_values", "sensitive")
 _AGREED = ("positive", "meaning", "missing", "min_group")
 
 

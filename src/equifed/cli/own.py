@@ -15,6 +15,7 @@ from equifed.cli.tables import plain_table
 from equifed.data import Schema, agree, summarise
 from equifed.data.describe import ColumnFacts, TableFacts, describe_tables
 from equifed.data.fit import Misfit, misfits
+from equifed.data.missing import check_na_values
 from equifed.errors import ConfigError, DataError, blaming
 from equifed.federation.reading import read_table
 from equifed.federation.tables import check_inputs, infer_schema, read_schema, read_summary, titles
@@ -26,7 +27,8 @@ def describe(given: Sequence[str], columns: Columns, json: bool) -> None:
     """Columns, kinds, missing shares, labels and groups of files, which are the reader's own."""
     paths = files_of(given)
     names, options = titles(paths), columns.arguments()
-    frames = {names[silo]: read_table(path) for silo, path in paths.items()}
+    words = check_na_values(options.get("na_values"))
+    frames = {names[silo]: read_table(path, words) for silo, path in paths.items()}
     label, sensitive = options.get("label"), tuple(options.get("sensitive", ()))
     known = {str(name) for frame in frames.values() for name in frame.columns}
     for option, name in [("--label", label), *(("--sensitive", each) for each in sensitive)]:
@@ -97,7 +99,7 @@ def check(given: Sequence[str], file: Path, json: bool) -> None:
     rows: dict[str, int | None] = {}
     for silo, path in paths.items():
         try:
-            frame = read_table(path)
+            frame = read_table(path, schema.na_values)
         except DataError as error:
             found[names[silo]], rows[names[silo]] = [Misfit("", error.text)], None
             continue
@@ -134,7 +136,8 @@ def summarise_file(file: Path, asked: Asked, out: Path | None) -> None:
     if "label" not in options:
         raise ConfigError("Which column is to be predicted? Give --label COLUMN.")
     with blaming(file=file.name):
-        summary = summarise(read_table(file), name=file.stem, **options)
+        table = read_table(file, check_na_values(options.get("na_values")))
+        summary = summarise(table, name=file.stem, **options)
     _written(summary.to_json(), out)
     limit = (
         f"Nothing in it is about fewer than {summary.min_count} rows." if summary.min_count else "It tells everything."

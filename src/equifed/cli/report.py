@@ -15,6 +15,7 @@ from equifed.report.card import with_facts
 from equifed.results import Result
 from equifed.results.merge import gathered
 from equifed.store import RunFolder, Store
+from equifed.words import csv_of
 
 
 def report(references: Sequence[str], options: ReportOptions, goal: Goal, output: Output) -> None:
@@ -83,7 +84,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
             say(str(comparison.answer))
         return
     # as it is: not wrapped, nothing escaped
-    sys.stdout.write(written or records(comparison).to_csv(index=False))
+    sys.stdout.write(written or csv_of(records(comparison)))
     for file in files:
         say(f"Written: {file}")
 

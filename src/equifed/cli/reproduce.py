@@ -32,6 +32,7 @@ from equifed.store import Store
 from equifed.studies.kept import rounds_kept
 from equifed.studies.papers import Piece, carried_out, discard, missing, names, pieces
 from equifed.tracking import Round
+from equifed.words import csv_cell
 
 
 def reproduce(
@@ -104,7 +105,7 @@ def _append(file: Path, kind: type, rows: Sequence[Any]) -> None:
         writer = csv.writer(out)
         if new:
             writer.writerow([field.name for field in fields(kind)])
-        writer.writerows(astuple(row) for row in rows)
+        writer.writerows([csv_cell(value) for value in astuple(row)] for row in rows)
 
 
 def _rendered(piece: Table | str) -> list[RenderableType]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.config.sections import Config, kebab
+from equifed.config.sections import IN_SCHEMA, Config, kebab
 from equifed.errors import EquifedError, blaming
 from equifed.federation import Federation, load
 from equifed.federation.reading import read_table
+from equifed.federation.tables import given_schema, na_values_of
 from equifed.simulation import Simulation
 from equifed.simulator import make_job
 
@@ -48,7 +49,7 @@ def _own(config: Config) -> list[Federation]:
     data = config.data
     options: dict[str, Any] = {
         key: value
-        for key in ("label", "sensitive", "positive", "features", "drop", "dates", "missing", "min_count")
+        for key in ("label", "sensitive", "positive", *IN_SCHEMA)
         if (value := getattr(data, key)) is not None
     }
     options |= {
@@ -60,8 +61,9 @@ def _own(config: Config) -> list[Federation]:
         "name": data.title,
     }
     if data.table is not None:
+        options["schema"] = schema = given_schema(options["schema"])
         with blaming(key="table"):
-            frame = read_table(config.folder / data.table)
+            frame = read_table(config.folder / data.table, na_values_of(schema, options))
         assert config.partition is not None
         return [
             Federation.from_frame(frame, partition=config.partition, seed=seed, **options)

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from equifed import methods, models, partition
-from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, described, kebab
+from equifed.config.sections import (
+    IN_SCHEMA,
+    SECTIONS,
+    Config,
+    DataSection,
+    FlowerSection,
+    RunSection,
+    described,
+    kebab,
+)
 from equifed.data import get_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.federation.reading import SUFFIXES
@@ -48,8 +57,6 @@ NOT_OF_MAPPED = ("client_groups", "min_group", "min_count")
 """and those that do not."""
 MAPPED_TEST = 0.01
 """The share of their rows that is held in memory as test rows."""
-IN_SCHEMA = ("features", "drop", "dates", "missing", "min_count")
-"""Keys of [data] that say how to make a schema."""
 
 
 VALIDATION = 0.1

@@ -23,6 +23,9 @@ from equifed.tracking.names import check as check_tracked
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "seek", "flower", "cluster")
 
+IN_SCHEMA = ("features", "drop", "dates", "missing", "min_count", "na_values")
+"""Keys of [data] that say how to make a schema."""
+
 
 def kebab(name: str) -> str:
     return name.strip("_").replace("_", "-")
@@ -86,6 +89,9 @@ class DataSection(_Section):
     """What is done about missing values, when there is no schema."""
     min_count: int | None = Field(None, ge=0)
     """A category needs so many rows to stand by itself, when there is no schema; the others become one."""
+    na_values: list[str | int | float] | None = None
+    """Words that mean a missing value, as an empty cell does, when there is no schema: ["NA", "?", -9]. Left out: none,
+    and a warning says which values look like it."""
     sensitive: str | list[str] | None = None
     """The sensitive column or columns, when there is no schema; several: their intersections are the groups. Of a named
     data set: in place of the preset's."""

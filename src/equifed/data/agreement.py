@@ -77,6 +77,7 @@ def agree(
             "min_count": min_count,
             "encoding": encoding,
             "scaling": scaling,
+            "na_values": asked.na_values,
             "left_out": left_out,
         }
     )

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from equifed.data.dates import formats_of
-from equifed.data.encode import holds_numbers
+from equifed.data.encode import holds_numbers, row_error
+from equifed.data.missing import advice, usual_cells
 from equifed.errors import DataError, RowError
 from equifed.words import listed, shortened
 
@@ -90,6 +91,8 @@ def look(series: pd.Series[Any], *, is_code: bool = False) -> Look:
         return Look("categorical", "empty", "one")
     name = str(series.name)
     formats = None if is_code or pd.api.types.is_float_dtype(series) else formats_of(series)
+    if formats is None and not is_code:
+        _check_words_among_dates(series)
     if formats is not None and (len(present) >= ENOUGH_ROWS or not pd.api.types.is_integer_dtype(series)):
         return Look("date", "input", _distinct(present), formats)
     try:
@@ -106,6 +109,15 @@ def look(series: pd.Series[Any], *, is_code: bool = False) -> Look:
         return Look(kind, "input", distinct)
     role = _role_of_numbers(series, present, name) if numeric else _role_of_text(present, name)
     return Look(kind, role, distinct)
+
+
+def _check_words_among_dates(series: pd.Series[Any]) -> None:
+    """Refuse words that often stand for missing values in a column that without them is one of dates."""
+    usual = usual_cells(series)
+    if usual.any() and formats_of(series[~usual]) is not None:
+        words = {str(value).strip() for value in series[usual].unique()}
+        text = f"{usual.sum():,} cells {listed(sorted(words))} stand among dates. {advice(words)}"
+        raise row_error(series, int(np.argmax(usual)), text)
 
 
 def _distinct(present: pd.Series[Any]) -> Distinct:

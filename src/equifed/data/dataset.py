@@ -118,6 +118,7 @@ class Preset:
             features=() if self.image else self.features,
             missing="category",
             min_count=0,  # the files are public
+            na_values=(),  # `read` has made missing what is
             positive=self.positive,
             meaning=self.meaning,
             privileged=self.privileged,

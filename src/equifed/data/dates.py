@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equifed.data.encode import row_error
+from equifed.data.missing import advice_on
 from equifed.partition.base import as_text
 from equifed.words import quoted
 
@@ -95,7 +96,8 @@ def parts_of(series: pd.Series[Any], part: DatePart, written: str) -> NDArray[np
     if bad.any():
         row = int(np.argmax(bad))
         how = "YYYY-MM-DD" if written == ISO else written
-        raise row_error(series, row, f"{quoted(as_text(series.iloc[row]))} is not a date written as {how}.")
+        text = f"{quoted(as_text(series.iloc[row]))} is not a date written as {how}.{advice_on(series.iloc[row])}"
+        raise row_error(series, row, text)
     return np.asarray(PARTS[part](dates), dtype=np.float64)
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from equifed.data.missing import advice, advice_on, usual_cells
 from equifed.errors import MAX_FLOAT32, DataError, RowError
 from equifed.partition.base import as_text
-from equifed.words import quoted, shortened
+from equifed.words import listed, quoted, shortened
 
 MAX_STANDARDISED = 1e15
 """Of a column that is standardised: the squares of so large numbers can still be added up, over any number of rows."""
@@ -45,7 +46,7 @@ def numbers_of(series: pd.Series[Any]) -> NDArray[np.float64]:
         if pd.isna(value):
             raise row_error(series, row, "the value is missing (NaN). Drop such rows or impute them first.")
         if np.isnan(values[row]):
-            raise row_error(series, row, f"{quoted(value)} is not a number.")
+            raise row_error(series, row, f"{quoted(value)} is not a number.{advice_on(value)}")
         raise row_error(series, row, "the value is infinite or too large. Drop such rows or impute them first.")
     return values
 
@@ -71,7 +72,7 @@ def codes_of(
             series,
             row,
             f"{quoted(as_text(uniques[raw[row]]))} is not a known {noun}. Known: {shortened(position)}. "
-            "Correct the value, or add it to the schema that all silos share.",
+            f"Correct the value, or add it to the schema that all silos share.{advice_on(uniques[raw[row]])}",
         )
     return codes
 
@@ -99,14 +100,13 @@ def holds_numbers(series: pd.Series[Any]) -> bool:
         return True
     if not (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
         return False
+    check_words_among_numbers(series)
     counts = series.value_counts()
     if not len(counts):
         return False
-    texts = np.array([isinstance(value, str) for value in counts.index])
-    truths = np.array([isinstance(value, bool | np.bool_) for value in counts.index])
-    numbers = pd.to_numeric(pd.Series(counts.index, dtype=object), errors="coerce").notna().to_numpy() & ~truths
+    numbers = _are_numbers(counts.index)
     if numbers.all():
-        return not texts.all()
+        return not all(isinstance(value, str) for value in counts.index)
     if counts.to_numpy()[numbers].sum() <= NUMBERS_SHARE * counts.sum():
         return False
     bad = series.isin(counts.index[~numbers])
@@ -118,6 +118,29 @@ def holds_numbers(series: pd.Series[Any]) -> bool:
         "are. Correct or drop it; if they are codes of categories, say so (category dtype in a frame, a schema for "
         "files).",
     )
+
+
+def check_words_among_numbers(series: pd.Series[Any]) -> None:
+    """Refuse words that often stand for missing values (NA) in a column that otherwise holds numbers: nothing says
+    whether they are missing or categories."""
+    usual = usual_cells(series)
+    if not usual.any():
+        return
+    counts = series[~usual].value_counts()
+    found = int(counts.to_numpy()[_are_numbers(counts.index)].sum())
+    if found <= NUMBERS_SHARE * counts.sum():
+        return
+    words = [str(value).strip() for value in series[usual].unique()]
+    row = int(np.argmax(usual))
+    text = f"{usual.sum():,} cells {listed(sorted(set(words)))} stand among {found:,} numbers. {advice(words)}"
+    raise row_error(series, row, text)
+
+
+def _are_numbers(values: pd.Index[Any]) -> NDArray[np.bool_]:
+    """Which values are numbers, or texts of numbers; truth values are not."""
+    truths = np.array([isinstance(value, bool | np.bool_) for value in values], dtype=bool)
+    found: NDArray[np.bool_] = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").notna().to_numpy()
+    return found & ~truths
 
 
 def far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from equifed.data.choose import alike
 from equifed.data.encode import column_of
+from equifed.data.missing import with_missing
 from equifed.data.schema import MERGED, MISSING, OTHER, Column, Schema
 from equifed.disclosure import MIN_COUNT
 from equifed.errors import DataError, EquifedWarning
@@ -30,6 +31,7 @@ class Misfit(NamedTuple):
 
 def misfits(schema: Schema, frame: pd.DataFrame) -> list[Misfit]:
     """All that keeps a table from being used with this schema, and what is worth a second look."""
+    frame = with_missing(frame, schema.na_values)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquifedWarning)  # what they say is said here, with numbers
         return [*_about_columns(schema, frame), *_about_rows(frame), *_about_values(schema, frame)]
@@ -105,13 +107,27 @@ def _about_missing(column: Column, frame: pd.DataFrame) -> Iterator[Misfit]:
             yield Misfit(column.name, f"{share} ({column.missing}).", refused=False)
 
 
+def count_unlisted(schema: Schema, frame: pd.DataFrame) -> dict[str, int]:
+    """Return how many rows have a category that the schema does not list, by column; those without any are left out."""
+    frame = with_missing(frame, schema.na_values)
+    counts = {
+        column.name: _unlisted(column, column_of(frame, column.name))
+        for column in schema.columns
+        if column.kind == "categorical"
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _unlisted(column: Column, series: pd.Series[Any]) -> int:
+    return int((~series.dropna().map(as_text).isin(column.categories)).sum())
+
+
 def _about_input(schema: Schema, column: Column, frame: pd.DataFrame) -> Iterator[Misfit]:
     present = column_of(frame, column.name).dropna()
     if column.kind == "categorical":
-        texts = present.map(as_text)
-        unlisted = texts[~texts.isin(column.categories).to_numpy()]
-        if len(unlisted):
-            text = f"{len(unlisted):,} of {len(frame):,} rows have a category that is not in the schema"
+        unlisted = _unlisted(column, present)
+        if unlisted:
+            text = f"{unlisted:,} of {len(frame):,} rows have a category that is not in the schema"
             other = bool(schema.min_count) and OTHER in column.categories
             more = " and count as 'other'." if other else f". Known: {shortened(column.categories)}."
             yield Misfit(column.name, text + more, refused=not other)

@@ -8,20 +8,21 @@ its column and row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from equifed.data.choose import require_columns
 from equifed.data.dates import ISO, DatePart, parts_of
 from equifed.data.encode import (
     MAX_STANDARDISED,
     check_size,
+    check_words_among_numbers,
     codes_of,
     column_of,
     far_from_zero,
@@ -29,6 +30,7 @@ from equifed.data.encode import (
     row_error,
     sorted_texts,
 )
+from equifed.data.missing import BEFORE, check_na_values, is_missing_text, with_missing
 from equifed.disclosure import MIN_COUNT
 from equifed.errors import MAX_FLOAT32, ConfigError, DataError, EquifedWarning, RowError
 from equifed.partition.base import UNKNOWN, as_numbers
@@ -278,8 +280,25 @@ class Schema(Document):
     `MERGED` or unknown, and so is one that was never seen. 0: everything is, and what is not listed is refused."""
     encoding: Encoding = "onehot"
     scaling: Scaling = "standard"
+    na_values: tuple[str, ...] = BEFORE
+    """Words that mean a missing value, as an empty cell does: NA, ?, -9. A schema that was written before there was
+    this list has none, and reads tables by the words that were missing in CSV files then, but for those that it lists
+    as values."""
     left_out: tuple[LeftOut, ...] = ()
     """The columns that were not chosen as inputs, and why."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _before_na_values(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "na_values" in given:
+            return given
+        named = {value for _, value in _values_named(given)}
+        return {**given, "na_values": tuple(word for word in BEFORE if word not in named)}
+
+    @field_validator("na_values")
+    @classmethod
+    def _words(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        return check_na_values(given)
 
     @model_validator(mode="after")
     def _consistent(self) -> Schema:
@@ -291,6 +310,11 @@ class Schema(Document):
                 raise ValueError(f"{kind} {twice[0]!r} is listed twice")
         if self.label in names:
             raise ValueError(f"the label {self.label!r} is also an input column")
+        for name, value in _values_named(dict(self)):
+            if is_missing_text(value, self.na_values):
+                why = "is one of na_values" if value.strip() else "is empty"
+                text = f"the value {value!r} of column {name!r} {why}, so such cells are missing: make the schema again"
+                raise ValueError(text)
         if self.task == "classification" and len(self.classes) < 2:
             raise ValueError("classification needs at least two classes")
         if not self.groups:
@@ -334,6 +358,7 @@ class Schema(Document):
         label_range: tuple[float, float] | None = None,
         sensitive_as_input: bool = False,
         exclude: Sequence[str] = (),
+        na_values: Sequence[str | float] | None = None,
     ) -> Schema:
         """Read the schema off a table: what `equifed.data.agree` makes of its one summary.
 
@@ -341,7 +366,8 @@ class Schema(Document):
         (unless `sensitive_as_input`), and those that look like identifiers, free text, dates or constants: `left_out`
         lists these. dates: {column: parts} turns dates into numbers. `categorical` names number columns whose numbers
         are codes. missing: the rule for all columns, or {column: rule}. What fewer than `min_count` rows have in common
-        is not written into the schema. Groups with fewer than `min_group` rows become one.
+        is not written into the schema. Groups with fewer than `min_group` rows become one. na_values: words that mean a
+        missing value, as an empty cell does.
         """
         from equifed.data.agreement import agree  # late: these two build schemas
         from equifed.data.summary import summarise
@@ -359,6 +385,7 @@ class Schema(Document):
             exclude=exclude,
             min_count=min_count,
             with_classes=task == "classification" or positive is not None,
+            na_values=na_values,
         )
         return agree(
             [summary],
@@ -400,7 +427,7 @@ class Schema(Document):
         """The numbers of a table; `columns` are kept as they are beside them."""
         require_columns(frame, [*self.column_names, *columns])
         rows = len(frame)
-        frame = self._complete(frame)
+        frame = self._complete(with_missing(frame, self.na_values, [*self.column_names, *columns]))
         x, scale = self._inputs(frame)
         s, merged = self._groups(frame)
         return Encoded(
@@ -431,13 +458,15 @@ class Schema(Document):
     def inputs(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """The model's inputs [n, d] of a table that may lack label and sensitive columns, as new rows do. No row is
         left out: where the rule is "drop", a missing value is an error."""
-        require_columns(frame, [column.name for column in self.columns])
-        return self._inputs(frame)[0]
+        names = [column.name for column in self.columns]
+        require_columns(frame, names)
+        return self._inputs(with_missing(frame, self.na_values, names))[0]
 
     def group_codes(self, frame: pd.DataFrame) -> NDArray[np.int64]:
         """The code of each row's group [n]; -1 where it is unknown."""
-        require_columns(frame, [rule.column for rule in self.sensitive])
-        return self._groups(frame)[0]
+        names = [rule.column for rule in self.sensitive]
+        require_columns(frame, names)
+        return self._groups(with_missing(frame, self.na_values, names))[0]
 
     def _attribute(self, frame: pd.DataFrame) -> NDArray[np.float32] | None:
         if len(self.sensitive) < 2 and not any(rule.continuous for rule in self.sensitive):
@@ -525,6 +554,7 @@ class Schema(Document):
 
 def group_values(series: pd.Series[Any]) -> list[str]:
     """The values of a sensitive column, each of which is a group; so many numbers that none can be are refused."""
+    check_words_among_numbers(series)
     values = sorted_texts(series)
     if pd.api.types.is_numeric_dtype(series) and len(values) > MAX_GROUPS:
         raise DataError(
@@ -557,6 +587,24 @@ def rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, in
     for name, count in zip(names, counts.tolist(), strict=True):
         rows[name] += count
     return rows
+
+
+def _values_named(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every value that a schema, or what is to become one and need not be valid, lists: the column and the value."""
+
+    def of(part: Any, name: str) -> Any:
+        return part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+
+    def several(values: Any) -> Iterable[Any]:
+        return values if isinstance(values, list | tuple | Mapping) else ()
+
+    lists = [
+        (given.get("label"), given.get("classes")),
+        *((of(column, "name"), of(column, "categories")) for column in several(given.get("columns"))),
+        *((of(rule, "column"), of(rule, "groups")) for rule in several(given.get("sensitive"))),
+    ]
+    for column, values in lists:
+        yield from ((str(column), value) for value in several(values) if isinstance(value, str))
 
 
 def first_message(error: ValidationError) -> str:

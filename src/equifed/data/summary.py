@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from equifed.data.choose import REASONS, Distinct, Kind, Look, Role, look, require_columns
 from equifed.data.dates import PARTS, DatePart, parts_of
 from equifed.data.encode import column_of, holds_numbers, in_order, numbers_of, row_error
+from equifed.data.missing import BEFORE, check_na_values, warn_of_words, with_missing
 from equifed.data.schema import (
     MERGED,
     MISSING,
@@ -106,6 +107,9 @@ class Asked(Strict):
     dates: dict[str, tuple[DatePart, ...]] = Field(default_factory=dict)
     categorical: tuple[str, ...] = ()
     sensitive_as_input: bool = False
+    na_values: tuple[str, ...] = BEFORE
+    """Words that mean a missing value. Summaries that were made before there was this list have none of it: then these
+    were missing."""
 
 
 class Summary(Document):
@@ -146,15 +150,18 @@ def summarise(
     sensitive_as_input: bool = False,
     exclude: Sequence[str] = (),
     min_count: int = MIN_COUNT,
+    na_values: Sequence[str | float] | None = None,
     name: str = "",
 ) -> Summary:
     """What may be told of a table, so that a schema can be agreed on. The arguments are those of `Schema.infer`.
 
     with_classes: whether the label has classes (default: where the task is classification). exclude: columns that are
-    nobody's business. name: of the silo or the file, for messages.
+    nobody's business. na_values: words that mean a missing value, as an empty cell does; left out, there are none, and
+    a warning says which values look like it. name: of the silo or the file, for messages.
     """
     check_number("min_count", min_count, whole=True, low=0)
-    asked = _asked(label, sensitive, features, drop, dates, categorical, task, with_classes, sensitive_as_input)
+    words = check_na_values(na_values)
+    asked = _asked(label, sensitive, features, drop, dates, categorical, task, with_classes, sensitive_as_input, words)
     named = dict.fromkeys([*(asked.features or ()), *asked.dates])
     needed = {
         "label": [asked.label],
@@ -171,11 +178,15 @@ def summarise(
         chosen = [column for column in map(str, frame.columns) if column not in hidden]
     else:
         chosen = list(named)
+    frame = with_missing(frame, words, [*chosen, *needed["label"], *needed["sensitive"]])
     columns = tuple(_column(frame, column, asked, min_count) for column in chosen)
     with blaming(key="label"):
         classes, rare = _classes(frame, asked, min_count)
     with blaming(key="sensitive"):
         values, moments, groups = _groups(frame, asked.sensitive, min_count)
+    if na_values is None:
+        texts = [column.name for column in columns if column.kind == "categorical" and column.role == "input"]
+        warn_of_words(frame, [*texts, *needed["label"], *needed["sensitive"]])
     return Summary(
         name=name,
         asked=asked,
@@ -200,6 +211,7 @@ def _asked(
     task: TaskKind,
     with_classes: bool | None,
     sensitive_as_input: bool,
+    na_values: tuple[str, ...],
 ) -> Asked:
     if task not in get_args(TaskKind):
         raise unknown_name("task", task, get_args(TaskKind), key="task")
@@ -233,6 +245,7 @@ def _asked(
         dates=parts,
         categorical=tuple(map(str, categorical)),
         sensitive_as_input=sensitive_as_input,
+        na_values=na_values,
     )
 
 

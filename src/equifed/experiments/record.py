@@ -17,6 +17,7 @@ from typing import Any
 from equifed.errors import DataError
 from equifed.experiments import EXPERIMENTS, Reason
 from equifed.files import write_atomic
+from equifed.words import csv_cell
 
 NAN = float("nan")
 NO_DATA, NO_GPU = "no-data", "no-gpu"
@@ -103,7 +104,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_text(getattr(row, name)) for name in COLUMNS] for row in rows)
+    writer.writerows([csv_cell(_text(getattr(row, name))) for name in COLUMNS] for row in rows)
     write_atomic(path, out.getvalue().encode("utf-8"))
 
 

@@ -150,6 +150,7 @@ class Federation:
         dates: Mapping[str, Sequence[DatePart]] | None = None,
         missing: Missing | Mapping[str, Missing] | None = None,
         min_count: int | None = None,
+        na_values: Sequence[str | float] | None = None,
         positive: object = None,
         meaning: str = "",
         task: TaskKind = "classification",
@@ -173,7 +174,8 @@ class Federation:
         them); sensitive_as_input=True adds the sensitive ones. dates: {"admitted": ["year", "weekday"]} makes inputs of
         dates.
         missing: "impute" (a category of its own; for numbers the median and an input that says so), "mean", "category",
-        "drop" or "refuse", or {column: rule}. min_count: categories and groups of fewer rows are not told apart.
+        "drop" or "refuse", or {column: rule}. na_values: words that mean a missing value, as an empty cell does: "NA".
+        min_count: categories and groups of fewer rows are not told apart.
         positive: the label value that is class 1; meaning: what it says of a row, in a few words for the report.
         task: "classification" or "regression".
         validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
@@ -191,7 +193,7 @@ class Federation:
             frame,
             partition,
             schema,
-            _settled(features, drop, dates, missing, min_count, min_group),
+            _settled(features, drop, dates, missing, min_count, min_group, na_values),
             label=label,
             sensitive=sensitive,
             sensitive_as_input=sensitive_as_input,
@@ -220,6 +222,7 @@ class Federation:
         dates: Mapping[str, Sequence[DatePart]] | None = None,
         missing: Missing | Mapping[str, Missing] | None = None,
         min_count: int | None = None,
+        na_values: Sequence[str | float] | None = None,
         positive: object = None,
         meaning: str = "",
         test: float = 0.2,
@@ -232,9 +235,9 @@ class Federation:
         """From one CSV, Parquet or Arrow file per silo; clients are named after the files, or by the mapping's keys.
 
         schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive,
-        min_group, positive and meaning (what the positive class says of a row), and features, drop, dates, missing and
-        min_count as in `from_frame`. Then it is the one that the silos would agree on from summaries of their files
-        (`equifed.data.summarise`): categories and groups are those that have `min_count` rows in some file.
+        min_group, positive and meaning (what the positive class says of a row), and features, drop, dates, missing,
+        min_count and na_values as in `from_frame`. Then it is the one that the silos would agree on from summaries of
+        their files (`equifed.data.summarise`): categories and groups are those that have `min_count` rows in some file.
         test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
         the global test set is all of them. validation_file: the server's own validation rows, in place of a share.
         client_groups: {silo: group}, for methods that need to know each client's group.
@@ -250,13 +253,16 @@ class Federation:
         from equifed.federation import tables
 
         paths = tables.named_paths(files)
+        settled = _settled(features, drop, dates, missing, min_count, min_group, na_values)
+        schema = tables.given_schema(schema)
+        words = tables.na_values_of(schema, settled)
         with blaming(key="files"):
-            frames = {silo: tables.read_table(path) for silo, path in paths.items()}
+            frames = {silo: tables.read_table(path, words) for silo, path in paths.items()}
         named = tables.titles(paths)
         schema = tables.agreed_schema(
             schema,
             {named[silo]: frame for silo, frame in frames.items()},
-            _settled(features, drop, dates, missing, min_count, min_group),
+            settled,
             label=label,
             sensitive=sensitive,
             positive=positive,
@@ -283,6 +289,7 @@ class Federation:
         dates: Mapping[str, Sequence[DatePart]] | None = None,
         missing: Missing | Mapping[str, Missing] | None = None,
         min_count: int | None = None,
+        na_values: Sequence[str | float] | None = None,
         positive: object = None,
         meaning: str = "",
         test: float = 0.2,
@@ -308,7 +315,7 @@ class Federation:
         schema = tables.agreed_schema(
             schema,
             made,
-            _settled(features, drop, dates, missing, min_count, min_group),
+            _settled(features, drop, dates, missing, min_count, min_group, na_values),
             label=label,
             sensitive=sensitive,
             positive=positive,
@@ -337,6 +344,7 @@ class Federation:
         drop: Sequence[str] = (),
         dates: Mapping[str, Sequence[DatePart]] | None = None,
         missing: Missing | Mapping[str, Missing] | None = None,
+        na_values: Sequence[str | float] | None = None,
         positive: object = None,
         meaning: str = "",
         task: TaskKind = "classification",
@@ -380,7 +388,7 @@ class Federation:
         options: dict[str, Any] = {"label": label, "sensitive": sensitive, "positive": positive}
         if schema is None:
             options |= {"meaning": meaning, "task": task, "encoding": encoding, "scaling": scaling}
-        settled = _settled(features, drop, dates, missing, None, 0)
+        settled = _settled(features, drop, dates, missing, None, 0, na_values)
         source = prepare.Source.of(files, client, schema, settled, options)
         rows = prepare.prepared(source, source.default_cache if cache is None else Path(cache))
         found = rows.schema
@@ -666,6 +674,7 @@ def _settled(
     missing: Missing | Mapping[str, Missing] | None,
     min_count: int | None,
     min_group: int,
+    na_values: Sequence[str | float] | None,
 ) -> dict[str, Any]:
     """What a schema settles, by the arguments' names; None where it is not given."""
     return {
@@ -675,6 +684,7 @@ def _settled(
         "missing": missing,
         "min_count": min_count,
         "min_group": min_group or None,
+        "na_values": na_values,
     }
 
 

@@ -26,7 +26,7 @@ from equifed.partition.base import UNKNOWN
 if TYPE_CHECKING:
     from equifed.data import Schema
 
-FORMAT = "equifed-mapped-1"
+FORMAT = "equifed-mapped-2"
 ROWS, CLIENTS, ABOUT = "rows.bin", "clients.arrow", "about.json"
 """The files of a prepared folder: the rows; the clients' names, in order, with where each one's rows start and how many
 they are; and what the numbers of a row are."""

@@ -22,6 +22,7 @@ from pyarrow import parquet
 from equifed.data import Schema, Sensitive
 from equifed.data.choose import require_columns
 from equifed.data.encode import check_complete
+from equifed.data.missing import with_missing
 from equifed.errors import ConfigError, DataError, DiskError, EquifedError, EquifedWarning, blaming
 from equifed.federation.mapped import ABOUT, CLIENTS, FORMAT, ROWS, MappedFile, cell_counts, layout
 from equifed.federation.reading import existing, with_text_names
@@ -266,7 +267,7 @@ def prepared(source: Source, cache: Path) -> MappedFile:
 
 
 def _write(source: Source, schema: Schema, request: dict[str, Any], folder: Path) -> None:
-    owners = _owners(source)
+    owners = _owners(source, schema)
     needed = list(dict.fromkeys([*schema.column_names]))
     sizes, moments = np.zeros(len(owners.names), np.int64), _Moments()
     cells: Any = 0
@@ -350,11 +351,12 @@ class _Owners(NamedTuple):
         return numbers
 
 
-def _owners(source: Source) -> _Owners:
+def _owners(source: Source, schema: Schema) -> _Owners:
     names, lengths = [], []
     for path, frame in source.pieces([source.client]):
         if not len(frame):
             continue
+        frame = with_missing(frame, schema.na_values)
         with blaming(file=path.name):
             check_complete(frame, [source.client])
         codes, values = pd.factorize(frame[source.client])

@@ -6,16 +6,18 @@ file would become is added up first, piece by piece, and refused as soon as it i
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from equifed.data.missing import padded_words, with_missing
 from equifed.errors import DataError
 from equifed.words import clean
 
@@ -38,25 +40,28 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 _ARROW, _OLD_FEATHER = b"ARROW1", b"FEA1"
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """A silo's file as it is."""
+def read_table(path: Path, na_values: Sequence[str] = ()) -> pd.DataFrame:
+    """Return a silo's file as it is, with null where a cell is empty or holds one of the words `na_values`."""
     existing(path)
     try:
         if path.suffix == ".parquet":
             _check_parquet(path)
-            # the index is dropped unread: it may hold people's names
-            return with_text_names(pd.read_parquet(path)).reset_index(drop=True)
-        if path.suffix in (".arrow", ".feather"):
-            return with_text_names(_read_arrow(path)).reset_index(drop=True)
-        if path.name.endswith((".csv", ".csv.gz")):
+            frame = pd.read_parquet(path)
+        elif path.suffix in (".arrow", ".feather"):
+            frame = _read_arrow(path)
+        elif path.name.endswith((".csv", ".csv.gz")):
             _check_text(path)
-            with _opened(path) as file:
-                return pd.read_csv(file)
+            frame = _read_text(path, na_values)
+        else:
+            raise DataError(f"Silo files must be {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.", file=path.name)
     except DataError:
         raise
+    except UnicodeDecodeError:
+        raise DataError(_about_encoding(path), file=path.name) from None
     except Exception as error:
         raise DataError(f"The file cannot be read: {clean(error)}", file=path.name) from error
-    raise DataError(f"Silo files must be {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.", file=path.name)
+    # the index is dropped unread: it may hold people's names
+    return with_missing(with_text_names(frame).reset_index(drop=True), na_values)
 
 
 def with_text_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -115,6 +120,42 @@ def _check_text(path: Path) -> None:
     if twice is not None:
         text = f"the column appears {names.count(twice)} times in the file. Keep one."
         raise DataError(text, file=path.name, column=str(twice))
+
+
+def _read_text(path: Path, na_values: Sequence[str]) -> pd.DataFrame:
+    """Return the table. What is missing is passed to the parser, which takes a column for numbers only where all other
+    cells are."""
+
+    def parsed(missing: Sequence[str]) -> pd.DataFrame:
+        with _opened(path) as file:  # whole: in pieces, a code might be a number in one and text in another
+            return pd.read_csv(file, keep_default_na=False, na_values=["", *missing], low_memory=False)
+
+    frame = parsed(na_values)
+    padded = padded_words(frame, na_values)
+    return parsed([*na_values, *padded]) if padded else frame
+
+
+def _about_encoding(path: Path) -> str:
+    """Return what is wrong with a text file that is not UTF-8: in which line, and how to convert it."""
+    with _opened(path) as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            what, saved = "The file is UTF-16, not UTF-8.", "UTF-16"
+        else:
+            file.seek(0)
+            wrong = ((number, _first_bad(line)) for number, line in enumerate(file, 1))
+            number, byte = next((number, byte) for number, byte in wrong if byte is not None)
+            what = f"Line {number:,} is not UTF-8 (byte 0x{byte:02x}): was the file saved as Latin-1 (Windows-1252)?"
+            saved = "WINDOWS-1252"
+    return f"{what} Save it as UTF-8, or convert it: iconv -f {saved} -t UTF-8 old.csv > new.csv"
+
+
+def _first_bad(line: bytes) -> int | None:
+    """Return the first byte that is not UTF-8."""
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return line[error.start]
+    return None
 
 
 # -- Parquet and Arrow -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pandas as pd
 
 from equifed.data import Encoded, Schema, Sensitive, Summary, agree, summarise
 from equifed.data.encode import check_complete
+from equifed.data.missing import check_na_values, with_missing
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
 from equifed.federation.frames import frame_of
 from equifed.federation.reading import SUFFIXES, existing, read_table
@@ -34,13 +35,13 @@ def encode_frame(
     **options: Any,
 ) -> Encoded:
     """A table as numbers, with the columns that the partitioner looks at. For the rest see `schema_of`."""
-    frame = frame_of(table)
-    columns = columns_of(partition)
+    schema = given_schema(schema)
+    frame, columns = frame_of(table), columns_of(partition)
     for column in columns:
         with blaming_partition(partition):
             if column not in frame.columns:
                 raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
-    check_complete(frame, columns)
+    check_complete(with_missing(frame, na_values_of(schema, settled), columns), columns)
     features = settled["features"]
     if features is not None and not len(features):
         text = f"must be a list of column names with at least one, got {features!r}."
@@ -124,6 +125,16 @@ def read_summary(path: str | Path) -> Summary:
             raise DataError(f"The summary cannot be read: {error.strerror}.") from None
 
 
+def given_schema(schema: str | Path | Schema | None) -> Schema | None:
+    """Return the schema, read from its file where it is one."""
+    return schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
+
+
+def na_values_of(schema: Schema | None, settled: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words that mean a missing value: those of the schema, or of the options that make one."""
+    return check_na_values(settled.get("na_values")) if schema is None else schema.na_values
+
+
 def agreed_schema(
     schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
 ) -> Schema:
@@ -147,7 +158,8 @@ def schema_of(schema: str | Path | Schema | None, frames: Frames, settled: Mappi
     if given:
         text = "is not for tables with a schema: it says what becomes of every column and group."
         raise ConfigError(text, key=next(iter(given)), value=next(iter(given.values())))
-    found = schema if isinstance(schema, Schema) else read_schema(schema)
+    found = given_schema(schema)
+    assert found is not None
     _check_same(found, **options)
     return found
 
@@ -183,7 +195,7 @@ def encode_file(
         return no_rows(schema)
     path = Path(path)
     with blaming(key=named, file=path.name):
-        return schema.encode(read_table(path) if frame is None else frame)
+        return schema.encode(read_table(path, schema.na_values) if frame is None else frame)
 
 
 def no_rows(schema: Schema) -> Encoded:

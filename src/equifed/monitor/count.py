@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from equifed.data import Schema
 from equifed.data.encode import codes_of, column_of, row_error
+from equifed.data.missing import check_na_values, with_missing
 from equifed.data.schema import MISSING, OTHER, Column
 from equifed.disclosure import MIN_COUNT
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
@@ -56,6 +57,7 @@ def count(
     period: Kind = "month",
     date_format: str | None = None,
     ranges: Mapping[str, Range] | None = None,
+    na_values: Sequence[str | float] = (),
     min_count: int = MIN_COUNT,
 ) -> Counted:
     """Counts by period, group, decision and, where it is known, label; small ones are withheld.
@@ -63,7 +65,8 @@ def count(
     Groups, classes and the inputs' bins are the schema's. Without one, `classes` names the decisions, the positive one
     last, and the groups are the values of the column `group` that at least `min_count` rows have.
 
-    ranges: of number columns whose ends the schema does not say; the same at every silo. Rows whose label is unknown
+    ranges: of number columns whose ends the schema does not say; the same at every silo. na_values: without a schema,
+    words that mean a missing value. Rows whose label is unknown
     are left out where a group has so few of them that they would be small counts.
     """
     check_number("min_count", min_count, whole=True, low=0)
@@ -71,6 +74,9 @@ def count(
         raise unknown_name("period", period, get_args(Kind), key="period")
     if schema is not None and schema.task != "classification":
         raise ConfigError("Decisions are classes, but the schema is one of a regression.", key="schema")
+    if schema is not None and na_values:
+        raise ConfigError("The schema says which words mean a missing value. Leave them out.", key="na_values")
+    frame = with_missing(frame, check_na_values(na_values) if schema is None else schema.na_values)
     listed = tuple(schema.classes if schema else classes)
     if len(listed) < 2:
         raise ConfigError(

@@ -141,11 +141,14 @@ def numbered(num_partitions: int) -> tuple[str, ...]:
 
 
 def is_missing(column: np.ndarray) -> np.ndarray:
-    """Which entries are None, NaN or another mark of a missing value."""
+    """Which entries are None, NaN or another mark of a missing value, or an empty or blank text."""
     if column.dtype == object:
         import pandas as pd
 
-        return np.asarray(pd.isna(column), dtype=bool)
+        blank = [isinstance(value, str) and not value.strip() for value in column.flat]
+        return np.asarray(pd.isna(column), dtype=bool) | np.array(blank, dtype=bool).reshape(column.shape)
+    if column.dtype.kind == "U":
+        return np.asarray(np.char.strip(column) == "", dtype=bool)
     return np.asarray(column != column, dtype=bool)  # nan is not equal to itself
 
 

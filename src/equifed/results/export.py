@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from equifed.errors import ConfigError, RunError
 from equifed.models import SharedLinear
 from equifed.protocol import adjusted
+from equifed.results.model import probabilities
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -86,7 +87,7 @@ def to_torch(model: Model) -> bytes:
     inputs = [torch.from_numpy(x), *([torch.from_numpy(s)] if s is not None else [])]
     with torch.no_grad():
         found = program.module()(*inputs).numpy()
-    check_same("torch program", found, expected_of(model, x, s))
+    check_same("torch program", found, expected_of(model, model.scores_of_inputs(x, groups=s)))
     content = io.BytesIO()
     with quiet():
         torch.export.save(program, content)
@@ -102,11 +103,9 @@ def sample_inputs(model: Model, rng: np.random.Generator) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def expected_of(model: Model, rows: Any, groups: Any = None) -> np.ndarray:
-    """What the model itself says of the rows, as a program's output has it."""
-    if model.is_classifier:
-        return model.predict_proba(rows, groups=groups)
-    return model.predict(rows, groups=groups)
+def expected_of(model: Model, scores: np.ndarray) -> np.ndarray:
+    """What the model itself says of rows with these scores, as a program's output has it."""
+    return probabilities(scores) if model.is_classifier else model.in_label_unit(scores)
 
 
 def check_same(what: str, found: np.ndarray, expected: np.ndarray) -> None:

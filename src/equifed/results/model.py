@@ -1,7 +1,7 @@
 """A trained model as one uses it: rows of a table go in, decisions and probabilities come out.
 
-It has the interface of scikit-learn's classifiers (`predict`, `predict_proba`, `classes_`), so that its metrics and
-those of fairlearn take it.
+It has the interface of scikit-learn's classifiers (`predict`, `predict_proba`, `classes_`, `score`), so that its tools
+and those of fairlearn take it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from equifed.errors import ConfigError, unknown_name
+from equifed.errors import ConfigError, DataError, RunError, unknown_name
+from equifed.partition.base import as_text, is_missing
 from equifed.results.candidates import settings_text
-from equifed.results.predict import FinalState, read_rows
+from equifed.results.predict import FinalState, read_table_rows, table_of
 from equifed.task import Task
+from equifed.words import listed
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
 
     from equifed.data import Schema
@@ -103,7 +106,7 @@ class Model:
 
     @property
     def n_features_in_(self) -> int:
-        """Columns of a table, or numbers of a row of an array."""
+        """Columns of a table, or of an array in its place; without a schema, numbers of a row."""
         return math.prod(self.state.shape) if self.schema is None else len(self.columns)
 
     @property
@@ -121,14 +124,44 @@ class Model:
     def scores(self, rows: Any, *, groups: Any = None, draw: int = 0) -> np.ndarray:
         """As `Result.predict`: probabilities of class 1 [n] or of every class [n, C], or values as the model was
         trained on them."""
-        x, s = read_rows(rows, self.schema, self.state.method, groups)
-        return self.state.predict(x, s, self.client, draw, self.groups)
+        x, s = rows, groups
+        if self.schema is not None:
+            x, s = read_table_rows(self._table(rows, groups), self.schema, self.state.method, groups)
+        return self.scores_of_inputs(x, groups=s, draw=draw)
+
+    def scores_of_inputs(self, x: Any, *, groups: Any = None, draw: int = 0) -> np.ndarray:
+        """The same of rows that are encoded already, as `schema.inputs` makes them of a table [n, d]."""
+        return _finite(self.state.predict(x, groups, self.client, draw, self.groups))
+
+    def _table(self, rows: Any, groups: Any) -> pd.DataFrame:
+        """Return the rows as a table; an array is read as the named columns in their order."""
+        import pandas as pd
+
+        assert self.schema is not None
+        frame = table_of(rows)
+        if frame is not None:
+            return frame
+        try:
+            cells = np.asarray(rows) if hasattr(rows, "dtype") else np.asarray(rows, dtype=object)
+        except ValueError:
+            cells = np.empty(0, object)  # of unequal length
+        inputs = tuple(dict.fromkeys(column.name for column in self.schema.columns))
+        named = [self.columns] if groups is None else [self.columns, inputs]
+        fitting = [names for names in named if cells.ndim == 2 and cells.shape[1] == len(names)]
+        if not fitting:
+            raise DataError(
+                f"An array must have the {len(self.columns)} columns {listed(self.columns)}, in this order, got shape "
+                f"{list(cells.shape)}. Give such an array, or a data frame with these columns; rows that are encoded "
+                "already go to scores_of_inputs."
+            )
+        return pd.DataFrame(cells, columns=list(fitting[0])).infer_objects()
 
     def predict(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[Any]:
         """The decision about each row, a value of `classes_`; of a regression the number, in the label's own unit.
 
-        rows: a data frame with `columns` (no label), or an array [n, ...] where the model takes arrays. groups: names
-        or codes of the rows' groups, for a model of arrays that decides by them, or in place of a frame's own columns.
+        rows: a data frame with `columns` (no label), {column: values}, records or an array of these columns in their
+        order; an array [n, ...] where the model was trained on arrays. groups: names or codes of the rows' groups, for
+        a model of arrays that decides by them, or in place of a frame's own columns.
         draw: where decisions are drawn, the i-th row of a call gets the i-th random number of the model's seed and this
         number; so the same call gives the same decisions.
         """
@@ -142,7 +175,7 @@ class Model:
         low, high = self.schema.label_range
         return low + values.astype(np.float64) * (high - low)
 
-    def predict_proba(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[np.float32]:
+    def predict_proba(self, rows: Any, *, groups: Any = None, draw: int = 0) -> NDArray[np.float64]:
         """The probability of every class [n, C], in the order of `classes_`, after post-processing."""
         if not self.is_classifier:
             raise AttributeError("a regression has no predict_proba")
@@ -150,7 +183,9 @@ class Model:
 
     @staticmethod
     def codes(scores: np.ndarray) -> NDArray[np.int64]:
-        """The decided class of each row, as its place in `classes_`: above one half, or the largest."""
+        """The decided class of each row, as its place in `classes_`: above one half, or the largest. Scores that are
+        NaN or infinite are refused."""
+        _finite(scores)
         return Task.decide(torch.from_numpy(scores)).numpy()
 
     # -- scikit-learn --------------------------------------------------------------------------------------------------
@@ -158,6 +193,37 @@ class Model:
     def fit(self, rows: Any, y: Any) -> Model:
         """Refused: scikit-learn asks for the name, but training is `equifed.simulate` or a run."""
         raise ConfigError("This model is trained already. Train another with equifed.simulate, or `equifed run`.")
+
+    def score(self, rows: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> float:
+        """The accuracy of a classifier, R² of a regression, on rows with these labels."""
+        labels = np.asarray(y)
+        found = self.scores(rows, groups=groups)
+        if labels.shape != found.shape[:1] or not len(labels):
+            raise DataError(f"y must have a label for each of the {len(found)} rows, got shape {list(labels.shape)}.")
+        if is_missing(labels).any():
+            raise DataError(f"y has no label for row {int(is_missing(labels).argmax())}. Leave such rows out.")
+        if self.is_classifier:
+            given = np.array([as_text(label) for label in labels])
+            return float(np.average(np.array(self.labels)[self.codes(found)] == given, weights=sample_weight))
+        values = labels.astype(np.float64)
+        mean = np.average(values, weights=sample_weight)
+        error = np.average((values - self.in_label_unit(found)) ** 2, weights=sample_weight)
+        spread = np.average((values - mean) ** 2, weights=sample_weight)
+        return float(1 - error / spread) if spread else float(error == 0)  # as scikit-learn has it
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """None: nothing of a trained model can be set."""
+        return {}
+
+    def set_params(self, **parameters: Any) -> Model:
+        """Refused, but for none."""
+        if parameters:
+            raise ConfigError(f"A trained model has no parameter {next(iter(parameters))!r}, nor any other, to set.")
+        return self
+
+    def __sklearn_clone__(self) -> Model:
+        """Itself: a model without its training would be none."""
+        return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
@@ -180,9 +246,22 @@ class Model:
         return f"Model({named} on {on}, seed {self.seed}{whose})"
 
 
-def probabilities(scores: np.ndarray) -> NDArray[np.float32]:
-    """Of every class [n, C], from those of class 1 alone where there are two."""
-    return np.stack([1 - scores, scores], 1) if scores.ndim == 1 else scores
+def probabilities(scores: np.ndarray) -> NDArray[np.float64]:
+    """Of every class [n, C], from those of class 1 alone where there are two. They add up to 1 in 64 bits."""
+    wide = scores.astype(np.float64)
+    return np.stack([1 - wide, wide], 1) if wide.ndim == 1 else wide / wide.sum(1, keepdims=True)
+
+
+def _finite(scores: np.ndarray) -> np.ndarray:
+    """Return the scores, or refuse them where one is NaN or infinite."""
+    bad = ~np.isfinite(scores)
+    if bad.any():
+        row = int(np.argwhere(bad)[0][0])
+        raise RunError(
+            f"The model says {scores[bad][0]} of row {row}, so nothing can be decided: its training diverged. Train "
+            "again with a smaller learning rate."
+        )
+    return scores
 
 
 def choose_run(

@@ -1,7 +1,8 @@
 """A trained model as an ONNX graph: one input per column of a table, everything that the schema does inside.
 
 A column of numbers is an input of doubles [rows] (missing: NaN), a column of categories one of strings (missing: ""), a
-date has an input of doubles for each of its parts. A graph cannot refuse a row as the schema does: a row that would be
+date has an input of doubles for each of its parts. The schema's words for a missing value (`na_values`) are missing
+here, too. A graph cannot refuse a row as the schema does: a row that would be
 refused gets NaN for its probabilities, and as label "" or, where labels are numbers, the smallest 64-bit one.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 import equifed
 from equifed.data.dates import ISO
 from equifed.data.encode import MAX_STANDARDISED
+from equifed.data.missing import numbers_among, with_missing
 from equifed.data.schema import MERGED, MISSING, OTHER, Column, Schema, Sensitive, crossed
 from equifed.errors import MAX_FLOAT32, ConfigError
 from equifed.partition.base import UNKNOWN
@@ -52,6 +54,7 @@ def feed_of(model: Model, frame: Any) -> dict[str, np.ndarray]:
     if model.schema is None:
         return {"x": np.asarray(frame, np.float32)}
     feed: dict[str, np.ndarray] = {}
+    frame = with_missing(frame, model.schema.na_values)
     for column in model.schema.columns:
         if column.kind == "categorical":
             feed[column.name] = _texts(frame[column.name])
@@ -128,8 +131,10 @@ class _Graph:
             )
         return name
 
-    def codes(self, name: str, codes: dict[str, int]) -> str:
+    def codes(self, name: str, codes: dict[str, int], missing: int = UNKNOWN) -> str:
         """Of a column of texts, UNLISTED where a value is not among them."""
+        assert self.made.schema is not None
+        codes = codes | dict.fromkeys(("", *self.made.schema.na_values), missing)
         return self.op(
             "LabelEncoder",
             self.take(name, "text"),
@@ -138,6 +143,14 @@ class _Graph:
             values_int64s=list(codes.values()),
             default_int64=UNLISTED,
         )
+
+    def numbers(self, name: str) -> str:
+        """A column of numbers, NaN where a value is missing."""
+        assert self.made.schema is not None
+        value = self.take(name, "number")
+        for number in numbers_among(self.made.schema.na_values):
+            value = self.op("Where", self.op("Equal", value, self.number(number)), self.number(np.nan), value)
+        return value
 
     # -- the parts of the graph ----------------------------------------------------------------------------------------
 
@@ -161,7 +174,7 @@ class _Graph:
         """The inputs [n, k] that a column becomes, as `Schema.inputs` makes them."""
         if column.kind == "categorical":
             return self.categories(schema, column)
-        value = self.take(column.title, "number")
+        value = self.numbers(column.title) if column.part is None else self.take(column.title, "number")
         missing = self.op("IsNaN", value)
         if column.fill is not None:
             value = self.op("Where", missing, self.number(column.fill), value)
@@ -187,15 +200,13 @@ class _Graph:
         position = {value: i for i, value in enumerate(column.categories)}
         unlisted = position.get(OTHER) if schema.min_count else None
         missing = position.get(MISSING, unlisted if column.missing == "category" else None)
-        codes = self.codes(column.name, position | {"": UNLISTED if missing is None else missing})
+        codes = self.codes(column.name, position, UNKNOWN if missing is None else missing)
         found = self.op("GreaterOrEqual", codes, self.constant(np.int64(0)))
         known = self.op("Where", found, codes, self.constant(np.int64(unlisted or 0)))
         if unlisted is None:
             self.valid.append(found)
         elif missing is None:  # what is not listed has a category, what is missing has none
-            self.valid.append(
-                self.op("Not", self.op("Equal", self.take(column.name, "text"), self.constant(np.array(""))))
-            )
+            self.valid.append(self.op("Not", self.op("Equal", codes, self.constant(np.int64(UNKNOWN)))))
         if schema.encoding == "onehot":
             size = self.constant(np.array([len(position)], np.int64))
             return self.op("OneHot", known, size, self.constant(np.array([0, 1], np.float32)), axis=1)
@@ -224,11 +235,11 @@ class _Graph:
     def rule(self, rule: Sensitive) -> tuple[str, str]:
         """A column's code, at least 0, and where the column has no value."""
         if rule.threshold is not None:
-            value = self.take(rule.column, "number")
+            value = self.numbers(rule.column)
             above = self.op("GreaterOrEqual", value, self.number(rule.threshold))
             return self.cast(above, "INT64"), self.op("IsNaN", value)
         position = {name: i for i, name in enumerate(rule.group_names)}
-        codes = self.codes(rule.column, {value: position[name] for value, name in rule.groups.items()} | {"": UNKNOWN})
+        codes = self.codes(rule.column, {value: position[name] for value, name in rule.groups.items()})
         absent = self.op("Equal", codes, self.constant(np.int64(UNKNOWN)))
         unlisted = self.op("Equal", codes, self.constant(np.int64(UNLISTED)))
         if rule.other is not None:
@@ -310,7 +321,7 @@ def _compare(runtime: Any, content: bytes, model: Model) -> None:
         rows = sample_frame(model, rng)
     feed = feed_of(model, rows) | ({} if groups is None else {"groups": groups})
     wanted = "probabilities" if model.is_classifier else "value"
-    check_same("ONNX graph", session.run([wanted], feed)[0], expected_of(model, rows, groups))
+    check_same("ONNX graph", session.run([wanted], feed)[0], expected_of(model, model.scores(rows, groups=groups)))
 
 
 def sample_frame(model: Model, rng: np.random.Generator) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,11 @@ from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.partition.base import UNKNOWN, is_missing
 from equifed.protocol import Data, Method, Task, adjusted
 from equifed.tree import Tree
-from equifed.words import listed, shortened
+from equifed.words import clean, listed, shortened
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from equifed.data import Schema
 
 
@@ -51,10 +53,22 @@ class FinalState:
 
     def features(self, x: Any) -> Tensor:
         """Rows as the model sees them."""
-        rows = np.asarray(x, dtype=np.float32)
+        try:
+            with np.errstate(over="ignore"):  # what is too large is refused below
+                rows = np.asarray(x, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise DataError("x must be rows of numbers, and holds something else or rows of unequal length.") from None
         if rows.shape[1:] != tuple(self.shape):
             expected, got = list(self.shape), list(rows.shape)
             raise DataError(f"x must be rows of the federation's features, shape {expected} each; got shape {got}.")
+        bad = ~np.isfinite(rows)
+        if bad.any():
+            row, *place = (int(i) for i in np.argwhere(bad)[0])
+            column = place[0] if len(place) == 1 else place
+            raise DataError(
+                f"feature {column} of row {row} is NaN or infinite, or too large for a 32-bit number. Drop the row or "
+                "impute it."
+            )
         scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
         return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
 
@@ -101,12 +115,24 @@ class FinalState:
         return prediction.numpy()
 
 
-def read_rows(rows: Any, schema: Schema | None, method: Method, s: Any) -> tuple[Any, Any]:
-    """The model's inputs of rows as users have them, and their groups where the method needs these and the rows tell:
-    a data frame is read by the schema, anything else is taken for the inputs."""
-    if schema is None or not hasattr(rows, "columns"):
-        return rows, s
-    frame = rows.set_axis([str(name) for name in rows.columns], axis=1)
+def table_of(rows: Any) -> pd.DataFrame | None:
+    """Return a data frame of what names its columns: a table, {column: values} or records [{column: value}, ...]; None
+    for an array."""
+    import pandas as pd
+
+    from equifed.federation.frames import frame_of
+
+    records = isinstance(rows, list | tuple) and len(rows) > 0 and all(isinstance(row, Mapping) for row in rows)
+    if records or isinstance(rows, Mapping):
+        try:
+            return frame_of(pd.DataFrame(list(rows) if records else dict(rows)))
+        except ValueError as error:
+            raise DataError(f"The rows cannot be read as a table: {clean(error)}") from None
+    return frame_of(rows) if hasattr(rows, "columns") or hasattr(rows, "to_pandas") else None
+
+
+def read_table_rows(frame: pd.DataFrame, schema: Schema, method: Method, s: Any) -> tuple[Any, Any]:
+    """Return the model's inputs of a table, and the rows' groups where the method needs them."""
     inputs = schema.inputs(frame)
     if method.adjusts and s is None:
         absent = [rule.column for rule in schema.sensitive if rule.column not in frame.columns]

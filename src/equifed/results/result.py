@@ -16,7 +16,7 @@ from equifed.notes import Note
 from equifed.results import tradeoff
 from equifed.results.counts import of_kind, whole_tables
 from equifed.results.model import Model, choose_run
-from equifed.results.predict import Adapted, FinalState, read_rows
+from equifed.results.predict import Adapted, FinalState, read_table_rows, table_of
 from equifed.results.stored import StoredStates
 from equifed.results.tradeoff import Hypervolume
 from equifed.settings import MARGIN, RunSettings
@@ -111,8 +111,10 @@ class Result:
             run = known[0]
         if run not in known:
             raise ConfigError(f"run must be one of the keys of `parameters`, got {run!r}. Known: {known}.")
-        rows, groups = read_rows(x, self.schema, states[run].method, s)
-        return states[run].predict(rows, groups, client, draw, self.info["groups"])
+        frame = None if self.schema is None else table_of(x)
+        if frame is not None and self.schema is not None:
+            x, s = read_table_rows(frame, self.schema, states[run].method, s)
+        return states[run].predict(x, s, client, draw, self.info["groups"])
 
     def model(
         self,

@@ -75,12 +75,15 @@ class Run:
         return self.settings.seed_list
 
     def parameters(self, setting: Mapping[str, float]) -> dict[str, Any]:
-        """Everything that was set, by flat names; of a sweep, with the values of one of its settings."""
+        """Everything that was set, by flat names; of a sweep, with the values of one of its settings, and without those
+        that are swept where none is given."""
         settings = self.settings.to_dict()
         local = settings.pop("local")
+        swept = {name for each in self.over for name in each}
+        fixed = {name: value for name, value in self.hyper_parameters.items() if name not in swept}
         return {
             "method": self.method,
-            **{f"method.{name}": value for name, value in {**self.hyper_parameters, **setting}.items()},
+            **{f"method.{name}": value for name, value in {**fixed, **setting}.items()},
             "data": self.federation,
             "clients": self.clients,
             "groups": list(self.groups),
