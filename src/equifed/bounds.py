@@ -342,7 +342,7 @@ def _of_norm(
             off = off + UNIT * OF_WHOLE * _norm(tree.leaves(value), lead)
         if update.weight is not None:  # without a weight there is no update: 0 / 0
             weight = np.maximum(_array(reply[update.weight]), 1e-30)
-            found, off = found / weight, (off + most * grids[1]) / weight
+            found, off = found / weight, (off + (most * grids[1] if grids[1] else 0.0)) / weight
     return Check(name, found, most, share * most + off, words, alike, 0.0 if alike is None else share * alike + off)
 
 

@@ -120,6 +120,14 @@ def test_an_update_has_room_for_rounding_and_no_more() -> None:
             assert said_of(bounds, *others, torch.tensor([most * (1 + share), 0.0, 0.0])).keys() == refused
 
 
+def test_an_update_of_any_length_passes_where_it_may() -> None:
+    phase = Phase("p", (), ("u", "rows"), None, unchanged, updates={"u": Update(weight="rows")})  # type: ignore[arg-type]
+    bounds = Bounds([(phase, Channel(max_update=np.inf))], None, clients=5)  # type: ignore[arg-type]
+    for rows in (0, 7):
+        reply: Record = {"u": torch.full((3,), 1e30) * rows, "rows": torch.tensor(float(rows))}
+        assert bounds.problem({}, reply, rows) == ""
+
+
 def test_the_room_is_at_most_a_thousandth_whatever_is_added_up() -> None:
     """2^-24 a rounding: a number alone has 2^-14, a sum 2^-24 more for every row, up to 2^-10."""
     np.testing.assert_array_equal(
