@@ -13,6 +13,15 @@ An update u (see `equifed.channel`), and the mean over rows u of a sum that is t
 
 Of replies that nobody sees singly (`secure`) there is no median; every number must be one that their sum holds.
 
+A bound is about real numbers, and replies are computed in floating point. Each operation in 32 bits rounds by a share
+of at most 2^-24, so that a number which went through d of them, one after the other, may lie beyond its bound L by
+
+    L d 2^-24,    d = min(2^10 + rows added up, 2^14)
+
+2^10 is more than functions and layers take, and states that are kept over the rounds. Rows are added in blocks, vector
+lanes or trees, never one by one: d stays below 2^14 (a share of 0.001) for any number of rows; see `over_rows`. Whole
+numbers are exact up to 2^24. Sums of integers (`secure`) are off by half of the last binary place for each client.
+
 Norms are computed where the tensors are; all else is NumPy, which is quicker than torch with few numbers.
 """
 
@@ -20,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,15 +38,29 @@ from torch import Tensor
 
 from equifed import fixed_point, tree
 from equifed.channel import Channel, update_of
-from equifed.protocol import BOUNDS, COUNT, ROWS, Bound, Limit, Phase, Record, Task, Update
+from equifed.protocol import BOUNDS, COUNT, ROWS, Bound, OfRows, Phase, Record, Task, Update
 from equifed.tree import Tree
 
 TIMES, SHORT, ENOUGH = 100.0, 1.0, 3
 """How many times the median of all replies a norm may be; the norm of an update that is not too long beside any others;
 how many replies it takes to tell."""
-SLACK, COUNT_SLACK = 1e-3, 1e-6
-"""What rounding may add to a bound, relatively: sums in 32 bits, in which a loss of 0 may come out below; counts."""
+UNIT = 2.0**-24
+"""The share of a number by which one operation in 32 bits rounds."""
+ROUNDINGS, IN_A_ROW = 2**10, 2**14
+"""Operations that a number went through before it is added up; all of them, however many are added."""
+EXACT, OF_WHOLE = 2.0**24, 16
+"""Whole numbers are exact up to the first; the roundings that a sum of larger ones goes through."""
 NOT_FINITE = "NaN or Inf in its reply"
+
+
+def room(added: Any = 0) -> Any:
+    """How far rounding may take a number beyond a bound, as a share of it; added: how many numbers it is the sum of."""
+    return UNIT * np.minimum(ROUNDINGS + added, IN_A_ROW)
+
+
+def room_of_whole(limit: Any) -> Any:
+    """The same of whole numbers, and not as a share."""
+    return np.where(limit < EXACT, 0.0, UNIT * OF_WHOLE * limit)
 
 
 class Check(NamedTuple):
@@ -52,13 +75,22 @@ class Check(NamedTuple):
     words: Callable[[float, float], str]
     """What is wrong, from what was found and what may be, as it may follow "its reply"."""
     alike: np.ndarray | float | None = None
-    """What was found is compared with other replies, where it is above this."""
+    """What was found is compared with other replies, where it is above this,"""
+    alike_slack: np.ndarray | float = 0.0
+    """and by more than rounding."""
 
     @property
     def fine(self) -> np.ndarray:
         limit = self.most + self.slack
         fine: np.ndarray = self.found < np.inf if isinstance(limit, float) and limit == np.inf else self.found <= limit
         return fine
+
+    @property
+    def long(self) -> np.ndarray:
+        """Whether it has to be compared with other replies."""
+        assert self.alike is not None
+        long: np.ndarray = self.found > self.alike + self.alike_slack
+        return long
 
 
 @dataclass(frozen=True)
@@ -75,9 +107,10 @@ class _Limits:
     update: Update | None
     clipped: bool
 
-    def of(self, runs: np.ndarray) -> tuple[Any, ...]:
-        """low, high, per_row, norm and alike of these runs."""
-        return tuple([part[runs] if isinstance(part, np.ndarray) else part for part in self._parts])
+    def of(self, runs: np.ndarray, rows: np.ndarray) -> tuple[Any, ...]:
+        """low, high, per_row, norm and alike of these runs, of clients with so many rows."""
+        low, high, per_row, norm, alike = (part[runs] if isinstance(part, np.ndarray) else part for part in self._parts)
+        return low, high, per_row(rows) if callable(per_row) else per_row, norm, alike
 
     @cached_property
     def _parts(self) -> tuple[Any, ...]:
@@ -92,7 +125,9 @@ class Bounds:
     """
 
     def __init__(self, phases: Sequence[tuple[Phase, Channel]], task: Task, clients: int) -> None:
-        def numbers(limits: list[Limit | None]) -> Any:
+        def numbers(limits: list[Any]) -> Any:
+            if isinstance(limits[0], OfRows):
+                return partial(limits[0].most, task)
             values = [float(limit(task) if callable(limit) else limit) for limit in limits if limit is not None]
             if len({*values}) > 1:
                 return np.minimum(values, np.finfo(np.float64).max)  # Inf is too large for every run
@@ -135,16 +170,16 @@ class Bounds:
         """Of the replies to an exchange, those that are impossible or far longer than the others, and why."""
         found = {client: self.problem(down, reply, rows[client], run) for client, reply in replies.items()}
         found = {client: wrong for client, wrong in found.items() if wrong}
-        sizes: dict[str, dict[int, float]] = {}
-        short: dict[str, float] = {}
+        compared: dict[str, dict[int, Check]] = {}
         for client in replies.keys() - found.keys():
             for check in self.checks(down, replies[client], np.array(rows[client]), np.array(run)):
                 if check.alike is not None and not self._hidden:
-                    sizes.setdefault(check.field, {})[client] = float(check.found)
-                    short[check.field] = float(check.alike)
-        for field, of_clients in sizes.items():
-            most = max(short[field], most_beside(np.array([[*of_clients.values()]]))[0])
-            found |= {client: too_long(field, size, most) for client, size in of_clients.items() if size > most}
+                    compared.setdefault(check.field, {})[client] = check
+        for field, checks in compared.items():
+            beside = most_beside(np.array([[float(check.found) for check in checks.values()]]))[0]
+            for client, check in checks.items():
+                if check.long and check.found > beside:
+                    found[client] = too_long(field, float(check.found), max(float(check.alike), beside))  # type: ignore[arg-type]
         return found
 
     def refused_of_many(self, replies: Replies, here: np.ndarray) -> dict[tuple[int, ...], str]:
@@ -155,7 +190,7 @@ class Bounds:
         parts = [check.fine for check in checks]
         parts += [_norm([leaf], runs.ndim) < np.inf for leaf in tree.leaves(kept) if leaf.is_floating_point()]
         compared = [] if self._hidden else [check for check in checks if check.alike is not None]
-        long = [check for check in compared if (check.found > check.alike).any()]
+        long = [check for check in compared if check.long.any()]
         found: dict[tuple[int, ...], str] = {}
         if not long and all(part.all() for part in parts):
             return found
@@ -170,13 +205,20 @@ class Bounds:
         for place in found:
             here[place] = False
         for check in long:
-            size = check.found
             sizes = np.full((runs.max() + 1, slots.max() + 1), np.nan)
-            sizes[runs[here], slots[here]] = size[here]
-            most = np.fmax(check.alike, most_beside(sizes)[runs])  # type: ignore[arg-type]
-            for place in zip(*np.nonzero(here & (size > most)), strict=True):
-                found[place] = too_long(check.field, size[place], most[place])
+            sizes[runs[here], slots[here]] = check.found[here]
+            beside = most_beside(sizes)[runs]
+            for place in zip(*np.nonzero(here & check.long & (check.found > beside)), strict=True):
+                sent, said = tree.map(lambda leaf, place=place: leaf[place], (down, reply))
+                alone = self._alike(check.field, sent, said, rows[place], runs[place])
+                if alone.long and alone.found > beside[place]:
+                    found[place] = too_long(check.field, float(alone.found), np.fmax(alone.alike, beside[place]))  # type: ignore[arg-type]
         return found
+
+    def _alike(self, field: str, down: Record, reply: Record, rows: np.ndarray, run: np.ndarray) -> Check:
+        """What is compared of a field of one reply, in 64 bits."""
+        checks = self.checks(down, reply, np.array(rows), np.array(run))
+        return next(check for check in checks if check.field == field and check.alike is not None)
 
     def checks(
         self, down: Record, reply: Record, rows: np.ndarray, runs: np.ndarray, clients: int = 1
@@ -186,15 +228,17 @@ class Bounds:
         lead = rows.ndim
         for name, limits in self._fields.items():
             bound, value = limits.bound, reply[name]
-            low, high, per_row, norm, alike = limits.of(runs)
+            low, high, per_row, norm, alike = limits.of(runs, rows)
             if clients > 1:
                 low, high = low * clients, high * clients
                 if norm is not None and (limits.update is None or limits.update.weight is None):
                     norm = norm * clients
             if norm is not None:
-                yield _of_norm(name, limits, norm, alike, down, reply, lead)
+                weight = limits.update.weight if limits.update is not None else None
+                grids = self._grid(name, clients), 0.0 if weight is None else self._grid(weight, clients)
+                yield _of_norm(name, limits, norm, alike, down, reply, rows, grids)
             if per_row is not None:
-                yield _of_sum(name, per_row, alike, _norm(tree.leaves(value), lead), rows)
+                yield _of_sum(name, per_row, alike, value, rows, self._grid(name, clients))
             if (norm is None and per_row is None) or bound.low != -np.inf:
                 most = rows if bound.high == ROWS else high
                 for leaf in tree.leaves(value):
@@ -202,13 +246,17 @@ class Bounds:
                         numbers = _flat(_array(leaf), lead)
                         # all rows that there are: of whole ones no other number need be compared with anything
                         if bound is not COUNT or clients > 1 or (numbers != rows[..., None]).any():
-                            yield from _of_numbers(name, bound, low, most, numbers, rows)
+                            yield from _of_numbers(name, bound, low, most, numbers, rows, self._grid(name, clients))
         if self._hidden:
             for name, places in self._places.items():
                 for leaf in tree.leaves(reply[name]):
                     if leaf.numel():
                         check = _of_range(name, leaf, self._clients, places, lead)
                         yield check._replace(most=check.most * clients)
+
+    def _grid(self, field: str, clients: int) -> float:
+        """How far a number of the sum of so many clients' replies may be off because each was made an integer."""
+        return clients * 2.0 ** -(self._places[field] + 1) if self._hidden and clients > 1 else 0.0
 
 
 class Replies(NamedTuple):
@@ -266,9 +314,19 @@ def too_long(field: str, size: float, most: float) -> str:
 # -- parts of a bound --------------------------------------------------------------------------------------------------
 
 
-def _of_norm(name: str, limits: _Limits, most: Any, alike: Any, down: Record, reply: Record, lead: int) -> Check:
-    """The norm of a field as it is, or of the update in it."""
-    value, update = reply[name], limits.update
+def _of_norm(
+    name: str,
+    limits: _Limits,
+    most: Any,
+    alike: Any,
+    down: Record,
+    reply: Record,
+    rows: np.ndarray,
+    grids: tuple[float, float],
+) -> Check:
+    """The norm of a field as it is, or of the update in it. grids: how far their numbers and their weight are off."""
+    value, update, lead = reply[name], limits.update, rows.ndim
+    off: Any = grids[0] * _root_of_size(value, lead)
 
     def words(found: float, most: float) -> str:
         if update is not None and limits.clipped:
@@ -276,34 +334,44 @@ def _of_norm(name: str, limits: _Limits, most: Any, alike: Any, down: Record, re
         return f"has {'an update in ' if update else ''}{name} with a norm of {found:g}, above {most:g}"
 
     if update is None:
-        return Check(name, _norm(tree.leaves(value), lead), most, SLACK * most, words, alike)
-    found, slack = _norm(tree.leaves(update_of(update, down, value)), lead), SLACK * most
-    if update.around is not None:  # the difference of two models is as exact as they are
-        slack = slack + 1e-6 * _norm(tree.leaves(value), lead)
-    if update.weight is not None:  # without a weight there is no update: 0 / 0
-        found = found / np.maximum(_array(reply[update.weight]), 1e-30)
-    return Check(name, found, most, slack, words, alike)
+        found, share = _norm(tree.leaves(value), lead), room(rows)
+    else:  # no sum over rows: a model less another one
+        difference = update_of(update, down, value)
+        found, share = _norm(tree.leaves(difference), lead), room()
+        if update.around is not None:  # as exact as the two models are
+            off = off + UNIT * OF_WHOLE * _norm(tree.leaves(value), lead)
+        if update.weight is not None:  # without a weight there is no update: 0 / 0
+            weight = np.maximum(_array(reply[update.weight]), 1e-30)
+            found, off = found / weight, (off + (most * grids[1] if grids[1] else 0.0)) / weight
+    return Check(name, found, most, share * most + off, words, alike, 0.0 if alike is None else share * alike + off)
 
 
-def _of_sum(name: str, most: Any, alike: Any, found: np.ndarray, rows: np.ndarray) -> Check:
+def _of_sum(name: str, most: Any, alike: Any, value: Tree, rows: np.ndarray, grid: float) -> Check:
     """The norm of a sum over rows, by row."""
 
     def words(found: float, most: float) -> str:
         return f"has {name} with a norm of {found:g} per row that it declared, above {most:g}"
 
-    return Check(name, found / np.maximum(rows, 1e-30), most, SLACK * most, words, alike)
+    number, share = np.maximum(rows, 1e-30), room(rows)
+    found = _norm(tree.leaves(value), rows.ndim) / number
+    off = grid * _root_of_size(value, rows.ndim) / number
+    return Check(name, found, most, share * most + off, words, alike, 0.0 if alike is None else share * alike + off)
 
 
-def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: np.ndarray, rows: np.ndarray) -> Iterator[Check]:
-    """Every number of one tensor [..., n], whether it is whole, and their sum."""
+def _of_numbers(
+    name: str, bound: Bound, low: Any, high: Any, values: np.ndarray, rows: np.ndarray, grid: float
+) -> Iterator[Check]:
+    """Every number of one tensor [..., n], whether it is whole, and their sum. grid: how far each is off."""
     declared = ", the rows that it declared" if bound.high == ROWS else ""
-    relative = COUNT_SLACK if bound.whole else SLACK
 
     def outside(found: float, _: float) -> str:
         return f"has {name} outside {float(low):g} to {float(high):g}{declared}: {found:g}"
 
     def rounding(limit: Any) -> Any:
-        return relative * (rows if bound.per_row is not None else abs(limit) + 1.0)
+        if bound.whole:
+            return room_of_whole(abs(limit))
+        # a difference that is 0 rounds by a share of what it is the difference of
+        return room(rows) * (rows if bound.per_row is not None else abs(limit) + 1.0) + grid
 
     alone = values.shape[-1] == 1
     least, greatest = (values[..., 0], values[..., 0]) if alone else (values.min(-1), values.max(-1))
@@ -317,7 +385,7 @@ def _of_numbers(name: str, bound: Bound, low: Any, high: Any, values: np.ndarray
         yield Check(name, fractions, 0.0, 0.0, lambda found, _: f"has {name} that are no whole numbers")
     if bound.adds_up:
         total = values.sum(-1, dtype=np.float64)
-        yield Check(name, total, rows, COUNT_SLACK * rows, lambda found, most: _too_many(name, found, most))
+        yield Check(name, total, rows, room_of_whole(rows), lambda found, most: _too_many(name, found, most))
 
 
 def _of_range(name: str, leaf: Tensor, clients: int, places: int, lead: int) -> Check:
@@ -330,6 +398,11 @@ def _of_range(name: str, leaf: Tensor, clients: int, places: int, lead: int) -> 
 
 def _too_many(name: str, found: float, rows: float) -> str:
     return f"has {name} that add up to {found:g}, more than the {rows:g} rows that it declared"
+
+
+def _root_of_size(value: Tree, lead: int) -> float:
+    """The norm of as many ones as one reply's value has numbers."""
+    return float(np.sqrt(sum(np.prod(leaf.shape[lead:]) for leaf in tree.leaves(value))))
 
 
 def _flat(values: np.ndarray, lead: int) -> np.ndarray:

@@ -47,6 +47,14 @@ Limit = float | Tensor | Callable[[Task], float]
 """A number, or what it is for a task."""
 
 
+@dataclass(frozen=True)
+class OfRows:
+    """A limit that follows from how many rows a client has."""
+
+    most: Callable[[Task, np.ndarray], np.ndarray]
+    """(task, rows) -> limit."""
+
+
 WRONG = -math.log(LEAST_PROBABILITY)
 """The log loss of a row whose label is held for all but impossible, 16: what a client of such rows alone has."""
 
@@ -58,13 +66,15 @@ def worst_loss(task: Task) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a field of one client's reply can be, whatever its rows are; see `equifed.bounds`."""
+    """What a field of one client's reply can be, whatever its rows are: a promise about real numbers. What is received
+    was computed in floating point and is compared with room for that, which follows from the kind of the number and
+    from how many of them were added up: see `equifed.bounds.room`."""
 
     low: Limit = -np.inf
     """No number in it is below this."""
     high: Limit = np.inf
     """No number in it is above this; ROWS: above the client's rows."""
-    per_row: Limit | None = None
+    per_row: Limit | OfRows | None = None
     """It is a sum over rows, and a row's part of it has at most this L2 norm."""
     norm: Limit | None = None
     """The whole field has at most this L2 norm."""

@@ -173,7 +173,7 @@ def _squared_distances(updates: Updates) -> Tensor:
         square = flat.square().sum(1)
         total = total + square[:, None] + square - 2 * flat @ flat.T
     assert isinstance(total, Tensor)
-    return total.clamp_min(0)
+    return ((total + total.T) / 2).clamp_min(0)  # two that are nearest to each other are equally near
 
 
 # -- by length ---------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Message
 
+from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.joining import _read, integers
-from equifed.flower.link import NOT_COUNTED, Link, registered
+from equifed.flower.link import NOT_COUNTED, Link, possible_sums, registered
 from equifed.secure import sign
 from equifed.store.folder import FEDERATION
 from flower.inprocess import SIZES, be_the_server, federate, nodes, setting, write_files
@@ -61,6 +62,16 @@ def test_sums_for_standardising_are_exact() -> None:
     for wrong in ((-1, 2, one), (5, -2, one), (5, 2, -one), (0, 2, one), (5, 2, one * [[1], [1e-3]])):
         with pytest.raises(RunError, match="introduces itself with sums that no rows have"):
             _read(integers(*wrong, 3), 3)
+
+
+@pytest.mark.parametrize("rows", [10, 10**5, 10**6])
+def test_columns_of_the_largest_numbers_have_sums(rows: int) -> None:
+    """All of one value, whose sums round in 64 bits: of 10^5 rows the squares add up to more than 10^5 times one."""
+    x = np.full((rows, 2), MAX_STANDARDISED) * [1, -1]
+    total, squares = x.sum(0), (x * x).sum(0)
+    assert possible_sums(rows, total, squares)
+    assert not possible_sums(rows, total * 1.01, squares)
+    assert not possible_sums(rows, total, squares * 1.01)
 
 
 def test_min_count_is_about_the_totals(silos: Path, tmp_path: Path) -> None:

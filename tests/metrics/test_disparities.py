@@ -16,6 +16,8 @@ from sklearn.metrics import root_mean_squared_error
 
 from equifed import metrics
 from equifed.errors import ConfigError, DataError
+from equifed.metrics.disparities import difference, ratio
+from equifed.metrics.seeds import moments
 
 Y = [1, 1, 0, 0, 1, 1, 0]
 P = [1, 0, 1, 0, 1, 1, 0]
@@ -264,3 +266,17 @@ def test_of_several_classes_has_a_sign_against_a_reference():
     assert signed == -1  # the label 2 is never predicted right in b
     with pytest.raises(DataError, match="needs two classes"):
         metrics.equalized_odds_ratio(y, p, sensitive_features=s)
+
+
+def test_what_has_diverged_is_undefined_and_raises_no_flag_on_any_processor() -> None:
+    """inf - inf, inf / inf and 0 times inf: some processors raise a flag, of which NumPy warns, and some do not."""
+    diverged = np.array([[np.inf, np.inf], [1.0, np.inf], [-np.inf, np.inf], [np.nan, np.inf], [1.0, 3.0]])
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(difference(diverged), [np.nan] * 4 + [2])
+        np.testing.assert_array_equal(difference(diverged, 0), [np.nan] * 4 + [2])
+        np.testing.assert_array_equal(ratio(diverged), [np.nan] * 4 + [1 / 3])
+        equality = metrics.client_equality(diverged[[0, 1, 3, 4]])
+        np.testing.assert_array_equal(equality["variance"], [np.nan] * 3 + [1])
+        assert metrics.group_equity([np.inf, 1.0, 2.0], ["a", "b", "b"])["best10"] == np.inf
+        assert np.isnan(moments([np.inf, -np.inf]).mean)
+        assert np.isnan(moments([np.inf, 1.0]).std)

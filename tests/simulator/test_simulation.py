@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -606,3 +607,25 @@ def test_the_reference_engine_names_the_client_in_an_error(uneven: Federation) -
 def test_bad_local_settings(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ef.Local(**changes)
+
+
+def test_a_diverged_regression_raises_no_flag_on_any_processor(tmp_path: Path) -> None:
+    """Its errors are infinite for both groups and with every seed: measured, compared, reported and answered."""
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(n, 2)) * 100, rng.normal(size=n), np.arange(n) % 2) for n in (20, 30, 25)]
+    fed = Federation.from_arrays(parts, test=parts[0], client_tests=parts, task="regression")
+    made = {
+        "model": ef.models.Linear(),
+        "rounds": 1,
+        "initial_parameters": {"0.weight": np.full((1, 2), 1e30), "0.bias": np.zeros(1)},
+        "local": ef.Local(learning_rate=1e-30),
+        "seeds": [0, 1, 2],
+    }
+    with np.errstate(divide="raise", over="raise", invalid="raise"):
+        results = [ef.simulate(method, fed, **made) for method in (ef.methods.LocalOnly(), ef.methods.AFL())]  # type: ignore[arg-type]
+        final = results[0].final()
+        ef.report.write_report(results, tmp_path / "report.html")
+        ef.answer(results, "rmse <= 1")
+    assert np.isinf(final["rmse"]).all()
+    assert final["rmse_difference"].isna().all()
+    assert "rmse" in (tmp_path / "report.html").read_text().lower()

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 
-from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.fixed_point import LIMBS, decode_wide, encode_wide
 from equifed.flower.journal import Journal
-from equifed.flower.link import MOST_ROWS, Link, Totals
+from equifed.flower.link import MOST_ROWS, Link, Totals, possible_sums
 from equifed.flower.masks import SIGNATURES, layout
 from equifed.flower.records import about
 from equifed.flower.sums import Question, Refusal, summed
@@ -85,10 +84,7 @@ def _read(numbers: np.ndarray, scaled: int) -> Joined:
     sums = decode_wide(numbers[2:].reshape(2, scaled, LIMBS))
     total, squares = sums
     possible = 0 <= rows <= MOST_ROWS and 0 <= test_rows <= MOST_ROWS
-    possible = possible and bool((np.abs(total) <= rows * MAX_STANDARDISED).all())
-    possible = possible and bool(((squares >= 0) & (squares <= rows * MAX_STANDARDISED**2)).all())
-    # by Cauchy and Schwarz (sum x)^2 <= n sum x^2
-    if not possible or (total**2 > rows * squares * (1 + 1e-6)).any():
+    if not possible or not possible_sums(rows, total, squares):
         raise RunError(
             "One of the silos introduces itself with sums that no rows have. Nobody sees a single silo's, so it cannot "
             "be told which: let each look at its file and its program, and start a new run."

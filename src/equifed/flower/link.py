@@ -27,6 +27,8 @@ POLL = 0.5
 """Seconds between two looks for replies."""
 MOST_ROWS = 2**40
 """That a silo may say it has."""
+ROOM = 1 + 1e-6
+"""For sums in 64 bits: even added one by one, a billion numbers are off by less."""
 MOST_KEY = 2**16
 """Bytes of a file with a public key."""
 MOST_SIGNATURE = 256
@@ -346,9 +348,14 @@ def _introduced(content: RecordDict, scaled: int) -> Member:
     like = {name: torch.zeros(scaled, dtype=torch.float64) for name in ("sum", "squares")}
     sums = unpack(content, FIELDS, like)
     total, squares = (sums[name].numpy() for name in like)
-    most = MAX_STANDARDISED
-    far = (np.abs(total) > rows * most).any() or (squares < 0).any() or (squares > rows * most**2).any()
-    # by Cauchy and Schwarz (sum x)^2 <= n sum x^2
-    if far or (total**2 > rows * squares * (1 + 1e-6)).any():
+    if not possible_sums(rows, total, squares):
         raise BadMessage("introduces itself with sums that no rows have")
     return Member(rows, tests, (total, squares))
+
+
+def possible_sums(rows: int, total: np.ndarray, squares: np.ndarray) -> bool:
+    """Whether columns of so many rows have these sums, and sums of squares, up to their rounding in 64 bits [d]."""
+    most = rows * MAX_STANDARDISED * ROOM
+    sizes = (np.abs(total) <= most) & (squares >= 0) & (squares <= most * MAX_STANDARDISED)
+    # by Cauchy and Schwarz (sum x)^2 <= n sum x^2
+    return bool((sizes & (total**2 <= rows * squares * ROOM)).all())

@@ -20,6 +20,8 @@ RATIOS = ("demographic_parity_ratio", "equal_opportunity_ratio", "average_odds_r
 """SP, EO and EQO of the FAIR-FATE paper."""
 MIN_WEIGHT = 1e-6
 """A cell with less weight than this has no rate."""
+AT_ONCE = 2**12
+"""Rows over which a product is summed one after the other."""
 
 
 def one_hot(codes: Tensor, count: int, like: Tensor) -> Tensor:
@@ -43,6 +45,15 @@ def positive(prediction: Tensor) -> Tensor:
 
 
 # -- sums and counts ---------------------------------------------------------------------------------------------------
+
+
+def over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """left [..., n] @ right [n, ...], a sum over rows. A library may add a product's terms one by one, which in 32 bits
+    is 1 % off for a million rows; so it is made in blocks, whose sums are added as any others."""
+    if len(right) <= AT_ONCE:
+        return left @ right
+    blocks = zip(left.split(AT_ONCE, -1), right.split(AT_ONCE), strict=True)
+    return torch.stack([some @ rows for some, rows in blocks]).sum(0)
 
 
 def group_sums(data: Data, values: Tensor) -> Tensor:
@@ -115,8 +126,8 @@ def gap(p: Tensor, weight: Tensor, data: Data, fairness: str) -> tuple[Tensor, T
     for label in labels:
         rows = data if label is None else data.where(data.y == label)
         member = one_hot(data.s, data.task.num_groups, data.mask) * rows.mask[:, None]  # [n, G]
-        total = weight @ member
-        rate = (weight * p) @ member / total.clamp_min(MIN_WEIGHT)
+        total = over_rows(weight, member)
+        rate = over_rows(weight * p, member) / total.clamp_min(MIN_WEIGHT)
         has_rate = total > MIN_WEIGHT
         # rates lie within 0 and 1, so -1 and 2 are never picked
         widest = torch.where(has_rate, rate, -1.0).amax() - torch.where(has_rate, rate, 2.0).amin()

@@ -24,7 +24,7 @@ from torch.func import vjp, vmap
 
 from equifed import tree
 from equifed.errors import ConfigError
-from equifed.methods._cells import one_hot
+from equifed.methods._cells import one_hot, over_rows
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     CONSTRAINT_TOLERANCE,
@@ -153,7 +153,7 @@ class Constrained(Method):
     def gaps(self, theta: Tree, data: Data) -> tuple[Tensor, Tensor]:
         """D_i [P], and whether the client holds both cells [P]."""
         weights, holds = self.gap_weights(data)
-        return weights @ data.masked(data.task.row_loss(theta, data.x, data.y)), holds
+        return over_rows(weights, data.masked(data.task.row_loss(theta, data.x, data.y))), holds
 
     def terms(self, theta: Tree, data: Data) -> Terms:
         """One forward pass, and one backward pass for the loss and all gaps together."""
@@ -165,7 +165,7 @@ class Constrained(Method):
         losses, pull = vjp(row_losses, theta)  # type: ignore[misc]
         (gradients,) = vmap(pull)(torch.cat([data.mask[None], weights]))
         loss_gradient, gap_gradient = tree.take(gradients, 0), tree.take(gradients, slice(1, None))
-        return Terms(loss_gradient, weights @ losses, gap_gradient, holds)
+        return Terms(loss_gradient, over_rows(weights, losses), gap_gradient, holds)
 
     def dual_step(self, la: Tensor, lb: Tensor, gap: Tensor, holds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The new multipliers [P] and their residual, the largest unit step that projection would still take.

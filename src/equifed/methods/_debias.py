@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot
 
 from equifed.methods._cells import cell_counts, cell_sums
 from equifed.methods._kernels import feature_draws
+from equifed.methods._ties import first_largest, first_least
 from equifed.methods.local_kernel import LocalKernel, with_attribute
 from equifed.methods.reweighing import own_weights, weighted_loss
 from equifed.protocol import Data, Draw, Record, Start
@@ -80,11 +81,11 @@ def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tens
     if fairness.startswith("equal_opportunity"):
         moves = torch.stack([torch.zeros_like(gap[0]), (gap[1] > 0).to(gap.dtype)])
     else:
-        moves = one_hot(gap.argmax(), 2).to(gap.dtype) * (gap > 0)
+        moves = one_hot(first_largest(gap), 2).to(gap.dtype) * (gap > 0)
     if fairness.startswith("demographic_parity"):
         moves = moves * torch.tensor([-1.0, 1.0], device=gap.device)
-    groups = shares.shape[1]
-    up = one_hot(highest.argmax(1), groups) - one_hot(lowest.argmin(1), groups)
+    groups = shares.shape[1]  # of losses that are equal both are the first, and nothing moves
+    up = one_hot(first_largest(highest), groups) - one_hot(first_least(lowest), groups)
     new = (shares + step * moves[:, None] * up).clamp(0, 1) * there
     return new / new.sum(1, keepdim=True).clamp_min(1e-12)
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equifed.methods._cells import over_rows
 from equifed.protocol import Data, Draw, Task
 from equifed.tree import Tree
 
@@ -69,7 +70,7 @@ def dependence(s: Tensor, f: Tensor, data: Data, draws: Mapping[str, Tensor], wi
     zs, zf = data.masked(phi(s, draws["phi_s"], width)), data.masked(phi(f, draws["phi_f"], width))
     n = data.n.clamp_min(1)
     # G = Z_s'Z_f - n mu_s mu_f'
-    G = zs.T @ zf - torch.outer(zs.sum(0), zf.sum(0)) / n
+    G = over_rows(zs.T, zf) - torch.outer(zs.sum(0), zf.sum(0)) / n
     return G.square().sum() / (n - 1).clamp_min(1) ** 2
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equifed.methods._ties import first_least
+
 ROUNDING = 1e-11
 """Probabilities may lie outside 0..1 by this much before they are cut: rounding, not infeasibility."""
 
@@ -40,7 +42,7 @@ def equal_odds(counts: Tensor) -> Tensor:
     # the error is that of the groups which have rates
     weight = number * usable[:, None]
     error = points[:, 0] * weight[:, 0].sum() + (1 - points[:, 1]) * weight[:, 1].sum()
-    best = torch.where((reached | ~usable).all(1), error, torch.inf).argmin()[None]
+    best = first_least(torch.where((reached | ~usable).all(1), error, torch.inf), ROUNDING)[None]
     fitted = torch.cat([p.index_select(0, best), q.index_select(0, best)]).T.clamp(0, 1)
     as_it_is = torch.stack([one[:, 0], zero[:, 0]], -1)
     return torch.where(usable[:, None] & (usable.sum() >= 2), fitted, as_it_is)

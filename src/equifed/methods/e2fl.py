@@ -32,6 +32,7 @@ from equifed.edge_popup import EdgePopup
 from equifed.errors import ConfigError, check_number
 from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
+from equifed.methods._ties import first_least
 from equifed.methods.hyper import hyper
 from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, fewest, lowest_loss, nobody
 from equifed.protocol import YES_OR_NO, Bound, Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
@@ -321,16 +322,19 @@ def by_loss(M_q: Tree, w: Tree, data: Data) -> Tensor:
 
 
 def by_entropy(M_q: Tree, w: Tree, data: Data) -> Tensor:
-    return entropy_slope(torch.ones(tree.length(M_q), device=data.mask.device), M_q, w, data).argmin()
+    return first_least(entropy_slope(torch.ones(tree.length(M_q), device=data.mask.device), M_q, w, data))
 
 
 def by_halving(M_q: Tree, w: Tree, data: Data) -> Tensor:
-    active = torch.ones(tree.length(M_q), device=data.mask.device)
-    for _ in range(math.ceil(math.log2(len(active)))):
+    left = tree.length(M_q)
+    active = torch.ones(left, device=data.mask.device)
+    while left > 1:
         # keep the ceil(half) of those left with the smallest derivatives
         slope = torch.where(active > 0, entropy_slope(active, M_q, w, data), torch.inf)
-        place = slope.sort(stable=True).indices.sort().indices
-        active = (place < torch.ceil(active.sum() / 2)).to(active.dtype)
+        left, active = math.ceil(left / 2), torch.zeros_like(active)
+        for _ in range(left):
+            taken = one_hot(first_least(slope), len(active), active)
+            slope, active = torch.where(taken > 0, torch.inf, slope), active + taken
     return active.argmax()
 
 

@@ -23,6 +23,7 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import RATIOS, ratios
+from equifed.methods._ties import above
 from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE
 from equifed.methods.feddemon import decayed
 from equifed.methods.fedval import OWN_MODEL, own_model
@@ -164,7 +165,8 @@ class FairFate(Method):
         f0, fk = torch.nan_to_num(f0.mean(), nan=0.0), fk.mean(1)  # against an undefined F_0 everybody defined is fair
         defined = (present > 0) & ~fk.isnan()
         undefined = ((present > 0) & fk.isnan()).sum().to(present.dtype)
-        fair = defined & ((fk > f0) if self.as_published else (fk >= f0))
+        ahead = above(fk, f0)
+        fair = defined & ((ahead > 0) if self.as_published else (ahead >= 0))
         return fair, torch.where(fair, fk, torch.zeros_like(fk)), undefined
 
     def observe(self, server: Server) -> dict[str, Tensor]:

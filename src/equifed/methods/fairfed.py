@@ -111,8 +111,7 @@ class FairFed(Method):
         train = LocalTraining(self.reply, debiasing.loss, self.start, debiasing.resample)
         up = ("update", "weight", "weight_before")
         down = ("counts",) if self.version == "v1" else ("counts", "gap", "n", "ratio", "t")
-        # omega_k is n_k at most in v1; else 1 at the start, and a round adds beta mean Delta before it is normalised
-        weight = Bound(0, ROWS if self.version == "v1" else 1 + 4 * self.beta)
+        weight = Bound(0, ROWS if self.version == "v1" else self.heaviest)  # omega_k is n_k at most in v1
         bounds = {"weight": weight, "weight_before": weight}
         fit = Phase("train", down, up, train, average, "sum", debiasing.draws, bounds=bounds, updates=BY_WEIGHT)
         return (measure, fit) if self.version == "v1" else (measure, compare, fit)
@@ -133,6 +132,12 @@ class FairFed(Method):
         """Delta_k."""
         return difference(down["counts"], state.counts, self.fairness, state.right / data.n.clamp_min(1))
 
+    @property
+    def heaviest(self) -> float | Tensor:
+        """The largest omega_k: 1 at the start, to which a round adds beta times the mean of Delta_k, at most 2. That of
+        a client which misses the next round is not normalised, and could grow on and on: it is cut here."""
+        return 1 + 4 * self.beta
+
     # -- local training ------------------------------------------------------------------------------------------------
 
     @property
@@ -152,8 +157,8 @@ class FairFed(Method):
         else:
             # omega_k <- max(omega_k - beta (Delta_k - mean Delta), 0), n_k / n at the start
             normalised = state.omega * torch.where(state.t == down["t"], down["ratio"], 1.0)
-            before = torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), normalised)
-            omega = (before - self.beta * (gap - down["gap"])).clamp_min(0) * (data.n > 0)
+            before = torch.where(state.omega < 0, data.n / down["n"].clamp_min(1), normalised).clamp(max=self.heaviest)
+            omega = (before - self.beta * (gap - down["gap"])).clamp_min(0).clamp(max=self.heaviest) * (data.n > 0)
             state = state._replace(omega=omega, t=down["t"] + 1)
         if self.debias == "fairbatch":
             state = state._replace(shares=context)

@@ -25,6 +25,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.methods._cells import cell_counts, cell_sums, logit, logit_of, of_cells, one_hot
 from equifed.methods._measured import Client, kept_update, measuring
+from equifed.methods._ties import first_largest, first_least
 from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, notions
@@ -97,8 +98,8 @@ class FedGFT(FedAvg):
         there = denominator > 0
         inverse = torch.where(there, 1 / denominator.clamp_min(1e-12), 0.0)
         r = (P * above).sum(1) * inverse
-        # the groups with the largest and the smallest rate; F = 0 where fewer than two have one
-        high, low = torch.where(there, r, -torch.inf).argmax(), torch.where(there, r, torch.inf).argmin()
+        # the groups with the largest and the smallest rate; F = 0 where fewer than two have one, or all the same
+        high, low = first_largest(torch.where(there, r, -torch.inf)), first_least(torch.where(there, r, torch.inf))
         sign = one_hot(high, len(r), r) - one_hot(low, len(r), r)
         F = (sign * r).sum()
         J = F if self.penalty == "l2" else torch.sign(F)

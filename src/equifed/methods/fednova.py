@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +27,8 @@ from equifed.methods._drift import local_steps
 from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE
 from equifed.methods.fedprox import keep_centre
 from equifed.methods.hyper import hyper
-from equifed.protocol import Bound, Data, EmpiricalRisk, LocalTraining, Method, Phase, Record, Task
+from equifed.protocol import Bound, Data, EmpiricalRisk, LocalTraining, Method, OfRows, Phase, Record, Task
 from equifed.tree import Tree
-
-MOST_BATCHES, MANY_BATCHES = 1e8, 1e4
-"""More batches than a client's epoch ever has; so many that it may have whatever the others have."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class FedNova(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(self.reply, EmpiricalRisk(mu=self.mu), keep_centre)
-        bounds = {"steps": Bound(0, per_row=most_steps, alike=many_steps)}
+        bounds = {"steps": Bound(0, per_row=OfRows(most_gradients))}
         up, places = ("update", "steps", "rows"), {"steps": 16}
         return (Phase("train", ("theta",), up, train, step, "sum", bounds=bounds, updates=BY_ROWS, places=places),)
 
@@ -83,12 +81,11 @@ class FedNova(Method):
         return torch.where(pull > 0, held, tau)
 
 
-def most_steps(task: Task) -> float:
-    return MOST_BATCHES * task.local.epochs / (1 - task.local.momentum)
-
-
-def many_steps(task: Task) -> float:
-    return MANY_BATCHES * task.local.epochs / (1 - task.local.momentum)
+def most_gradients(task: Task, rows: np.ndarray) -> np.ndarray:
+    """a_k of a client with so many rows, without a proximal term: with one it is less."""
+    local = task.local
+    batches = np.ones(np.shape(rows)) if local.batch_size is None else np.ceil(rows / local.batch_size)
+    return local.epochs * batches / (1 - local.momentum)
 
 
 def step(server: Any, replies: Record, validation: Data | None) -> Any:

@@ -4,7 +4,7 @@ Learning, INFORMS Journal on Data Science 2023.
 min over theta:  sum_k p_k F_k(theta) + lambda sum over pairs |F_k - F_j|,  p_k = n_k / n
 
 client k:  F_k = loss of theta on its rows;  theta_k = theta after local training
-server:    r_k = number of clients with a lower loss - number of clients with a higher one
+server:    r_k = number of clients with a lower loss - number of clients with a higher one (`_ties`: beyond rounding)
            theta <- theta + sum_k (p_k + lambda r_k) (theta_k - theta) / sum_k (p_k + lambda r_k)
 
 lambda is a share of min_k p_k / (K - 1), up to which all weights are positive.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from equifed.methods._by_loss import CLIENTS, moved, weighing
+from equifed.methods._ties import above
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Knob, Method, Phase, Record, Server
 
@@ -44,9 +45,9 @@ class GIFAIR(Method):
         return server._replace(theta=moved(server.theta, replies, self.weights(p, replies["loss"])))
 
     def weights(self, p: Tensor, loss: Tensor) -> Tensor:
-        """p_k + lambda r_k of the clients with p_k > 0; of equal losses each has the mean rank."""
+        """p_k + lambda r_k of the clients with p_k > 0; of equal losses, up to rounding, each has the mean rank."""
         there = p > 0
-        rank = (torch.sign(loss[:, None] - loss) * there).sum(1)
+        rank = (above(loss[:, None], loss) * there).sum(1)
         smallest = torch.where(there, p, 1.0).min()
         largest = smallest / (there.sum() - 1).clamp_min(1)
         return torch.where(there, p + self.fairness_weight * largest * rank, 0.0)

@@ -23,6 +23,7 @@ from torch.func import vmap
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import one_hot
+from equifed.methods._ties import first_least
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     TABLE,
@@ -41,9 +42,6 @@ from equifed.protocol import (
     unchanged,
 )
 from equifed.tree import Tree
-
-EQUAL = 1e-6
-"""Losses that differ by this share are the same up to rounding."""
 
 
 class Client(NamedTuple):
@@ -209,8 +207,7 @@ def lowest_loss(theta: Tree, data: Data) -> Tensor:
     def risk(theta: Tree) -> Tensor:
         return data.mean(data.task.row_loss(theta, data.x, data.y))
 
-    risks = vmap(risk)(theta)
-    return (risks <= risks.min() * (1 + EQUAL)).to(torch.int64).argmax()
+    return first_least(vmap(risk)(theta))
 
 
 def finish(parameters: Tree, down: Record, state: Client, data: Data, group: Tensor) -> tuple[Record, Tree]:

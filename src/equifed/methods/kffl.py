@@ -27,6 +27,7 @@ from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
+from equifed.methods._cells import over_rows
 from equifed.methods._kernels import feature_draws, outputs, phi
 from equifed.methods.fedavg import MEAN_UPDATE, apply_mean_update, averaging
 from equifed.methods.hyper import hyper
@@ -154,7 +155,7 @@ class KFFL(Method):
         rows = self.counted(data)
         zs = rows.masked(phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width))
         zf = rows.masked(phi(outputs(theta, rows), rows.draws["phi_f"], self.kernel_width))
-        return {"n": rows.n, "sum_s": zs.sum(0), "sum_f": zf.sum(0), "sum_sf": zs.T @ zf}
+        return {"n": rows.n, "sum_s": zs.sum(0), "sum_f": zf.sum(0), "sum_sf": over_rows(zs.T, zf)}
 
     def counted(self, data: Data) -> Data:
         """The rows among which the dependence is measured."""

@@ -74,13 +74,18 @@ class QFFL(Method):
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         theta, has_rows = down["theta"], (data.n > 0).to(data.mask.dtype)
-        F = data.mean(data.task.row_loss(theta, data.x, data.y)) + EPSILON
+        F = mean_loss(theta, data) + EPSILON
         L = 1 / data.learning_rate
         dw = tree.scale(tree.sub(theta, parameters), L)
         weight = has_rows * F**self.q
         # h_k = q F_k^(q-1) ||dw_k||^2 + L F_k^q
         h = has_rows * self.q * F ** (self.q - 1) * tree.squared_norm(dw) + L * weight
         return {"delta": tree.scale(dw, weight), "h": h}, state
+
+
+def mean_loss(theta: Tree, data: Data) -> Tensor:
+    """F_k, which has powers: below 0, where rounding may take a loss of 0, it would have none."""
+    return data.mean(data.task.row_loss(theta, data.x, data.y)).clamp_min(0)
 
 
 def steepness(task: Task) -> float:
@@ -130,7 +135,7 @@ class SummedQFFL(QFFL):
 
     def begin(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         has_rows = (data.n > 0).to(data.mask.dtype)
-        return {"loss": data.mean(data.task.row_loss(down["theta"], data.x, data.y)), "clients": has_rows}, state
+        return {"loss": mean_loss(down["theta"], data), "clients": has_rows}, state
 
     def first(self, server: Relative, replies: Record, validation: Data | None) -> Relative:
         mean = replies["loss"] / replies["clients"].clamp_min(1) + EPSILON

@@ -36,7 +36,10 @@ from equifed.protocol import Bound, Data, Knob, LocalTraining, Method, Phase, Re
 from equifed.tree import Tree
 
 LARGEST = 1e9
-"""More than a client's rows are times its weight, or times the exponential of how much farther than usual it moves."""
+"""More than a client's rows are times its weight; times the exponential of how much farther than usual it moves, too,
+they count as so many at most: whoever moves that far has all the weight anyway."""
+PLACES = dict.fromkeys(("before", "moved", "weight"), 16)
+"""So that secure sums hold them."""
 
 
 class Server(NamedTuple):
@@ -175,7 +178,7 @@ class SummedSFFL(SFFL):
         bounds = dict.fromkeys(("before", "moved", "weight"), Bound(0, LARGEST))
         train = LocalTraining(measure, self.loss, self.begin)
         return (
-            Phase("train", ("theta", "level"), ("before", "moved"), train, kept, "sum", bounds=bounds),
+            Phase("train", ("theta", "level"), ("before", "moved"), train, kept, "sum", bounds=bounds, places=PLACES),
             Phase(
                 "add",
                 ("before", "moved", "level"),
@@ -185,6 +188,7 @@ class SummedSFFL(SFFL):
                 "sum",
                 bounds=bounds,
                 updates=BY_ROWS,
+                places=PLACES,
             ),
         )
 
@@ -215,7 +219,7 @@ def measure(theta: Tree, down: Record, state: SummedClient, data: Data, context:
     d = tree.take(distances(tree.map(lambda leaf: leaf[None], update)), 0)
     before = data.n * state.ratio
     state = SummedClient(*context, state.ratio, d, update)
-    return {"before": before, "moved": before * torch.exp(d - down["level"])}, state
+    return {"before": before, "moved": (before * torch.exp(d - down["level"])).clamp_max(LARGEST)}, state
 
 
 def add_up(server: SummedServer, replies: Record, validation: Data | None) -> SummedServer:

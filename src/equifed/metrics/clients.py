@@ -8,7 +8,7 @@ import numpy as np
 
 from equifed.errors import DataError
 from equifed.metrics import _inputs
-from equifed.metrics.rates import divide
+from equifed.metrics.rates import divide, subtract
 
 
 def _defined(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -32,7 +32,7 @@ def client_equality(values: Any) -> dict[str, Any]:
     tenth = np.maximum(total // 10, 1)
     place = np.arange(values.shape[-1])
     ranked = np.sort(values, axis=-1)  # nan last
-    spread = np.where(known, values - mean[..., None], 0.0)
+    spread = np.where(known, subtract(values, mean[..., None]), 0.0)
     lowest = place < tenth[..., None]
     highest = (place >= (total - tenth)[..., None]) & (place < total[..., None])
     share = np.where(total > 0, tenth, 0)
@@ -67,5 +67,5 @@ def group_equity(values: Any, groups: Any) -> dict[str, Any]:
         raise DataError(f"values of shape {values.shape} and {len(code)} client groups do not belong together.")
     member = code[:, None] == np.arange(len(names))
     known = ~np.isnan(values)
-    sums = np.where(known, values, 0.0) @ member.astype(np.float64)
+    sums = np.where(known[..., None] & member, values[..., None], 0.0).sum(-2)  # a product would take 0 times infinity
     return client_equality(divide(sums, known.astype(np.float64) @ member))

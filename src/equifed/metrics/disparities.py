@@ -26,7 +26,7 @@ import numpy as np
 
 from equifed.errors import unknown_name
 from equifed.metrics import _inputs
-from equifed.metrics.rates import check_counts, confusion, counts, divide, group_means, hits, rates
+from equifed.metrics.rates import check_counts, confusion, counts, divide, group_means, hits, rates, subtract
 
 PaperCompat = Literal["fair-fate"] | None
 P = ParamSpec("P")
@@ -39,8 +39,8 @@ def difference(rate: np.ndarray, reference: int | None = None) -> np.ndarray:
     """
     if reference is None:
         low, high = _extremes(rate)
-        return np.where(_comparable(rate), high - low, np.nan)
-    gap = rate - rate[..., reference, None]
+        return np.where(_comparable(rate), subtract(high, low), np.nan)
+    gap = subtract(rate, rate[..., reference, None])
     size = np.where(np.isnan(gap), -1.0, np.abs(gap))
     size[..., reference] = -1.0
     farthest = size.argmax(-1)[..., None]

@@ -99,11 +99,22 @@ def check_counts(counts: Any) -> np.ndarray:
     return counts
 
 
+# A model that has diverged has infinite errors, and NumPy warns of inf - inf and inf / inf where the processor raises a
+# flag. What comes of them is undefined: nan, without computing it.
+
+
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """numerator / denominator, nan where the denominator is 0."""
+    """numerator / denominator, nan where the denominator is 0 or infinite."""
     numerator, denominator = np.asarray(numerator), np.asarray(denominator)
     undefined = np.full(np.broadcast_shapes(numerator.shape, denominator.shape), np.nan)
-    return np.divide(numerator, denominator, out=undefined, where=denominator != 0)
+    return np.divide(numerator, denominator, out=undefined, where=(denominator != 0) & ~np.isinf(denominator))
+
+
+def subtract(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a - b, nan where either is nan or infinite."""
+    a, b = np.asarray(a), np.asarray(b)
+    undefined = np.full(np.broadcast_shapes(a.shape, b.shape), np.nan)
+    return np.subtract(a, b, out=undefined, where=np.isfinite(a) & np.isfinite(b))
 
 
 def degenerate(counts: np.ndarray, threshold: float = 0.99) -> np.ndarray:

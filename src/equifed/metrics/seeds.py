@@ -46,9 +46,10 @@ def moments(values: Any) -> Moments:
     defined = _defined(values)
     if not len(defined):
         return Moments(np.nan, np.nan, 0)
-    with np.errstate(invalid="ignore"):  # an infinite loss has no deviation
-        std = float(defined.std(ddof=1)) if len(defined) > 1 else np.nan
-        return Moments(float(defined.mean()), std, len(defined))
+    if not np.isfinite(defined).all():  # an infinite loss has no deviation
+        return Moments(sum(defined.tolist()) / len(defined), np.nan, len(defined))
+    std = float(defined.std(ddof=1)) if len(defined) > 1 else np.nan
+    return Moments(float(defined.mean()), std, len(defined))
 
 
 def _defined(values: Any) -> np.ndarray:
