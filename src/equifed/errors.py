@@ -95,6 +95,10 @@ class UnknownName(ConfigError, KeyError):
     """A name that does not exist; a KeyError too, so that a registry is a mapping like any other."""
 
 
+class UntrustedName(ConfigError):
+    """A name `module:Name`, its `value`, that a file asks for and the user has neither typed nor trusted."""
+
+
 class DataError(EquifedError, ValueError):
     """Data that cannot be used: missing, corrupt, or not fit for the task."""
 

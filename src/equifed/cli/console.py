@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import sys
 import traceback
 import unicodedata
@@ -19,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from equifed.errors import EquifedError, EquifedWarning
+from equifed.errors import EquifedError, EquifedWarning, UntrustedName
 from equifed.words import clean
 
 T = TypeVar("T")
@@ -124,6 +125,8 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except EquifedError as error:
             traceback_if_wanted()
             say(f"Error: {error}")
+            if again := _trusting(error):
+                say(f"To trust: {again}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             say("Interrupted.")
@@ -141,6 +144,13 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(4) from None
 
     return call
+
+
+def _trusting(error: EquifedError) -> str:
+    """The same command with every module trusted that a file has asked for; empty where none has."""
+    asked = [each for each in (error, *error.problems) if isinstance(each, UntrustedName)]
+    modules = dict.fromkeys(str(each.value).partition(":")[0] for each in asked)
+    return shlex.join(["equifed", *sys.argv[1:], *(f"--trust={module}" for module in modules)]) if modules else ""
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -133,7 +133,7 @@ class RunFolder:
 
     def config(self) -> Config:
         self.text(CONFIG)
-        return load_config(self.path / CONFIG)
+        return load_config(self.path / CONFIG, received=True)
 
     def settings(self) -> dict[str, Any]:
         """config.toml as it is."""

@@ -12,7 +12,7 @@ Nothing in it is a row, and nothing of it is code: it is read without the data i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from equifed import registry
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
 from equifed.files import checksum, clear_temporaries, read_regular, to_json, writable_folder
@@ -124,6 +125,7 @@ def load_model(
     client: str | None = None,
     runs: str | PathLike[str] | None = None,
     model: Any = None,
+    trust: Sequence[str] = (),
 ) -> Model:
     """The model of a finished run, with scikit-learn's interface: `predict`, `predict_proba`, `classes_`.
 
@@ -131,8 +133,11 @@ def load_model(
     the data nor the rest of the run are needed. seed: left out, the first. setting: of a sweep, {hyper-parameter:
     value}; left out, the one that meets the run's target on validation rows. client: whose model, where clients have
     models of their own. runs: the folder of the runs, where it is not `runs` or $EQUIFED_RUNS. model: the model that
-    was trained, where it was made in Python by hand, so that nothing leads to it again.
+    was trained, where it was made in Python by hand, so that nothing leads to it again. trust: modules whose names the
+    package may use, such as that of a method of your own: to import a module runs its code, and anything else that is
+    neither built in nor installed as a plug-in is refused.
     """
+    registry.trust(*trust)
     return _found(reference, runs).model(seed, setting, client, model)
 
 

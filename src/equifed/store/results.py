@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pandas as pd
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from equifed import registry
 from equifed.errors import ConfigError, EquifedWarning, RunError
 from equifed.files import clear_temporaries, plain, to_json, writable_folder
 from equifed.metrics import catalogue
@@ -93,10 +94,11 @@ def write_result(sums: Sums, result: Result, facts: Mapping[str, Any] | None = N
     sums.save()
 
 
-def load_result(folder: str | Path) -> Result:
+def load_result(folder: str | Path, *, trust: Sequence[str] = ()) -> Result:
     """The result of a finished run's folder, or of one that `save_result` wrote: with equal frames, and predicting and
     adapting as the one that was saved. Every file is looked at: one that the result needs must be as it was written,
-    and others are warned of. What predicting needs is read when it is first needed."""
+    and others are warned of. What predicting needs is read when it is first needed. trust: as for `load_model`."""
+    registry.trust(*trust)
     folder = Path(folder)
     if not os.path.isfile(folder / RESULT):
         raise RunError(f"There is no result in {folder}: it has no {RESULT}. A run has one when it has finished.")

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from equifed.errors import RunError
+from equifed.registry import trusted, typed
 from equifed.settings import Cluster
 from equifed.studies.jobs import PAUSE, Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
 
@@ -35,8 +36,9 @@ def _ray() -> Any:
     return ray
 
 
-def _perform(data: Any, work: Any, arguments: tuple[Any, ...]) -> tuple[Any, str]:
-    """In a worker's process."""
+def _perform(data: Any, work: Any, arguments: tuple[Any, ...], allowed: Sequence[str]) -> tuple[Any, str]:
+    """In a worker's process. allowed: names of other packages that the user of this study has typed or trusts."""
+    typed(*allowed)
     with warnings.catch_warnings():
         # the arrays are read in Ray's own memory, where nothing may be written, and nothing is
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
@@ -142,7 +144,7 @@ class _Sharing:
         if error:
             return self._outcome(position, None, error)
         self.begun_at[position] = job.done()
-        promised = self.perform.remote(data, job.work, job.arguments)
+        promised = self.perform.remote(data, job.work, job.arguments, trusted())
         self.running[promised] = position
         self._set(position, state="running", done=self.begun_at[position])
         return None
