@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from equifed.errors import ConfigError, DiskError
+from equifed.words import clean
 
 TEMPORARY = re.compile(r"\..{1,60}\.[0-9a-f]{12}", re.DOTALL)
 """What a file is called while it is written."""
@@ -57,6 +58,15 @@ def private_folder(folder: Path) -> None:
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
             each.mkdir(mode=0o700, exist_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link in a place where files are written or removed: those that it leads to belong to something else."""
+    if path.is_symlink():
+        raise DiskError(
+            f"{path} is a link, to {clean(os.readlink(path))}, and links are not followed where files are written or "
+            "removed. Put there what it leads to, or remove it."
+        )
 
 
 @contextmanager
@@ -105,7 +115,8 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Remove what `write_atomic` has left where its process was killed. Only for who alone writes in the folder."""
+    """Remove what `write_atomic` has left where its process was killed. Only for a process that alone writes in the
+    folder."""
     for path in folder.iterdir():
         if TEMPORARY.fullmatch(path.name) and not path.is_dir():  # a folder is not of its making
             os.unlink(path)
@@ -140,7 +151,8 @@ def sync_folder(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes, flags: int, mode: int = 0o666, flush: bool = False) -> None:
-    handle = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | flags, mode)
+    """Write to a file, but not through a link."""
+    handle = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | flags, mode)
     try:
         rest = memoryview(content)
         while rest:
@@ -162,6 +174,8 @@ def _explained(path: Path, size: int) -> Iterator[None]:
 
 def why_not(error: OSError, folder: Path, size: int = 0) -> str:
     """Why nothing could be written to the folder, in sentences; size: bytes that were to be written."""
+    if error.errno == errno.ELOOP:
+        return "it is a link, and links are not followed here."
     if error.errno not in FULL:
         return f"{error.strerror or error}."
     text = "the disk is full." if error.errno == errno.ENOSPC else "the quota of the disk is used up."

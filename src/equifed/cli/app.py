@@ -218,7 +218,7 @@ def sweep(
             raw["seek"] = {"steps": seek.steps, "at-once": seek.at_once}
         config, checks = parse_config(raw, settings.overrides(method), source="sweep"), parse_checks(fail_if)
         if over:
-            new_run(config, output, checks, margin=margin, report=report)
+            new_run(config, output, checks, margin=margin, report=report, again=True)
         else:
             seek_target(config, output, checks, report)
 

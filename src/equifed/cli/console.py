@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from equifed.errors import EquifedError, EquifedWarning, UntrustedName
+from equifed.signals import exit_code
 from equifed.words import clean
 
 T = TypeVar("T")
@@ -77,8 +78,9 @@ def show(*parts: RenderableType) -> None:
 
 
 def say(text: str) -> None:
-    """A word beside the data, to stderr; that nobody listens any more must not end a run."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print beside the data, to stderr; a reader that has gone away, or a terminal that was closed, must not end a
+    run."""
+    with contextlib.suppress(OSError):
         err().print(text, soft_wrap=True)
 
 
@@ -103,7 +105,7 @@ def name_of(run: Path) -> str:
     """What to call a run's folder in a command: its id where that is enough."""
     from equifed.store import Store
 
-    return run.name if run.parent == Store().root else near(run)
+    return run.name if run.parent.resolve() == Store().root.resolve() else near(run)
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
@@ -128,9 +130,9 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             if again := _trusting(error):
                 say(f"To trust: {again}")
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             say("Interrupted.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(stopped)) from None
         except OSError as error:
             traceback_if_wanted()
             say(f"Error: {clean(': '.join(str(part) for part in (error.filename, error.strerror or error) if part))}")

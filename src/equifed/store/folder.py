@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ from equifed.files import (
     plain,
     read_regular,
     read_sealed,
+    refuse_link,
     sync,
     to_json,
     write,
@@ -55,6 +57,7 @@ from equifed.files import (
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.results import Result
+from equifed.signals import Stopped
 from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
 from equifed.store.environment import data_record, environment
@@ -78,6 +81,10 @@ from equifed.tracking import Callbacks, Round, Run
 
 FORMAT = "equifed-checkpoint-4"
 STATUS, LINES, SCORES, LOCK = "status.json", "rounds.jsonl", "scores", "lock"
+INSIDE = (SCORES, MODEL, JOURNAL)
+"""Folders of a run's folder."""
+SCORED = re.compile(r"\d{5,}\.safetensors")
+"""Names of the files of scores."""
 BEFORE = (CONFIG, "environment.json", "data.json")
 """Files that a folder has before its run begins."""
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -265,6 +272,7 @@ class RunFolder:
                     f"{path} cannot hold a new run: it has files of another. Go on with that one, whose {STATUS} must "
                     "be there, or choose another name."
                 )
+            folder.check_links()
             clear_temporaries(path)  # of a process that was killed here
             (path / SCORES).mkdir(exist_ok=True)
             data = data_record(config, simulation.job)
@@ -280,6 +288,11 @@ class RunFolder:
                 raise DiskError(f"{error} The run has not begun: start it again once that is put right.") from error
             raise
         return folder
+
+    def check_links(self) -> None:
+        """Refuse folders in it that are links, before anything is written or removed there."""
+        for name in INSIDE:
+            refuse_link(self.path / name)
 
     def set_status(self, status: Status, reason: str = "", **more: str) -> None:
         path = self.path / STATUS
@@ -396,6 +409,7 @@ class Recorder:
 
     def restore(self) -> None:
         """Take up the last checkpoint, if there is one, and all that was recorded up to it."""
+        self.folder.check_links()
         clear_temporaries(self.folder.path)
         if self.folder.rounds_done():
             like = self.simulation.engine.start()
@@ -411,7 +425,8 @@ class Recorder:
         else:
             (self.folder.path / LINES).unlink(missing_ok=True)
         for path in (self.folder.path / SCORES).iterdir():
-            if f"{SCORES}/{path.name}" not in self._sums and not path.is_dir():  # of rounds that are computed again
+            again = f"{SCORES}/{path.name}" not in self._sums  # of a round that is computed again
+            if again and SCORED.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
 
     def _replay(self, checkpoint: Checkpoint, lines: bytes) -> None:
@@ -552,7 +567,8 @@ class Recording(Recorder):
             elif isinstance(error, Exception):
                 self.folder.set_status("failed", f"{type(error).__name__}: {error}")
             elif error is not None:
-                self.folder.set_status("interrupted", "stopped by the user")
+                by_signal = isinstance(error, Stopped)
+                self.folder.set_status("interrupted", str(error) if by_signal else "stopped by the user")
         self.folder.lock.release()
         with contextlib.suppress(*([] if error is None else [EquifedError])):
             self._put_in_index(self.folder.entry())

@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 from equifed import registry
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
-from equifed.files import checksum, clear_temporaries, read_regular, to_json, writable_folder
+from equifed.files import checksum, clear_temporaries, read_regular, refuse_link, to_json, writable_folder
 from equifed.report.card import card_of
 from equifed.results.model import Model, choose_run
 from equifed.results.result import Result
@@ -95,6 +95,7 @@ def write_package(sums: Sums, result: Result, facts: Mapping[str, Any] | None = 
     """Write the package of a result into its folder, and its files into the folder's checksums. facts: what the folder
     knows besides, for the card: see `documented`."""
     folder = sums.folder / MODEL
+    refuse_link(folder)
     writable_folder(folder, "Make room for the model there.")
     clear_temporaries(folder)
     (folder / SUMS).unlink(missing_ok=True)  # until all is there, there is no model
