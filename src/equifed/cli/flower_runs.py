@@ -399,7 +399,7 @@ def _report(folder: Folder, run: str, json: bool) -> None:
 
     run_folder = RunFolder(folder.runs / run)
     result = run_folder.result()
-    print_result([run_folder], result, Output(folder.runs, json), ())
     page = run_folder.path / "report.html"
     write_report([documented(run_folder, result)], page)
     say(f"Report: {near(page)}")
+    print_result([run_folder], result, Output(folder.runs, json), ())

@@ -236,6 +236,7 @@ def compare(
     say(f"Report: {near(page)}")
     if broken:
         raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}. {RETRY}")
+    check_trained(results)
     fail(failed)
 
 
@@ -408,6 +409,7 @@ def print_result(
             say(f"Saved in {near(path)}; look at it with: equifed show {name_of(path)}")
         else:
             say(f"Saved as {len(folders)} runs: {' '.join(name_of(folder.path) for folder in folders)}")
+    check_trained([result])
     fail(failed)
 
 
@@ -500,6 +502,20 @@ def _heading(folder: RunFolder, config: dict[str, Any]) -> str:
 def _answered(answer: Answer | None, failed: list[str]) -> Record:
     """The end of a JSON record."""
     return {"answer": None if answer is None else answer.to_dict(), "failed_checks": failed}
+
+
+def check_trained(results: Sequence[Result]) -> None:
+    """Refuse to call it a success where nothing was trained."""
+    for result in results:
+        if not result.trained:
+            lost = result.rejections
+            first = "" if lost.empty else f", the first because of {lost['reason'].iloc[0]}"
+            refused = f" {len(lost)} replies were refused or never came{first}." if len(lost) else ""
+            raise RunError(
+                f"{result.info['method']} was not trained: not one of its rounds was applied, so its model is the one "
+                f"that it began with.{refused} Look at the notes and at `rejections`, and change what they name, such "
+                "as the learning rate."
+            )
 
 
 def fail(lines: Sequence[str]) -> None:

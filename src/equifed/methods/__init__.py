@@ -132,6 +132,8 @@ def recorded(name: str, **hyper_parameters: Any) -> Method:
     }
     for key, value in values.items():
         check_value(method, key, value)
+        if type(value) is int and options(method)[key].number is float:
+            values[key] = float(value)  # torch refuses large integers where it takes the same number as a float
     return method.with_hyper(**values)
 
 
