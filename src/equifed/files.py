@@ -29,6 +29,8 @@ TEMPORARY = re.compile(r"\..{1,60}\.[0-9a-f]{12}", re.DOTALL)
 """What a file is called while it is written."""
 SEAL = "blake2"
 """The key of a sealed file's checksum."""
+MOST_JSON = 2**28
+"""Bytes of a JSON file that is read."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -216,7 +218,7 @@ def write_sealed(path: Path, value: dict[str, Any], mode: int = 0o666) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """What `write_sealed` has written under this name; a ValueError if a single bit of the file is another."""
-    content = read_regular(path)
+    content = read_regular(path, MOST_JSON)
     try:
         value = json.loads(content)
         del value[SEAL]

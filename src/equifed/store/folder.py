@@ -148,7 +148,7 @@ class RunFolder:
 
     def record(self, name: str) -> Any:
         """What a JSON file of the folder holds."""
-        return json.loads(self.text(name))
+        return Sums.load(self.path, self.remedy).read_json(name)
 
     def text(self, name: str) -> str:
         """A file of the folder, which must be as it was written."""

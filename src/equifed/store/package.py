@@ -11,7 +11,6 @@ Nothing in it is a row, and nothing of it is code: it is read without the data i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -61,7 +60,7 @@ class Package:
                 f"The model in {sums.folder} was not written to its end: {SUMS} has no {about}. {sums.remedy}"
             )
         try:
-            content = json.loads(sums.read(about))
+            content = sums.read_json(about)
             if content["format"] != FORMAT:
                 raise RunError(
                     f"The model in {sums.folder} has format {content['format']!r}, and this version of equifed reads "

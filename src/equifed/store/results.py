@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors.numpy import load, save
 
 from equifed import registry
 from equifed.errors import ConfigError, EquifedWarning, RunError
+from equifed.federation.reading import Kind
 from equifed.files import clear_temporaries, plain, to_json, writable_folder
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
@@ -34,7 +33,20 @@ FEDERATION = "federation.json"
 """Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
 JOURNAL = "sums"
 """The folder of such a run, while it goes on with secure sums: every exchange since the last checkpoint."""
-FRAMES = ("metrics", "counts", "calibration", "local_gaps", "cuts", "plain_mean", "log")
+_MEASURED: dict[str, Kind] = {
+    **{"method": "text", "seed": "number", "round": "number", "split": "text", "scope": "text", "metric": "text"},
+    "value": "number",
+}
+FRAMES: dict[str, dict[str, Kind]] = {
+    "metrics": _MEASURED,
+    "counts": {"method": "text", "seed": "number", "split": "text", "group": "any", "label": "any", "rows": "number"},
+    "calibration": {"method": "text", "seed": "number", "split": "text", "group": "any", "rows": "number"},
+    "local_gaps": {"method": "text", "seed": "number", "client": "text", "metric": "text", "value": "number"},
+    "cuts": {"method": "text", "seed": "number", "client": "text", "updates": "number", "cut": "number"},
+    "plain_mean": _MEASURED,
+    "log": {"method": "text", "seed": "number", "round": "number", "applied": "number", "stopped": "number"},
+}
+"""The frames of a result, and columns that each of them has whatever was run."""
 RESULT = "result.json"
 FILES = {f"{name}.parquet" for name in FRAMES} | {
     *(
@@ -155,22 +167,22 @@ def resuming(folder: Path, name: str | None = None) -> str:
 
 
 def _read_result(sums: Sums) -> Result:
-    content = json.loads(sums.read(RESULT))
+    content = sums.read_json(RESULT)
     keys = [tuple(key) if isinstance(key, list) else key for key in content["runs"]]
     hyper = content["info"]["hyper_parameters"]
     content["info"]["hyper_parameters"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
-    rejections = json.loads(sums.read("rejections.json"))
+    rejections = sums.read_json("rejections.json")
     package = Package.of(sums, f"{MODEL}/")
     result = Result(
-        **{name: pd.read_parquet(BytesIO(sums.read(f"{name}.parquet"))) for name in FRAMES},
-        messages=pd.DataFrame(json.loads(sums.read("messages.json")), columns=MESSAGES),
+        **{name: sums.read_parquet(f"{name}.parquet", columns) for name, columns in FRAMES.items()},
+        messages=pd.DataFrame(sums.read_json("messages.json"), columns=MESSAGES),
         rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
         info=content["info"],
         settings=RunSettings.from_dict(content["settings"]),
-        timings=json.loads(sums.read("timings.json")),
+        timings=sums.read_json("timings.json"),
         notes=[Note.from_json(note) for note in content["notes"]],
         final_states=package.states,
         schema=package.schema,
