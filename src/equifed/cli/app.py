@@ -35,7 +35,7 @@ from equifed.settings import SeekSettings
 
 EXITS = (
     "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
-    "130 interrupted."
+    "130 interrupted, 143 and 129 ended by SIGTERM and SIGHUP."
 )
 
 app = typer.Typer(

@@ -35,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from equifed import tree
-from equifed.config import Config, load_config
+from equifed.config import MOST_BYTES, Config, load_config
 from equifed.errors import DiskError, EquifedError, RunError
 from equifed.files import (
     TEMPORARY,
@@ -78,6 +78,7 @@ from equifed.store.results import (
 )
 from equifed.store.sums import SUMS, Sums
 from equifed.tracking import Callbacks, Round, Run
+from equifed.words import clean
 
 FORMAT = "equifed-checkpoint-4"
 STATUS, LINES, SCORES, LOCK = "status.json", "rounds.jsonl", "scores", "lock"
@@ -144,7 +145,10 @@ class RunFolder:
 
     def settings(self) -> dict[str, Any]:
         """config.toml as it is."""
-        return tomllib.loads(self.text(CONFIG))
+        try:
+            return tomllib.loads(self.text(CONFIG))
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / CONFIG} cannot be read as TOML: {clean(error)}. {COPY}") from None
 
     def record(self, name: str) -> Any:
         """What a JSON file of the folder holds."""
@@ -155,7 +159,7 @@ class RunFolder:
         sums = Sums.load(self.path, self.remedy)
         if name == CONFIG:
             sums.remedy = COPY  # with a damaged one the run would not be the same
-        return sums.read(name).decode()
+        return sums.read(name, MOST_BYTES).decode()
 
     @property
     def remedy(self) -> str:

@@ -24,7 +24,7 @@ from safetensors.numpy import load, save
 from equifed import registry
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
-from equifed.files import checksum, clear_temporaries, read_regular, refuse_link, to_json, writable_folder
+from equifed.files import MOST_JSON, checksum, clear_temporaries, read_regular, refuse_link, to_json, writable_folder
 from equifed.report.card import card_of
 from equifed.results.model import Model, choose_run
 from equifed.results.result import Result
@@ -69,7 +69,7 @@ class Package:
             return cls(
                 content,
                 StoredStates(content["final_states"], lambda: _weights(sums, weights)),
-                Schema.from_json(sums.read(schema)) if schema in sums else None,
+                Schema.from_json(sums.read(schema, MOST_JSON)) if schema in sums else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"The model in {sums.folder} cannot be read ({error!r}). {sums.remedy}") from error
