@@ -45,7 +45,7 @@ class Option:
 
     @property
     def number(self) -> builtins.type[int] | builtins.type[float] | None:
-        """Whether its values, or their entries, are whole numbers or any; None where they are no numbers."""
+        """Whether its values, or their entries, are whole numbers or any; None where they are not numbers."""
         limited = self.low is not None or self.high is not None
         kinds = _kinds(self.type) | ({type(self.default)} if limited else set())
         return float if float in kinds else int if int in kinds else None

@@ -29,8 +29,9 @@ _allowed: set[str] = set()
 
 
 def typed(*names: str) -> None:
-    """Allow names that the user has written: on the command line, in a configuration to be run, in Python."""
-    _allowed.update(names)
+    """Allow names that the user has written: on the command line, in a configuration to be run, in Python. Of these,
+    only `module:Name` needs it; as a module, a name such as "mlflow" is not trusted."""
+    _allowed.update(name for name in names if ":" in name)
 
 
 def trust(*modules: str) -> None:
@@ -42,7 +43,7 @@ def trust(*modules: str) -> None:
 
 
 def trusted() -> list[str]:
-    """Return all that `typed` and `trust` have allowed, for another process that works on the same."""
+    """Return all that `typed` and `trust` have allowed, for `trust` in another process that works on the same."""
     return sorted(_allowed)
 
 

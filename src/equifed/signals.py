@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
+ASKED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""By which other programs ask this one to end; Windows has only the first."""
+ENDING = (signal.SIGINT, *ASKED)
 _heard: list[int] = []
 """The signal that is ending this program: what is waiting in a library may raise a KeyboardInterrupt of its own."""
 
@@ -55,7 +55,7 @@ def ending_on_signals(numbers: Sequence[signal.Signals] = ENDING) -> Iterator[No
 
 @contextlib.contextmanager
 def handlers(wanted: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
-    """Handle signals so inside, and as before afterwards."""
+    """Handle signals by these functions inside, and as before afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may, and only it gets signals
         return

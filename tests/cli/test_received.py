@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tomllib
@@ -226,6 +227,15 @@ def test_python_trusts_a_module_by_name_and_takes_what_it_has_made_itself(
     sys.modules.pop("small")
 
 
+def test_code_that_reads_files_looks_names_up_as_received() -> None:
+    """`make` and `get_dataset` are for names that the user has typed."""
+    source = Path(ef.__file__).parent
+    for package in ("config", "report", "results", "store", "studies"):
+        for path in (source / package).rglob("*.py"):
+            for name in re.findall(r"methods\.make\b|methods import [^\n]*\bmake\b|\bget_dataset\b", path.read_text()):
+                pytest.fail(f"{path}: {name}")
+
+
 def test_what_is_trusted_is_a_module_and_what_lies_in_it() -> None:
     for wrong in ("", "a-b", "../a", "a b:Name"):
         with pytest.raises(ef.ConfigError, match="must be the name of a module"):
@@ -239,4 +249,6 @@ def test_a_trusted_package_trusts_its_modules_and_no_other(monkeypatch: pytest.M
     known = {name: registry._is_trusted(name) for name in ("ours:X", "ours.deep:X", "oursx:X", "theirs.deep:Name")}
     assert known == {"ours:X": True, "ours.deep:X": True, "oursx:X": False, "theirs.deep:Name": True}
     assert not registry._is_trusted("theirs.deep:Other")
+    registry.typed("mlflow", "logistic")  # names of built-in things, no modules
+    assert not registry._is_trusted("mlflow:Anything")
     assert not registry._is_trusted("theirs:Name")

@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> dict[Path, bytes]:
-    """Files of somebody's home, some by names such as the store gives."""
+    """Files of a home folder, some by names such as the store gives."""
     home = tmp_path / "home"
     home.mkdir()
     names = (".bashrc", "letter.txt", "00001.safetensors", ".x.0123456789ab", "SUMS.json", "0000000001.sum")
@@ -201,7 +201,7 @@ def test_a_linked_index_is_not_written_through(config: Config, tmp_path: Path) -
 
 
 def test_an_index_leads_to_no_other_folder(config: Config, tmp_path: Path) -> None:
-    """A row's checksum has no secret: whoever makes the file makes it, too."""
+    """A row's checksum has no secret: the maker of the file can make it, too."""
     from equifed.store.index import _put
 
     store = Store(tmp_path / "runs")
@@ -214,7 +214,7 @@ def test_an_index_leads_to_no_other_folder(config: Config, tmp_path: Path) -> No
 
 
 def test_the_runs_folder_itself_may_be_a_link(config: Config, tmp_path: Path) -> None:
-    """To another disk, say: that is for whoever names it to know."""
+    """To another disk, say: the user who names it knows where it leads."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     store = Store(tmp_path / "runs")

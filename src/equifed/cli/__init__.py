@@ -8,14 +8,13 @@ __all__ = ["main"]
 def main() -> None:
     """The entry point `equifed`."""
     import io
-    import signal
     import sys
 
-    from equifed.signals import ending_on_signals, exit_code
+    from equifed.signals import ASKED, ending_on_signals, exit_code
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # letters that the terminal lacks are shown as escapes, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
-    with ending_on_signals((signal.SIGTERM, signal.SIGHUP)):
+    with ending_on_signals(ASKED):
         try:
             from equifed.cli.app import app
 

@@ -279,7 +279,7 @@ def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
 
 
 def _say_stopped(folder: Folder, run: str, local: bool) -> None:
-    """What a signal has ended, and how to go on."""
+    """Print what a signal has ended, and how to go on."""
     if not local:
         say(
             f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end "

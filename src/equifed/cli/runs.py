@@ -88,13 +88,13 @@ def _train(recording: Recording, closely: bool = False) -> Result:
 
 
 def _resuming(recording: Recording, checks: Sequence[AnyCheck]) -> str:
-    """The command that goes on with the run."""
+    """Return the command that goes on with the run."""
     also = "".join(f" --fail-if {shlex.quote(check.text)}" for check in checks)
     return f"equifed resume {name_of(recording.folder.path)}{also}"
 
 
 def _say_stopped(recording: Recording, todo: str) -> None:
-    """How far the run is, and what to do."""
+    """Print how far the run is, and what to do."""
     say(f"Interrupted after round {recording.folder.rounds_done()} of {recording.config.run.rounds}. {todo}")
 
 

@@ -1,4 +1,4 @@
-"""Reading a table from a file of elsewhere, of which no more is unpacked than a table of that size may have.
+"""Reading a table from a file that was received, of which no more is unpacked than a table of that size may have.
 
 A megabyte of packed zeros is a gigabyte, and a text that a dictionary repeats takes more than the file says. What a
 file would become is added up first, piece by piece, and refused as soon as it is too much.
@@ -36,7 +36,8 @@ ROWS = 2**14
 """Rows that are looked at in one piece."""
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 Kind = Literal["text", "number", "any"]
-"""Of the values of a column: text, numbers or truth values, or either."""
+"""What the values of a column are: texts, numbers or truth values, or either."""
+EXPECTED: dict[Kind, str] = {"text": "texts", "number": "numbers", "any": "texts or numbers"}
 _ARROW, _OLD_FEATHER = b"ARROW1", b"FEA1"
 
 
@@ -155,7 +156,7 @@ def _check_columns(name: str, schema: pa.Schema, columns: Mapping[str, Kind]) ->
         number = types.is_integer(found) or types.is_floating(found) or types.is_boolean(found)
         fits = {"text": _is_text(found), "number": number, "any": _is_text(found) or number}[kind]
         if not fits and not types.is_null(found):
-            raise DataError(f"it holds {found}, which is no {kind}.", file=name, column=column)
+            raise DataError(f"it holds {found}, and {EXPECTED[kind]} are expected.", file=name, column=column)
 
 
 def _read_arrow(path: Path) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from equifed.errors import RunError
-from equifed.registry import trusted, typed
+from equifed.registry import trust, trusted
 from equifed.settings import Cluster
 from equifed.signals import handlers
 from equifed.studies.jobs import PAUSE, Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
@@ -40,7 +40,7 @@ def _ray() -> Any:
 
 def _perform(data: Any, work: Any, arguments: tuple[Any, ...], allowed: Sequence[str]) -> tuple[Any, str]:
     """In a worker's process. allowed: names of other packages that the user of this study has typed or trusts."""
-    typed(*allowed)
+    trust(*allowed)
     with warnings.catch_warnings():
         # the arrays are read in Ray's own memory, where nothing may be written, and nothing is
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
