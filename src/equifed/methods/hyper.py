@@ -54,6 +54,8 @@ def check_value(method: Method, name: str, value: Any) -> None:
         raise ConfigError(f"must be one of {allowed}{or_several}, got {value!r}.", key=name, value=value)
     if option.choices is None and not (value is None and option.optional):
         kind = option.number
-        entries = value if option.several_numbers and isinstance(value, tuple) else (value,)
+        if option.several_numbers and not isinstance(value, tuple):
+            raise ConfigError(f"must be a list of numbers, got {value!r}.", key=name, value=value)
+        entries = value if option.several_numbers else (value,)
         for entry in entries if kind is not None else ():
             check_number(name, entry, low=option.low, high=option.high, whole=kind is int)
