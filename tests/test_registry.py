@@ -19,6 +19,9 @@ from equifed.errors import (
 )
 from equifed.registry import Registry
 
+MODULES = ("plenty_numbers", "neighbour_numbers", "raises", "misspelt", "needs_more", "nowhere", "json")
+"""Those that the tests trust."""
+
 
 @pytest.fixture
 def numbers(tmp_path, monkeypatch):
@@ -38,6 +41,7 @@ def numbers(tmp_path, monkeypatch):
     (here / "raises.py").write_text("\nX = 1 / 0\n")
     (here / "misspelt.py").write_text("def f(:\n")
     (here / "needs_more.py").write_text("import no_such_module_at_all\n")
+    monkeypatch.setattr("equifed.registry._allowed", {*MODULES})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(here)

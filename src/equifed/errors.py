@@ -13,11 +13,14 @@ import numbers
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from equifed.words import SHORT, clean, quoted
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest number that training can compute with."""
+MAX_WHOLE = 2**53
+"""The largest whole number where no other limit is declared: up to it, every one is a floating-point number too."""
 
 
 class EquifedError(Exception):
@@ -95,6 +98,10 @@ class UnknownName(ConfigError, KeyError):
     """A name that does not exist; a KeyError too, so that a registry is a mapping like any other."""
 
 
+class UntrustedName(ConfigError):
+    """A name `module:Name`, its `value`, that a file asks for and the user has neither typed nor trusted."""
+
+
 class DataError(EquifedError, ValueError):
     """Data that cannot be used: missing, corrupt, or not fit for the task."""
 
@@ -150,18 +157,23 @@ def check_number(
     what: str = "",
 ) -> None:
     """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`. Fractions must fit
-    the 32 bits that training computes with.
+    the 32 bits that training computes with, and whole numbers 53.
 
     what: said in place of the key where the number is a part of it, such as an entry of a list.
     """
-    if high is None and not whole and isinstance(value, numbers.Real) and float(value) > MAX_FLOAT32:
-        high = MAX_FLOAT32
+    if isinstance(value, numbers.Real):
+        most = MAX_WHOLE if whole or isinstance(value, numbers.Integral) else MAX_FLOAT32
+        number: Any = value
+        if high is None and number > most:
+            high = most
+        if low is None and above is None and number < -most:
+            low = -most
     bounds = [("at least", low, operator.ge), ("above", above, operator.gt), ("at most", high, operator.le)]
     fits = (
         isinstance(value, numbers.Integral if whole else numbers.Real)
         and not isinstance(value, bool)
-        and math.isfinite(value)
         and all(bound is None or holds(value, bound) for _, bound, holds in bounds)
+        and math.isfinite(value)
     )
     if not fits:
         limits = [f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None]

@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 
 from equifed.errors import ConfigError, DiskError
+from equifed.words import clean
 
 TEMPORARY = re.compile(r"\..{1,60}\.[0-9a-f]{12}", re.DOTALL)
 """What a file is called while it is written."""
 SEAL = "blake2"
 """The key of a sealed file's checksum."""
+MOST_JSON = 2**28
+"""Bytes of a JSON file that is read."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -57,6 +60,15 @@ def private_folder(folder: Path) -> None:
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
             each.mkdir(mode=0o700, exist_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link in a place where files are written or removed: those that it leads to belong to something else."""
+    if path.is_symlink():
+        raise DiskError(
+            f"{path} is a link, to {clean(os.readlink(path))}, and links are not followed where files are written or "
+            "removed. Put there what it leads to, or remove it."
+        )
 
 
 @contextmanager
@@ -105,7 +117,8 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Remove what `write_atomic` has left where its process was killed. Only for who alone writes in the folder."""
+    """Remove what `write_atomic` has left where its process was killed. Only for a process that alone writes in the
+    folder."""
     for path in folder.iterdir():
         if TEMPORARY.fullmatch(path.name) and not path.is_dir():  # a folder is not of its making
             os.unlink(path)
@@ -140,7 +153,8 @@ def sync_folder(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes, flags: int, mode: int = 0o666, flush: bool = False) -> None:
-    handle = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | flags, mode)
+    """Write to a file, but not through a link."""
+    handle = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | flags, mode)
     try:
         rest = memoryview(content)
         while rest:
@@ -162,6 +176,8 @@ def _explained(path: Path, size: int) -> Iterator[None]:
 
 def why_not(error: OSError, folder: Path, size: int = 0) -> str:
     """Why nothing could be written to the folder, in sentences; size: bytes that were to be written."""
+    if error.errno == errno.ELOOP:
+        return "it is a link, and links are not followed here."
     if error.errno not in FULL:
         return f"{error.strerror or error}."
     text = "the disk is full." if error.errno == errno.ENOSPC else "the quota of the disk is used up."
@@ -202,7 +218,7 @@ def write_sealed(path: Path, value: dict[str, Any], mode: int = 0o666) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """What `write_sealed` has written under this name; a ValueError if a single bit of the file is another."""
-    content = read_regular(path)
+    content = read_regular(path, MOST_JSON)
     try:
         value = json.loads(content)
         del value[SEAL]

@@ -152,7 +152,7 @@ class MLP(_Initialised):
             raise ConfigError(text, key="hidden", value=self.hidden)
         object.__setattr__(self, "hidden", tuple(self.hidden))
         for width in self.hidden:
-            check_number("hidden", width, whole=True, low=1, what="The width of a hidden layer")
+            check_number("hidden", width, whole=True, low=1, high=1_000_000, what="The width of a hidden layer")
         if self.activation not in ACTIVATIONS:
             raise unknown_name("activation", self.activation, ACTIVATIONS, key="activation")
         check_number("dropout", self.dropout, low=0)
@@ -192,6 +192,11 @@ class LeNet(_Initialised):
 
     classes: int | None = None
     """Outputs; None takes the number of classes in the data."""
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            check_number("classes", self.classes, whole=True, low=1, high=1_000_000)
+        super().__post_init__()
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         if len(shape) != 3 or shape[1:] != (28, 28):

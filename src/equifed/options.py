@@ -4,11 +4,13 @@ meaning, from which Python, configuration files, the command line and the docume
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import inspect
 import textwrap
 from dataclasses import dataclass
 from functools import cache
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -42,6 +44,23 @@ class Option:
         return get_type_hints(self.owner)[self.name]
 
     @property
+    def number(self) -> builtins.type[int] | builtins.type[float] | None:
+        """Whether its values, or their entries, are whole numbers or any; None where they are not numbers."""
+        limited = self.low is not None or self.high is not None
+        kinds = _kinds(self.type) | ({type(self.default)} if limited else set())
+        return float if float in kinds else int if int in kinds else None
+
+    @property
+    def optional(self) -> bool:
+        """Whether None is a value."""
+        return NoneType in _kinds(self.type)
+
+    @property
+    def several_numbers(self) -> bool:
+        """Whether a value is a tuple of numbers."""
+        return tuple in _kinds(self.type)
+
+    @property
     def type_name(self) -> str:
         """The type as a reader would write it."""
         kind = type(get_args(self.type)[0]) if get_origin(self.type) is Literal else self.type  # its choices are listed
@@ -50,6 +69,13 @@ class Option:
     @property
     def description(self) -> str:
         return _descriptions(self.owner).get(self.name, "")
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """The types that a hint is made of, those of a tuple's entries included."""
+    if get_origin(hint) is Literal:
+        return set()
+    return {get_origin(hint) or hint}.union(*map(_kinds, get_args(hint)))
 
 
 @cache

@@ -3,6 +3,10 @@
 A name is one that is built in, one that an installed package brings as an entry point (of the group
 `equifed.methods`, `equifed.models`, ...), or `module:Name`, which is imported from that module. Built-in names cannot
 be taken over. Whatever is found keeps the name it was asked for by, so that a run can be resumed and repeated by it.
+
+To import a module runs it, and files come from elsewhere: a run's folder, a model package, a result. So a `module:Name`
+is imported only if the user has typed it in this process (`typed`) or trusts its module (`trust`, --trust); it is
+refused, without a look at the module, where only a file has it.
 """
 
 from __future__ import annotations
@@ -16,9 +20,41 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any, Generic, TypeVar
 
-from equifed.errors import ConfigError, EquifedWarning, unknown_name
+from equifed.errors import ConfigError, EquifedWarning, UntrustedName, unknown_name
+from equifed.words import quoted
 
 T = TypeVar("T")
+_allowed: set[str] = set()
+"""Names `module:Name` that were typed, and modules that are trusted."""
+
+
+def typed(*names: str) -> None:
+    """Allow names that the user has written: on the command line, in a configuration to be run, in Python. Of these,
+    only `module:Name` needs it; as a module, a name such as "mlflow" is not trusted."""
+    _allowed.update(name for name in names if ":" in name)
+
+
+def trust(*modules: str) -> None:
+    """Allow all names of these modules, and of modules in them, wherever they are read, until the process ends."""
+    for module in modules:
+        if not _is_dotted(module.partition(":")[0]):
+            raise ConfigError(f"must be the name of a module, got {quoted(module)}.", key="trust", value=module)
+    _allowed.update(modules)
+
+
+def trusted() -> list[str]:
+    """Return all that `typed` and `trust` have allowed, for `trust` in another process that works on the same."""
+    return sorted(_allowed)
+
+
+def _is_trusted(name: str) -> bool:
+    module, _, _ = name.partition(":")
+    parts = module.split(".")
+    return not _allowed.isdisjoint([name, *(".".join(parts[:end]) for end in range(1, len(parts) + 1))])
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
@@ -31,7 +67,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._imported: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        """The thing with this name; a ConfigError with the closest name, or why it cannot be imported."""
+        """The thing with this name; a ConfigError with the closest name, or why it is not imported."""
         if name in self._builtin:
             return self._builtin[name]
         if name not in self._imported:
@@ -47,6 +83,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
                         "Use one of these in place of the name.",
                     )
                 (target,) = targets
+            elif self._has_form(name) and not _is_trusted(name):
+                raise self._untrusted(name)
             self._imported[name] = self._import(name, target)
         return self._imported[name]
 
@@ -73,17 +111,27 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return things
 
     def name_of(self, thing: object) -> str:
-        """The name that leads to this thing again; of one that no name leads to, the name that it was defined by."""
+        """The name that leads to this thing again; of one that no name leads to, the name that it was defined by. As
+        the thing is here, its module has been run: that name is as good as typed."""
         for name, known in (*self._builtin.items(), *self._imported.items()):
             if known is thing:
                 return name
         named: Any = thing if hasattr(thing, "__qualname__") else type(thing)
         hidden = named.__module__ == "__main__" or "<locals>" in named.__qualname__
-        return str(named.__name__) if hidden else f"{named.__module__}:{named.__qualname__}"
+        if hidden:
+            return str(named.__name__)
+        name = f"{named.__module__}:{named.__qualname__}"
+        typed(name)
+        return name
+
+    @staticmethod
+    def _has_form(name: str) -> bool:
+        module, _, path = name.partition(":")
+        return _is_dotted(module) and _is_dotted(path)
 
     def _import(self, name: str, target: str) -> T:
         module_name, _, path = target.partition(":")
-        if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        if not self._has_form(target):
             raise self._refused(name, f'must be the name of a {self.noun} or of the form "module:Name".')
         thing: Any = self._module(name, module_name)
         for part in path.split("."):
@@ -113,6 +161,15 @@ class Registry(MutableMapping[str, T], Generic[T]):
             f"cannot be imported: there is no module {module_name} among the installed ones nor in {folder}. "
             "Install it, or start from the folder in which it lies.",
         ) from cause
+
+    def _untrusted(self, name: str) -> UntrustedName:
+        module = name.partition(":")[0]
+        return UntrustedName(
+            f"The {self.noun} {quoted(name)} is neither built in nor of an installed package, and a file asks for it: "
+            f"it would be imported from the module {quoted(module)}, which runs that module's code. If you trust that "
+            f"module, allow it: --trust {module}, or in Python trust=({module!r},).",
+            value=name,
+        )
 
     def _refused(self, name: str, why: str) -> ConfigError:
         return ConfigError(f"The {self.noun} {name!r} {why}", value=name)

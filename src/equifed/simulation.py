@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from equifed.federation import Federation
 from equifed.protocol import Method
+from equifed.registry import typed
 from equifed.results import Collector, Result
 from equifed.settings import RunOptions, RunSettings
 from equifed.simulator import Evaluator, Job, LanesEngine, Reference, State, Step, make_job, make_tables, rounds
@@ -70,6 +71,7 @@ def simulate(
     settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
     """
     settings, told = replace(settings, **options), asked(callbacks)
+    typed(*(name for name in settings.metrics if isinstance(name, str)))
     job = make_job(method, federations, model, settings, over=over, initial_parameters=initial_parameters)
     simulation = Simulation(job)
     with told.following(Run.of(job)):

@@ -886,3 +886,21 @@ def test_workers(invoke, tiny, monkeypatch, workers: str):
     for one, other in zip(plain["methods"], shared["methods"], strict=True):
         for name, value in one["metrics"].items():  # intervals too, which depend on the rows that seeds share
             assert other["metrics"][name] == pytest.approx(value, nan_ok=True, rel=1e-5), name
+
+
+def test_a_run_of_which_no_round_was_applied_has_failed(place, invoke):
+    """Every reply is refused, since steps of this length end in no number: the result is kept and shown."""
+    path = str(write_config(place, run={"rounds": 2}, local={"learning-rate": 1e30}, model={"kind": "mlp"}))
+    done = invoke("run", path)
+    assert done.exit_code == 4
+    assert "fedavg was not trained: not one of its rounds was applied" in done.stderr
+    assert "12 replies were refused or never came, the first because of NaN or Inf in its reply." in done.stderr
+    assert invoke("show", "latest").exit_code == 0
+    whole = json.loads(invoke("run", path, "--json").stdout)
+    assert whole["status"] == "finished"
+    files = ",".join(f"silo-{k}.csv" for k in range(4))
+    words = ("--data", files, "--label", "label", "--sensitive", "sex", "--rounds", "1", "--seeds", "1")
+    compared = invoke("compare", *words, "--methods", "fedavg,fedprox", "--set", "fedprox.mu=1e30", "--model", "mlp")
+    assert compared.exit_code == 4
+    assert "fedprox was not trained" in compared.stderr
+    assert "fedavg" in compared.stdout

@@ -16,6 +16,7 @@ from equifed.metrics import Metric, catalogue
 from equifed.metrics.catalogue import CATALOGUE, METRICS, Evaluation, describe
 from equifed.metrics.frame import metrics_frame, overall
 from equifed.metrics.scored import Scored
+from equifed.registry import trust
 
 OWN = """
 from equifed.metrics import Metric
@@ -169,6 +170,7 @@ def test_a_metric_added_to_the_catalogue_is_measured_shown_and_checked(monkeypat
 
 
 def test_a_metric_from_outside_in_python(own):
+    trust("my_metrics")
     metric = METRICS[own]
     result = run(ef.methods.FedAvg(), federation(), seeds=[0, 1], metrics=[metric])
     final = result.final()

@@ -255,7 +255,7 @@ import numpy as np, equifed as ef
 from simulator import frozen_models
 made = frozen_models.body
 frozen_models.body = lambda inputs=4, seed=0: made(inputs, seed + 1)
-np.save("found.npy", ef.load_model("saved").scores(np.load("x.npy")))
+np.save("found.npy", ef.load_model("saved", trust=["simulator.frozen_models"]).scores(np.load("x.npy")))
 """
     paths = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, env={**os.environ, **paths})

@@ -17,6 +17,7 @@ import equifed as ef
 from equifed.config import load_config
 from equifed.config.sections import identity
 from equifed.flower.agreement import Setting
+from equifed.registry import trust
 from equifed.store import Store
 from equifed.tracking import Callback, Callbacks, Round, Run, asked, make
 from equifed.tracking.mlflow import USUAL as USUAL_MLFLOW
@@ -157,6 +158,7 @@ def test_a_warning_shows_no_password(uneven):
 
 
 def test_names(monkeypatch, tmp_path):
+    trust(__name__)
     assert make(f"{__name__}:Heard").given == ""
     assert make(f"{__name__}:Heard:sqlite:///a b").given == "sqlite:///a b"
     assert make(f"tensorboard:{tmp_path}").folder == tmp_path

@@ -20,7 +20,9 @@ from filelock import FileLock
 import equifed
 from equifed.benchmark.plan import Trial, family_of, setting_text
 from equifed.errors import DataError
+from equifed.federation.reading import check_parquet
 from equifed.files import write_atomic
+from equifed.words import clean
 
 if TYPE_CHECKING:
     from equifed.results import Result
@@ -157,17 +159,21 @@ def read(path: Path) -> pd.DataFrame:
     if not path.exists():
         return table_of([])
     try:
-        table = pq.read_table(path)
+        schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a Parquet file: {error}.") from None
-    version = (table.schema.metadata or {}).get(b"equifed.benchmark", b"").decode()
+    version = (schema.metadata or {}).get(b"equifed.benchmark", b"").decode(errors="replace")
     if version != str(VERSION):
-        what = f"version {version} of the benchmark's schema" if version else "no benchmark's schema"
+        what = f"version {clean(version)} of the benchmark's schema" if version else "no benchmark's schema"
         raise DataError(f"{path} has {what}, and this equifed reads version {VERSION}. Run the benchmark again.")
-    missing = [name for name in COLUMNS if name not in table.column_names]
+    missing = [name for name in COLUMNS if name not in schema.names]
     if missing:
         raise DataError(f"{path} lacks columns of the benchmark's schema: {', '.join(missing)}.")
-    return table.select(list(COLUMNS)).to_pandas()
+    try:
+        check_parquet(path, str(path))
+        return pq.read_table(path, columns=list(COLUMNS)).to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a Parquet file: {error}.") from None
 
 
 def write(path: Path, frame: pd.DataFrame) -> None:

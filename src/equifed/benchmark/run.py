@@ -17,7 +17,7 @@ from equifed.benchmark import records
 from equifed.benchmark.plan import Tier, Trial, source_of, trials
 from equifed.config import Config, job_of, load_federations
 from equifed.errors import ConfigError
-from equifed.files import writable_folder
+from equifed.files import refuse_link, writable_folder
 from equifed.settings import Cluster
 from equifed.store import RunFolder, Store
 from equifed.studies import Study, blocks, data_key
@@ -108,6 +108,7 @@ def carry_out(
     tell(f"{len(todo)} computations to do: {len(asked.methods)} methods, {len(asked.datasets)} data sets.")
     jobs = [dataclasses.replace(trial, config=block) for trial in todo for block in _jobs(trial, cluster)]
     place = folder / (RUNS if keep_runs else f"{RUNS}-{asked.name}")
+    refuse_link(place)
     study = Study([trial.config for trial in jobs], Store(place), cluster, name=asked.name)
     if study.before:
         tell(f"Going on with {study.before} of {len(jobs)} jobs, which were begun before.")

@@ -10,11 +10,14 @@ def main() -> None:
     import io
     import sys
 
+    from equifed.signals import ASKED, ending_on_signals, exit_code
+
     if isinstance(sys.stdout, io.TextIOWrapper):  # letters that the terminal lacks are shown as escapes, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        from equifed.cli.app import app
+    with ending_on_signals(ASKED):
+        try:
+            from equifed.cli.app import app
 
-        app(prog_name="equifed")
-    except KeyboardInterrupt:  # outside of any command: while importing or reading the arguments
-        sys.exit(130)
+            app(prog_name="equifed")
+        except KeyboardInterrupt as stopped:  # outside of any command: while importing or reading the arguments
+            sys.exit(exit_code(stopped))

@@ -35,7 +35,7 @@ from equifed.settings import SeekSettings
 
 EXITS = (
     "Exit codes: 0 fine, 1 a --fail-if check failed, 2 wrong usage or configuration, 3 data, 4 the run failed, "
-    "130 interrupted."
+    "130 interrupted, 143 and 129 ended by SIGTERM and SIGHUP."
 )
 
 app = typer.Typer(
@@ -66,6 +66,15 @@ ModelName = Annotated[
 Watch = Annotated[
     bool,
     typer.Option("--watch", help="Show more: a table that is refreshed, or without a terminal a line per evaluation."),
+]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        help="Allow names of this module, module:Name, that only a file asks for: importing it runs its code. May be "
+        "repeated.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
@@ -103,6 +112,7 @@ def run(
     ] = None,
     fail_if: FailIf = None,
     watch: Watch = False,
+    trust: Trust = None,
     *,
     goal: Goal,
     tracking: Tracking,
@@ -120,9 +130,12 @@ def run(
     from equifed.cli.runs import new_run
     from equifed.cli.seek import seek
     from equifed.config import load_config
+    from equifed.registry import trust as trust_modules
+    from equifed.store import RunFolder
 
+    trust_modules(*(trust or ()))
     overrides, checks = [*(set or ()), *goal.overrides, *keyed(tracking), *keyed(sharing)], parse_checks(fail_if)
-    config = load_config(file, overrides, data=tables.section(Path.cwd()))
+    config = load_config(file, overrides, data=tables.section(Path.cwd()), received=RunFolder.is_one(file.parent))
     if config.seek is None:
         new_run(config, output, checks, watch)
     else:
@@ -205,7 +218,7 @@ def sweep(
             raw["seek"] = {"steps": seek.steps, "at-once": seek.at_once}
         config, checks = parse_config(raw, settings.overrides(method), source="sweep"), parse_checks(fail_if)
         if over:
-            new_run(config, output, checks, margin=margin, report=report)
+            new_run(config, output, checks, margin=margin, report=report, again=True)
         else:
             seek_target(config, output, checks, report)
 
@@ -234,7 +247,13 @@ def _swept(over: list[str]) -> dict[str, list[float]]:
 
 @command(app)
 def resume(
-    reference: RunName, fail_if: FailIf = None, watch: Watch = False, *, tracking: Tracking, output: Output
+    reference: RunName,
+    fail_if: FailIf = None,
+    watch: Watch = False,
+    trust: Trust = None,
+    *,
+    tracking: Tracking,
+    output: Output,
 ) -> None:
     """Continue a run that was interrupted or killed.
 
@@ -242,7 +261,9 @@ def resume(
     """
     from equifed.cli.checks import parse_checks
     from equifed.cli.runs import resume_run
+    from equifed.registry import trust as trust_modules
 
+    trust_modules(*(trust or ()))
     resume_run(reference, output, parse_checks(fail_if), watch, tracking.track)
 
 
@@ -286,6 +307,8 @@ def show_run(
 @command(app)
 def report(
     references: Annotated[list[str], typer.Argument(metavar="RUN...", help='Finished runs, as for "show".')],
+    trust: Trust = None,
+    *,
     options: ReportOptions,
     goal: Goal,
     output: Output,
@@ -296,7 +319,9 @@ def report(
     written unless --output names one. --figures draws its charts.
     """
     from equifed.cli.report import report
+    from equifed.registry import trust as trust_modules
 
+    trust_modules(*(trust or ()))
     report(references, options, goal, output)
 
 
@@ -419,8 +444,10 @@ def data_describe(
     from equifed.data import DATASETS, get_dataset
     from equifed.errors import ConfigError
     from equifed.federation.reading import SUFFIXES
+    from equifed.registry import typed
 
     name = names[0]
+    typed(name)
     if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):
         describe(names, columns, json)
         return
@@ -517,6 +544,7 @@ def predict(
     draw: Annotated[
         int, typer.Option(metavar="N", min=0, help="Another number draws other decisions, where they are drawn.")
     ] = 0,
+    trust: Trust = None,
     *,
     which: Which,
     output: Output,
@@ -527,7 +555,9 @@ def predict(
     sensitive ones only where the method decides by a row's group.
     """
     from equifed.cli.model import predict
+    from equifed.registry import trust as trust_modules
 
+    trust_modules(*(trust or ()))
     predict(reference, file, out, id, keep, draw, which, output)
 
 
@@ -542,11 +572,14 @@ def export(
         Path | None,
         typer.Option(metavar="FILE.pt2", help="A program of torch.export that takes encoded rows."),
     ] = None,
+    trust: Trust = None,
     *,
     which: Which,
     output: Output,
 ) -> None:
     """Write a finished run's model as a program for other software, compared with the model before it is written."""
     from equifed.cli.model import export
+    from equifed.registry import trust as trust_modules
 
+    trust_modules(*(trust or ()))
     export(reference, onnx, torch, which, output)

@@ -21,6 +21,7 @@ from equifed.cli.runs import AGAIN
 from equifed.cli.tables import plain_table
 from equifed.errors import ConfigError, RunError, check_number
 from equifed.methods import make
+from equifed.signals import exit_code
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,9 +46,9 @@ def benchmark(options: BenchmarkOptions, sharing: Sharing) -> None:
         try:
             with Board() as board:
                 rows, failed = carry_out(wanted, options.folder, sharing.cluster(), options.keep_runs, say, board)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             say(f"Interrupted. {AGAIN}")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(stopped)) from None
     if not (rows["tier"] == tier.name).any():
         raise ConfigError(f"{options.folder / ROWS} has no rows of the tier {tier.name}. Leave out --only-page.")
     page = options.folder / PAGE

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import sys
 import traceback
 import unicodedata
@@ -19,7 +20,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from equifed.errors import EquifedError, EquifedWarning
+from equifed.errors import EquifedError, EquifedWarning, UntrustedName
+from equifed.signals import exit_code
 from equifed.words import clean
 
 T = TypeVar("T")
@@ -76,8 +78,9 @@ def show(*parts: RenderableType) -> None:
 
 
 def say(text: str) -> None:
-    """A word beside the data, to stderr; that nobody listens any more must not end a run."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print beside the data, to stderr; a reader that has gone away, or a terminal that was closed, must not end a
+    run."""
+    with contextlib.suppress(OSError):
         err().print(text, soft_wrap=True)
 
 
@@ -102,7 +105,7 @@ def name_of(run: Path) -> str:
     """What to call a run's folder in a command: its id where that is enough."""
     from equifed.store import Store
 
-    return run.name if run.parent == Store().root else near(run)
+    return run.name if run.parent.resolve() == Store().root.resolve() else near(run)
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
@@ -124,10 +127,12 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except EquifedError as error:
             traceback_if_wanted()
             say(f"Error: {error}")
+            if again := _trusting(error):
+                say(f"To trust: {again}")
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             say("Interrupted.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(stopped)) from None
         except OSError as error:
             traceback_if_wanted()
             say(f"Error: {clean(': '.join(str(part) for part in (error.filename, error.strerror or error) if part))}")
@@ -141,6 +146,13 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(4) from None
 
     return call
+
+
+def _trusting(error: EquifedError) -> str:
+    """The same command with every module trusted that a file has asked for; empty where none has."""
+    asked = [each for each in (error, *error.problems) if isinstance(each, UntrustedName)]
+    modules = dict.fromkeys(str(each.value).partition(":")[0] for each in asked)
+    return shlex.join(["equifed", *sys.argv[1:], *(f"--trust={module}" for module in modules)]) if modules else ""
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -26,9 +26,9 @@ from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment.bundle import Bundle, write_bundle
 from equifed.flower.deployment.folder import NAME, Folder, create, service_of
 from equifed.flower.deployment.installed import require_flower
-from equifed.flower.deployment.processes import ending_on_signals
 from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
 from equifed.notes import Note
+from equifed.signals import ending_on_signals, exit_code
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
 
@@ -265,28 +265,34 @@ def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
     """Follow the run to its report: with server and silos as programs of ours, which end with us, or on the SuperLink
     that the folder names, which goes on without us."""
     folder, local = programs.folder, programs if isinstance(programs, LocalFederation) else None
-    try:
-        with ending_on_signals(), programs:
-            if local is None:
-                _require_superlink(folder, run)
-            else:
-                say(f"Starting the server and {len(local.silos)} silos; their logs are in {near(folder.logs)}.")
-                local.start_all()
-            _follow(programs, run)
-    except KeyboardInterrupt:
-        if local is None:
-            say(
-                f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end "
-                f"it with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
-            )
-        else:
-            done, total = RunFolder(folder.runs / run).rounds_done(), _config(folder).run.rounds
-            say(
-                f"Interrupted after round {done} of {total}; everything is stopped. "
-                f"Continue with: equifed flower {_local(folder, run)}"
-            )
-        raise typer.Exit(130) from None
+    with ending_on_signals():
+        try:
+            with programs:
+                if local is None:
+                    _require_superlink(folder, run)
+                else:
+                    say(f"Starting the server and {len(local.silos)} silos; their logs are in {near(folder.logs)}.")
+                    local.start_all()
+                _follow(programs, run)
+        except KeyboardInterrupt as stopped:
+            _say_stopped(folder, run, local is not None)
+            raise typer.Exit(exit_code(stopped)) from None
     _report(folder, run, json)
+
+
+def _say_stopped(folder: Folder, run: str, local: bool) -> None:
+    """Print what a signal has ended, and how to go on."""
+    if not local:
+        say(
+            f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end "
+            f"it with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
+        )
+        return
+    done, total = RunFolder(folder.runs / run).rounds_done(), _config(folder).run.rounds
+    say(
+        f"Interrupted after round {done} of {total}; everything is stopped. "
+        f"Continue with: equifed flower {_local(folder, run)}"
+    )
 
 
 def _require_superlink(folder: Folder, run: str) -> None:
@@ -395,7 +401,7 @@ def _report(folder: Folder, run: str, json: bool) -> None:
 
     run_folder = RunFolder(folder.runs / run)
     result = run_folder.result()
-    print_result([run_folder], result, Output(folder.runs, json), ())
     page = run_folder.path / "report.html"
     write_report([documented(run_folder, result)], page)
     say(f"Report: {near(page)}")
+    print_result([run_folder], result, Output(folder.runs, json), ())

@@ -16,6 +16,7 @@ import typer
 from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
+from equifed.registry import typed
 from equifed.settings import MARGIN, Cluster, Local, RunSettings
 from equifed.words import quoted
 
@@ -308,6 +309,8 @@ class Tables(make_dataclass("GeneratedTables", _of_data(*_DATA, panels=True), fr
             )
         if name is not None and self.data:
             raise ConfigError(f"The data set {quoted(name)} and --data are both given. Keep one of them.")
+        if name is not None:
+            typed(name)
         if name is not None and name not in DATASETS and Path(name).exists():
             raise ConfigError(f"{quoted(name)} is no data set but a file or a folder. Give it as --data {name}.")
         return ({} if name is None else {"name": name}) | self.section()
@@ -420,7 +423,7 @@ class Settings(Tracking, Sharing, make_dataclass("Generated", _generated(), froz
     def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:
         """All settings as "section.key=value"; from --set, METHOD.NAME=VALUE is for that method alone."""
         from equifed.config import SECTIONS
-        from equifed.methods import REGISTRY, unwrapped
+        from equifed.methods import REGISTRY
 
         kept = keyed(self)
         for text in self.set or ():
@@ -431,13 +434,21 @@ class Settings(Tracking, Sharing, make_dataclass("Generated", _generated(), froz
                 if head == "method" and others:
                     raise ConfigError(f"--set {text}: say which method, e.g. --set fedprox.mu=0.1.")
                 kept.append(text)
-            elif unwrapped(head)[0] not in REGISTRY:
+            elif not _is_method(head):
                 raise ConfigError(f"--set {text}: {unknown_name('section or method', head, {*SECTIONS, *REGISTRY})}")
             elif head == method:
                 kept.append(f"method.{rest}={value}")
             elif head not in others:
                 raise ConfigError(f"--set {text}: {head} is not among the methods of this command.")
         return kept
+
+
+def _is_method(name: str) -> bool:
+    from equifed.methods import REGISTRY, unwrapped
+
+    base, _ = unwrapped(name)
+    typed(base)
+    return base in REGISTRY
 
 
 def keyed(options: Any) -> list[str]:

@@ -77,7 +77,8 @@ class Watch(Callback):
 
     def __exit__(self, *error: object) -> None:
         if display := self._live or self._bar:
-            display.stop()
+            with contextlib.suppress(OSError):  # of a terminal that was closed
+                display.stop()
 
     def round_finished(self, round: Round) -> None:
         self._seconds.append(round.seconds)

@@ -26,6 +26,7 @@ from equifed.experiments.record import Row, explained, read, replaced, write
 from equifed.files import writable_folder, write_atomic
 from equifed.report import write_report
 from equifed.settings import Cluster
+from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store import Store
@@ -85,10 +86,10 @@ def _one(name: str, request: Request, pages: Path | None, output: Output) -> Non
                     say(line)
                 if not output.json:
                     show(*(line for piece in part.shown for line in _rendered(piece)))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         where = f" are in {near(file)}" if file.exists() else " were made"
         say(f"Interrupted; {sum(len(part.rows) for part in parts)} rows{where}.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(stopped)) from None
     written = [] if pages is None else _write_pages(parts, pages, name.partition("/")[0])
     if output.json:
         rows = [row if isinstance(row, dict) else asdict(row) for part in parts for row in part.rows]

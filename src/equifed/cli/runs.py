@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from equifed.cli.checks import AnyCheck, TargetCheck, checks_of_each, failures
-from equifed.cli.console import name_of, near, print_json, say, show, traceback_if_wanted
+from equifed.cli.console import name_of, near, print_json, say, show
 from equifed.cli.options import Goal, Output, Settings, split_names
 from equifed.cli.progress import Board, Watch
 from equifed.cli.report import check_page, documented
@@ -51,37 +51,51 @@ from equifed.results.merge import merged
 from equifed.results.outcome import Answer
 from equifed.seeking import need_validation
 from equifed.settings import MARGIN, Cluster
+from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store
-from equifed.studies import Study, blocks, data_key
+from equifed.studies import Study, blocks, data_key, opened
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
 
 
 NO_GOAL = Goal()
-AGAIN = "Give the same command again: it goes on from here."
+AGAIN = "Give the same command again: it goes on from here, and repeats nothing that has finished."
 RETRY = "The same command tries again what failed, and nothing else."
 
 
 def train(recording: Recording, checks: Sequence[AnyCheck], closely: bool = False, again: str = "") -> Result:
-    """All rounds with progress; Ctrl-C says how to continue. again: what to do, where that is not to resume the run."""
-    name = recording.config.method.name
+    """All rounds with progress; a signal says how to continue. again: what to do, where that is not to resume the
+    run."""
     try:
-        with recording, Watch(name, recording.simulation, recording.done, closely) as watch:
-            for tracker in recording.callbacks:
-                say(f"Tracked by {tracker}")
-            recording.callbacks.add(watch)
-            for _ in recording.rounds():
-                pass
-            return recording.finish()
-    except KeyboardInterrupt:
-        done, run = recording.folder.rounds_done(), name_of(recording.folder.path)
-        also = "".join(f" --fail-if {shlex.quote(check.text)}" for check in checks)
-        rounds = recording.config.run.rounds
-        say(f"Interrupted after round {done} of {rounds}. {again or f'Continue with: equifed resume {run}{also}'}")
-        raise typer.Exit(130) from None
+        return _train(recording, closely)
+    except KeyboardInterrupt as stopped:
+        _say_stopped(recording, again or f"Continue with: {_resuming(recording, checks)}")
+        raise typer.Exit(exit_code(stopped)) from None
+
+
+def _train(recording: Recording, closely: bool = False) -> Result:
+    name = recording.config.method.name
+    with recording, Watch(name, recording.simulation, recording.done, closely) as watch:
+        for tracker in recording.callbacks:
+            say(f"Tracked by {tracker}")
+        recording.callbacks.add(watch)
+        for _ in recording.rounds():
+            pass
+        return recording.finish()
+
+
+def _resuming(recording: Recording, checks: Sequence[AnyCheck]) -> str:
+    """Return the command that goes on with the run."""
+    also = "".join(f" --fail-if {shlex.quote(check.text)}" for check in checks)
+    return f"equifed resume {name_of(recording.folder.path)}{also}"
+
+
+def _say_stopped(recording: Recording, todo: str) -> None:
+    """Print how far the run is, and what to do."""
+    say(f"Interrupted after round {recording.folder.rounds_done()} of {recording.config.run.rounds}. {todo}")
 
 
 def new_run(
@@ -91,8 +105,10 @@ def new_run(
     closely: bool = False,
     margin: float = MARGIN,
     report: Path | None = None,
+    again: bool = False,
 ) -> None:
-    """Train one configuration; refused before it has a folder when a check names an unknown metric."""
+    """Train one configuration; refused before it has a folder when a check names an unknown metric. again: the same
+    command goes on with a run that was interrupted."""
     from equifed.report import write_report
 
     check_margin(margin)
@@ -106,12 +122,16 @@ def new_run(
     job = job_of(config, feds)
     checks_of_each(checks, [job])
     say_held_back(config)
-    if config.cluster is None:
+    if config.cluster is None and not again:
         recording = store.start(config, Simulation(job))
         say(f"Run {recording.folder.id}")
         folders, result = [recording.folder], train(recording, checks, closely)
     else:
-        ((_, folders, done),) = share_out(store, config.cluster, [config], feds)
+        ((_, folders, done),) = (
+            _in_turn(store, [(config, job)], feds, [checks], closely)
+            if config.cluster is None
+            else share_out(store, config.cluster, [config], feds)
+        )
         if isinstance(done, str):
             raise RunError(f"{done} {RETRY}")
         result = done
@@ -181,7 +201,7 @@ def compare(
     own_checks = checks_of_each(checks, [job for _, job in runs])
     cluster = configs[0].cluster
     carried = (
-        _in_turn(store, runs, own_checks)
+        _in_turn(store, runs, feds, own_checks)
         if cluster is None
         else share_out(store, cluster, [config for config, _ in runs], feds)
     )
@@ -215,24 +235,47 @@ def compare(
     write_page(compared, page)
     say(f"Report: {near(page)}")
     if broken:
-        again = f" {RETRY}" if cluster is not None else ""
-        raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}.{again}")
+        raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}. {RETRY}")
+    check_trained(results)
     fail(failed)
 
 
 def _in_turn(
-    store: Store, runs: Sequence[tuple[Config, Job]], checks: Sequence[Sequence[AnyCheck]]
+    store: Store,
+    runs: Sequence[tuple[Config, Job]],
+    feds: Sequence[Federation],
+    checks: Sequence[Sequence[AnyCheck]],
+    closely: bool = False,
 ) -> Iterator[tuple[int, list[RunFolder], Result | str]]:
-    """Every run in this process, with its own progress: its number, its folder, and its result or what went wrong."""
-    for number, (config, job) in enumerate(runs):
-        recording = store.start(config, Simulation(job))
+    """Every run in this process, with its own progress: its number, its folder, and its result or what went wrong. A
+    study of them, so that the same command goes on where it was interrupted and repeats nothing that has finished."""
+    study = Study([config for config, _ in runs], store, Cluster(), {data_key(runs[0][0]): feds})
+    if study.before:
+        say(f"Going on with {study.before} of {len(runs)} runs, which were begun before.")
+    numbers = {id(config): number for number, (config, _) in enumerate(runs)}
+    results: dict[int, Result] = {}
+
+    def work(federations: Sequence[Federation], config: Config, root: Path, run: str) -> None:
+        number = numbers[id(config)]
+        recording = opened(store, config, run, lambda config: Simulation(runs[number][1]))
+        if recording is None:
+            return
+        begun = f" continues after round {recording.done} of {config.run.rounds}." if recording.done else ""
+        if begun or len(runs) == 1:
+            say(f"Run {run}{begun}")
         try:
-            yield number, [recording.folder], train(recording, checks[number])
-        except typer.Exit:
+            results[number] = _train(recording, closely)
+        except KeyboardInterrupt:
+            _say_stopped(recording, f"Continue with: {_resuming(recording, checks[number])}")
             raise
-        except Exception as error:
-            traceback_if_wanted()
-            yield number, [recording.folder], f"{type(error).__name__}: {error}"
+
+    try:
+        for number, folder, error in study.carry_out(train=work):
+            own = RunFolder(store.root / folder.id)
+            yield number, [own], error or (results.pop(number) if number in results else own.result())
+    except KeyboardInterrupt as stopped:
+        say(AGAIN if len(runs) == 1 else f"All of them: {AGAIN[0].lower()}{AGAIN[1:]}")
+        raise typer.Exit(exit_code(stopped)) from None
 
 
 def share_out(
@@ -266,9 +309,9 @@ def share_out(
                     found = errors.get(following) or merged([part.result() for part in parts], feds)
                     yield following, parts, found
                     following += 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         say(f"Interrupted. {AGAIN}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(stopped)) from None
 
 
 def _recorded(folders: Sequence[RunFolder], result: Result) -> Record:
@@ -366,6 +409,7 @@ def print_result(
             say(f"Saved in {near(path)}; look at it with: equifed show {name_of(path)}")
         else:
             say(f"Saved as {len(folders)} runs: {' '.join(name_of(folder.path) for folder in folders)}")
+    check_trained([result])
     fail(failed)
 
 
@@ -458,6 +502,20 @@ def _heading(folder: RunFolder, config: dict[str, Any]) -> str:
 def _answered(answer: Answer | None, failed: list[str]) -> Record:
     """The end of a JSON record."""
     return {"answer": None if answer is None else answer.to_dict(), "failed_checks": failed}
+
+
+def check_trained(results: Sequence[Result]) -> None:
+    """Refuse to call it a success where nothing was trained."""
+    for result in results:
+        if not result.trained:
+            lost = result.rejections
+            first = "" if lost.empty else f", the first because of {lost['reason'].iloc[0]}"
+            refused = f" {len(lost)} replies were refused or never came{first}." if len(lost) else ""
+            raise RunError(
+                f"{result.info['method']} was not trained: not one of its rounds was applied, so its model is the one "
+                f"that it began with.{refused} Look at the notes and at `rejections`, and change what they name, such "
+                "as the learning rate."
+            )
 
 
 def fail(lines: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -26,17 +27,18 @@ from equifed.config.sections import (
     described,
     kebab,
 )
-from equifed.data import get_dataset
+from equifed.data.sets import recorded_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.federation.reading import SUFFIXES
 from equifed.federation.tables import files_in
 from equifed.files import read_regular
 from equifed.protocol import Method
-from equifed.registry import Registry
+from equifed.registry import Registry, typed
 from equifed.seeking import aimed
 from equifed.settings import SEEDS, Cluster, Local, SeekSettings
 from equifed.simulator import check_swept
 from equifed.target import parse_targets
+from equifed.tracking import names as tracking
 from equifed.words import SHORT, clean, quoted
 
 if TYPE_CHECKING:
@@ -57,6 +59,11 @@ NOT_OF_MAPPED = ("client_groups", "min_group", "min_count")
 """and those that do not."""
 MAPPED_TEST = 0.01
 """The share of their rows that is held in memory as test rows."""
+NAMING = (
+    *(("method", "name"), ("model", "kind"), ("partition", "kind"), ("data", "name")),
+    *(("run", "metrics"), ("run", "track")),
+)
+"""Sections and keys that name things of the registries."""
 
 
 VALIDATION = 0.1
@@ -68,12 +75,16 @@ MOST_BYTES = 2**24
 
 
 def load_config(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), data: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+    *,
+    received: bool = False,
 ) -> Config:
     """Read and check a TOML file; `overrides` are "section.key=value" with a TOML value (or plain text).
 
     data: values that take the place of those in [data]; if they say where the rows are, nothing is left of what the
-    file says about that.
+    file says about that. received: see `parse_config`.
     """
     file = Path(path)
     try:
@@ -90,9 +101,10 @@ def load_config(
         raise ConfigError(f"cannot be read as TOML: {clean(error)}.", source=str(file)) from None
     section = raw.get("data", {})
     if data and isinstance(section, dict):
+        typed(*_names({"data": data}))
         replaced = {*SOURCES, "preset"} if any(key in data for key in SOURCES) else set()
         raw["data"] = {key: value for key, value in section.items() if key not in replaced} | dict(data)
-    return parse_config(raw, overrides, source=str(file), folder=file.parent)
+    return parse_config(raw, overrides, source=str(file), folder=file.parent, received=received)
 
 
 def parse_config(
@@ -102,11 +114,18 @@ def parse_config(
     source: str = "configuration",
     folder: Path = Path(),
     chosen_from: bool = False,
+    received: bool = False,
 ) -> Config:
     """Check a configuration given as a dictionary, and fill in what it leaves out.
 
     chosen_from: the run is one of several among which its target chooses, as the settings of a sweep always are.
+    received: it is the record of a run, which may be another person's, so that modules that it names are not imported
+    unless they are trusted; the overrides are the user's in any case.
     """
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        _override(changes, override)
+    typed(*_names(changes), *([] if received else _names(raw)))
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     for override in overrides:
         _override(merged, override)
@@ -142,7 +161,7 @@ def parse_config(
     model = reader.choice("model", "kind", models.REGISTRY, usual)
     batch = {"batch-size": None} if merged.get("local", {}).get("batch-size") == "all" else {}
     local = reader.made("local", Local, {**merged.get("local", {}), **batch})
-    method = reader.choice("method", "name", methods.REGISTRY, {}, methods.make)
+    method = reader.choice("method", "name", methods.REGISTRY, {}, methods.recorded)
     sweep = reader.sweep(method)
     seek = reader.seek(method, run.target) if "seek" in merged else None
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
@@ -163,6 +182,28 @@ def parse_config(
     return Config(run, data, division, model, method, sweep, seek, flower, cluster, source, folder)
 
 
+def _names(raw: Mapping[str, Any]) -> list[str]:
+    """Return all names of things that may be another package's in the sections of a configuration."""
+    found = []
+    for section, key in NAMING:
+        values = raw.get(section)
+        given = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(given, str) and key == "metrics":
+            given = given.split(",")
+        for name in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(name, str):
+                found.append(_bare(section, key, name))
+    return found
+
+
+def _bare(section: str, key: str, name: str) -> str:
+    """Return the name of a method without wrappers, and of a tracker without what it is given."""
+    if section == "method":
+        with suppress(ConfigError):
+            return methods.unwrapped(name)[0]
+    return tracking.name_of(name) if key == "track" else name
+
+
 # -- defaults from the data --------------------------------------------------------------------------------------------
 
 
@@ -178,7 +219,7 @@ def _data_of(data: DataSection) -> Preset | None:
             key=given[0],
         )
     with blaming(key="name"):
-        dataset = get_dataset(data.name)
+        dataset = recorded_dataset(data.name)
     with blaming(key="preset"):
         return dataset.preset(data.preset)
 
@@ -364,7 +405,7 @@ class _Reader:
             return None
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         keys = {option: kebab(facts.key) for option, facts in methods.options(kind).items()}
-        make = partial(methods.make, kind.name) if isinstance(kind, Method) else kind
+        make = partial(methods.recorded, kind.name) if isinstance(kind, Method) else kind
         return self.checked(name, lambda: make(**values), keys)
 
     def sweep(self, method: Method | None) -> dict[str, list[float]]:

@@ -124,14 +124,18 @@ class DataSection(_Section):
         return self.name or (Path(self.table or self.mapped or "files").stem)
 
 
+YEAR = 365 * 86_400
+"""In seconds: the longest wait for an answer."""
+
+
 class FlowerSection(_Section):
     """[flower]: how patient and how careful a real federation is; a simulation has no use for it."""
 
     min_replies: Annotated[int, Field(ge=1)] | None = None
     """A round with fewer usable replies is not applied. Left out: 2, so that no silo's reply is a sum of its own."""
-    deadline: float = Field(300.0, gt=0)
+    deadline: float = Field(300.0, gt=0, le=YEAR)
     """Seconds that the clients have to answer in a phase."""
-    join_deadline: float = Field(300.0, gt=0)
+    join_deadline: float = Field(300.0, gt=0, le=YEAR)
     """Seconds that the server waits for the clients before the first round."""
     min_count: int = Field(MIN_COUNT, ge=0)
     """Clients withhold counts of their test rows below this number; a silo's own setting may be higher. 0: nothing."""

@@ -1,4 +1,4 @@
-"""Reading a silo's table from a file, of which no more is unpacked than a table of that size may have.
+"""Reading a table from a file that was received, of which no more is unpacked than a table of that size may have.
 
 A megabyte of packed zeros is a gigabyte, and a text that a dictionary repeats takes more than the file says. What a
 file would become is added up first, piece by piece, and refused as soon as it is too much.
@@ -11,9 +11,9 @@ import gzip
 import io
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -37,6 +37,9 @@ BLOCK = 2**20
 ROWS = 2**14
 """Rows that are looked at in one piece."""
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
+Kind = Literal["text", "number", "any"]
+"""What the values of a column are: texts, numbers or truth values, or either."""
+EXPECTED: dict[Kind, str] = {"text": "texts", "number": "numbers", "any": "texts or numbers"}
 _ARROW, _OLD_FEATHER = b"ARROW1", b"FEA1"
 
 
@@ -45,7 +48,7 @@ def read_table(path: Path, na_values: Sequence[str] = ()) -> pd.DataFrame:
     existing(path)
     try:
         if path.suffix == ".parquet":
-            _check_parquet(path)
+            check_parquet(path, path.name)
             frame = pd.read_parquet(path)
         elif path.suffix in (".arrow", ".feather"):
             frame = _read_arrow(path)
@@ -80,9 +83,10 @@ def existing(path: str | Path) -> Path:
 class _Budget:
     """How large a table may become, spent piece by piece."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._spent = path, 0
-        self._most = min(MOST_BYTES, max(SMALL, MOST_RATIO * path.stat().st_size))
+    def __init__(self, name: str, size: int) -> None:
+        """size: of the file, in bytes."""
+        self._name, self._spent = name, 0
+        self._most = min(MOST_BYTES, max(SMALL, MOST_RATIO * size))
 
     def spend(self, count: int) -> None:
         self._spent += count
@@ -90,7 +94,7 @@ class _Budget:
             raise DataError(
                 f"The table is too large, or suspiciously well packed: at most {MOST_BYTES / 2**30:.0f} GiB are read, "
                 f"and at most {MOST_RATIO} times the size of the file. Leave out columns, or unpack the file.",
-                file=self._path.name,
+                file=self._name,
             )
 
 
@@ -105,7 +109,7 @@ def _opened(path: Path) -> io.BufferedIOBase:
 def _check_text(path: Path) -> None:
     """Refuse a file that would fill the memory, and names that stand there twice, of which the reader would rename the
     second."""
-    budget = _Budget(path)
+    budget = _Budget(path.name, path.stat().st_size)
     with _opened(path) as file:
         while block := file.read(BLOCK):
             cells, lines = block.count(b","), block.count(b"\n")
@@ -161,17 +165,39 @@ def _first_bad(line: bytes) -> int | None:
 # -- Parquet and Arrow -------------------------------------------------------------------------------------------------
 
 
-def _check_parquet(path: Path) -> None:
-    from pyarrow import parquet, types
+def check_parquet(source: Path | bytes, name: str, columns: Mapping[str, Kind] | None = None) -> None:
+    """Refuse a Parquet file that would fill the memory, before its rows are read; name: for errors. columns: those that
+    the table must have, unless it has no rows, and what they hold."""
+    from pyarrow import BufferReader, parquet, types
 
-    about = parquet.read_metadata(path)
+    def opened() -> Any:
+        return source if isinstance(source, Path) else BufferReader(source)
+
+    size = source.stat().st_size if isinstance(source, Path) else len(source)
+    about = parquet.read_metadata(opened())
+    _check_width(name, about.num_columns)
+    schema = about.schema.to_arrow_schema()
+    if columns is not None and about.num_rows:
+        _check_columns(name, schema, columns)
     stated = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-    _check_width(path, about.num_columns)
-    _Budget(path).spend(max(stated, CELL * about.num_rows * about.num_columns))
-    schema = parquet.read_schema(path)
+    _Budget(name, size).spend(max(stated, CELL * about.num_rows * about.num_columns))
     texts = [field.name for field in schema if _is_text(field.type) or types.is_dictionary(field.type)]
-    with parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False) as file:
-        _check_batches(path, file.iter_batches(batch_size=ROWS))
+    with parquet.ParquetFile(opened(), read_dictionary=texts, pre_buffer=False) as file:
+        _check_batches(_Budget(name, size), file.iter_batches(batch_size=ROWS))
+
+
+def _check_columns(name: str, schema: pa.Schema, columns: Mapping[str, Kind]) -> None:
+    from pyarrow import types
+
+    for column, kind in columns.items():
+        if column not in schema.names:
+            raise DataError("the table has no such column.", file=name, column=column)
+        found = schema.field(column).type
+        found = found.value_type if types.is_dictionary(found) else found
+        number = types.is_integer(found) or types.is_floating(found) or types.is_boolean(found)
+        fits = {"text": _is_text(found), "number": number, "any": _is_text(found) or number}[kind]
+        if not fits and not types.is_null(found):
+            raise DataError(f"it holds {found}, and {EXPECTED[kind]} are expected.", file=name, column=column)
 
 
 def _read_arrow(path: Path) -> pd.DataFrame:
@@ -185,27 +211,26 @@ def _read_arrow(path: Path) -> pd.DataFrame:
             raise DataError(text, file=path.name)
         whole = start.startswith(_ARROW)
         file.seek(8 if whole else 0)
-        budget = _Budget(path)
+        budget = _Budget(path.name, path.stat().st_size)
         for message in _messages(file):
             budget.spend(_unpacked(message))
         file.seek(0)
         reader = pa.ipc.open_file(file) if whole else pa.ipc.open_stream(file)
-        _check_width(path, len(reader.schema))
+        _check_width(path.name, len(reader.schema))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)] if whole else list(reader)
         for batch in batches:
             batch.validate(full=True)  # offsets that point anywhere would end the process
-        _check_batches(path, batches)
+        _check_batches(_Budget(path.name, path.stat().st_size), batches)
         return pa.Table.from_batches(batches, reader.schema).to_pandas()
 
 
-def _check_width(path: Path, columns: int) -> None:
+def _check_width(name: str, columns: int) -> None:
     if columns > MOST_COLUMNS:
-        raise DataError(f"The file has {columns:,} columns, more than {MOST_COLUMNS:,}.", file=path.name)
+        raise DataError(f"The file has {columns:,} columns, more than {MOST_COLUMNS:,}.", file=name)
 
 
-def _check_batches(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+def _check_batches(budget: _Budget, batches: Iterable[pa.RecordBatch]) -> None:
     """Add up what the batches are in memory, where no dictionary spares the repetitions of a text."""
-    budget = _Budget(path)
     for batch in batches:
         for column in batch.columns:
             budget.spend(max(_size(column), CELL * len(column)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from equifed.errors import RunError
-from equifed.files import checksum, clear_temporaries, private_folder, read_regular, sync_folder, write_atomic
+from equifed.files import (
+    checksum,
+    clear_temporaries,
+    private_folder,
+    read_regular,
+    refuse_link,
+    sync_folder,
+    write_atomic,
+)
 
+NAME = re.compile(r"\d{10}\.sum")
+"""Of its files."""
 CHECKSUM = len(checksum(b""))
 
 
@@ -42,6 +53,7 @@ class Entry(NamedTuple):
 class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        refuse_link(folder)
         if folder.is_dir():
             clear_temporaries(folder)
 
@@ -76,7 +88,7 @@ class Journal:
         if not self.folder.is_dir():
             return
         files = list(self.folder.iterdir())
-        covered = [path for path in files if before is None or int(path.stem) < before]
+        covered = [path for path in files if NAME.fullmatch(path.name) and (before is None or int(path.stem) < before)]
         for path in covered:
             os.unlink(path)
         if len(covered) == len(files):

@@ -63,7 +63,7 @@ from equifed.methods.server_optimizers import Yogi as Yogi
 from equifed.methods.sffl import SFFL as SFFL
 from equifed.methods.term import TERM as TERM
 from equifed.protocol import Method as Method
-from equifed.registry import Registry
+from equifed.registry import Registry, typed
 
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
@@ -108,8 +108,14 @@ def make(name: str, **hyper_parameters: Any) -> Method:
     with a model of each client's own beside it, NAME@adam and its like NAME with an optimiser at the server. Names of
     wrappers may follow each other.
 
-    Hyper-parameters may be written with dashes or underscores.
+    Hyper-parameters may be written with dashes or underscores. For a name that the user has typed; see `recorded`.
     """
+    typed(unwrapped(name)[0])
+    return recorded(name, **hyper_parameters)
+
+
+def recorded(name: str, **hyper_parameters: Any) -> Method:
+    """`make` for a name that was read from a file: see `equifed.registry`."""
     base, wrappers = unwrapped(name)
     kind = REGISTRY[base]
     if not issubclass(kind, Wrapper):
@@ -126,6 +132,8 @@ def make(name: str, **hyper_parameters: Any) -> Method:
     }
     for key, value in values.items():
         check_value(method, key, value)
+        if type(value) is int and options(method)[key].number is float:
+            values[key] = float(value)  # torch refuses large integers where it takes the same number as a float
     return method.with_hyper(**values)
 
 

@@ -82,7 +82,7 @@ class AgnosticFair(Method):
 
     tau: float = hyper(0.05, low=0)
     """The largest covariance of group and distance to the boundary that the adversary may cause."""
-    references: int = hyper(20, low=1)
+    references: int = hyper(20, low=1, high=10_000)
     """J, the number of reference points."""
     bandwidth: float = hyper(2.0, low=1e-6)
     """sigma of the kernel exp(-|x - r|^2 / (2 sigma^2))."""
@@ -90,7 +90,7 @@ class AgnosticFair(Method):
     """B, the largest coefficient of a reference point."""
     penalty: float = hyper(2.0, low=0)
     """c, the weight of the learner's fairness term."""
-    steps: int = hyper(10, low=1)
+    steps: int = hyper(10, low=1, high=1_000_000)
     """Full gradient steps of the learner per round, an exchange each."""
     step_size: float = hyper(0.1, low=0)
     """The learner's step."""

@@ -66,7 +66,7 @@ class Ditto(Wrapper):
 
     proximity: float = hyper(1.0, low=0)
     """lambda: how strongly v_k is held at theta, usually 0.1 to 2; 0: every client trains alone."""
-    personal_epochs: int = hyper(0, low=0)
+    personal_epochs: int = hyper(0, low=0, high=1_000_000)
     """Passes over the rows for v_k in a round; 0: as many as for theta."""
     personal_fairness: str = hyper("none", choices=("none", *DIFFERENCES))
     """The gap between groups, of the batch's probabilities in place of decisions, that v_k's loss has added."""

@@ -94,7 +94,7 @@ class E2FL(Method):
     )
     """Whose vote counts where: clients' known groups; the rows' groups, where a client with rows of several trains and
     sends a ranking for each; or groups inferred from clients' first rankings, their loss, or their outputs' entropy."""
-    num_groups: int | None = None
+    num_groups: int | None = hyper(None, low=1, high=10_000)
     """Q, needed where groups are inferred."""
     use: Literal["group", "global"] = hyper("group", choices=("group", "global"))
     """What clients predict with: the ranking of their group (the global one as long as they have none), or the global

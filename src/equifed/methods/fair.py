@@ -96,7 +96,7 @@ class Fair(PostProcessing):
     """How scores become probabilities: "isotonic", by the labels of the training rows, separately for each group, so
     that gap and accuracy are those of these labels; "none": scores are probabilities as they are. With more than two
     classes, scores are taken as they are, and "isotonic" means that gap and accuracy are counted by the labels."""
-    bins: int = hyper(1000, low=2)
+    bins: int = hyper(1000, low=2, high=1_000_000)
     """Bins of the scores' histograms, an even number."""
     exchanges: int = hyper(30, low=2, high=900)
     """Steps of the search that is needed for both gaps together and for more than two classes."""

@@ -45,7 +45,7 @@ class FedEM(Method):
     )
     personal: ClassVar[bool] = True
 
-    components: int = hyper(3, low=1)
+    components: int = hyper(3, low=1, high=1_000)
     """M, the number of component models."""
 
     @property

@@ -43,9 +43,9 @@ class FedPer(Method):
     personal: ClassVar[bool] = derived(lambda self: self.head_layers > 0)
     predicts_with: ClassVar[tuple[str, ...]] = ("body", "head")  # the head is what a new client starts from
 
-    head_layers: int = hyper(1, low=0, vanishes=True)
+    head_layers: int = hyper(1, low=0, high=10_000, vanishes=True)
     """How many of the last layers stay with the clients; 0 gives FedAvg."""
-    final_epochs: int = hyper(0, low=0)
+    final_epochs: int = hyper(0, low=0, high=1_000_000)
     """Passes over the rows for the head alone, by every client after the last round: for heads that a client last
     trained many rounds ago, or never."""
 

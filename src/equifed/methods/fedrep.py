@@ -36,13 +36,13 @@ class FedRep(FedPer):
     name: ClassVar[str] = "fedrep"
     parent: ClassVar[str] = ""
 
-    head_layers: int = hyper(1, low=0)
+    head_layers: int = hyper(1, low=0, high=10_000)
     """How many of the last layers stay with the clients; 0 gives FedAvg with `body_epochs` epochs."""
-    final_epochs: int = hyper(10, low=0)
+    final_epochs: int = hyper(10, low=0, high=1_000_000)
     """Passes over the rows for the head alone, by every client after the last round."""
-    head_epochs: int = hyper(4, low=0)
+    head_epochs: int = hyper(4, low=0, high=1_000_000)
     """E_h: passes over the rows for the head in a round; 0 leaves the heads as they start."""
-    body_epochs: int = hyper(1, low=1)
+    body_epochs: int = hyper(1, low=1, high=1_000_000)
     """E_b: passes over the rows for the shared layers, after those for the head."""
 
     @property

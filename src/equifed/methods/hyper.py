@@ -41,7 +41,8 @@ def check(method: Method) -> None:
 
 
 def check_value(method: Method, name: str, value: Any) -> None:
-    """Refuse a hyper-parameter that the method does not have, or a value outside its declared range."""
+    """Refuse a hyper-parameter that the method does not have, or a value outside its declared range. A number must be
+    finite, and no larger than what can be computed with, also where no range is declared."""
     known = options(method)
     if name not in known:
         raise unknown_name(f"hyper-parameter of {method.name}", name, known, key=name)
@@ -51,6 +52,10 @@ def check_value(method: Method, name: str, value: Any) -> None:
         or_several = ", or several of them" if option.several else ""
         allowed = ", ".join(map(repr, option.choices))
         raise ConfigError(f"must be one of {allowed}{or_several}, got {value!r}.", key=name, value=value)
-    if option.low is not None or option.high is not None:
-        whole = type(option.default) is int
-        check_number(name, value, low=option.low, high=option.high, whole=whole)
+    if option.choices is None and not (value is None and option.optional):
+        kind = option.number
+        if option.several_numbers and not isinstance(value, tuple):
+            raise ConfigError(f"must be a list of numbers, got {value!r}.", key=name, value=value)
+        entries = value if option.several_numbers else (value,)
+        for entry in entries if kind is not None else ():
+            check_number(name, entry, low=option.low, high=option.high, whole=kind is int)

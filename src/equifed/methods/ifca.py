@@ -60,7 +60,7 @@ class IFCA(Method):
     )
     personal: ClassVar[bool] = True
 
-    num_groups: int = hyper(2, low=1)
+    num_groups: int = hyper(2, low=1, high=10_000)
     """Q: how many models."""
     known: bool = hyper(False, choices=(False, True))
     """Whether a client's model is that of its known group, instead of the one with the lowest loss."""

@@ -99,7 +99,7 @@ class KFFL(Method):
     fairness_weight: float = hyper(1.0, low=0, vanishes=True)
     """lambda: the weight of the dependence between prediction and sensitive attribute; 0 gives FedProx with
     mu = 1/step_size."""
-    features: int = hyper(10, low=1)
+    features: int = hyper(10, low=1, high=100_000)
     """D, random features of each of the two kernels."""
     kernel_width: float = hyper(1.0, low=1e-6)
     """sigma of the Gaussian kernels."""

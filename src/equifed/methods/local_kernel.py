@@ -48,7 +48,7 @@ class LocalKernel(FedAvg):
 
     fairness_weight: float = hyper(1.0, low=0, vanishes=True)
     """lambda: the weight of the dependence; 0 gives FedAvg."""
-    features: int = hyper(10, low=1)
+    features: int = hyper(10, low=1, high=100_000)
     """D, random features of each of the two kernels."""
     kernel_width: float = hyper(1.0, low=1e-6)
     """sigma of the Gaussian kernels."""

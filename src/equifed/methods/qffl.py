@@ -51,7 +51,7 @@ class QFFL(Method):
     )
     knob: ClassVar[Knob | None] = Knob("q", 0.01, 10.0, CLIENTS, neutral=0.0)
 
-    q: float = hyper(0.1, low=0)
+    q: float = hyper(0.1, low=0, high=100)
     """How much a higher loss counts; 0 is the plain mean of the clients' models."""
 
     @property

@@ -319,15 +319,15 @@ def _pairs(values: Mapping[Any, Any]) -> str:
 
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
-    from equifed.data import get_dataset
-    from equifed.methods import citations, make
+    from equifed.data.sets import recorded_dataset
+    from equifed.methods import citations, recorded
     from equifed.methods.citations import rule_citation
 
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
         try:
-            papers_of = citations(make(name))
-        except ConfigError:  # somebody's own method
+            papers_of = citations(recorded(name))
+        except ConfigError:  # a method of the user's own, whose module is not imported for this
             continue
         for cited in papers_of:
             if cited.plain:
@@ -338,7 +338,7 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
         papers.setdefault(cited.plain, {**cited._asdict(), "of": []})["of"].append(rule)
     for name in dict.fromkeys(str(result.info.get("provenance", {}).get("data", "")) for result in results):
         with suppress(ConfigError):  # files, or a data set whose module is not installed here
-            papers[name] = {"plain": get_dataset(name).citation, "bibtex": "", "of": [f"{name} data"]}
+            papers[name] = {"plain": recorded_dataset(name).citation, "bibtex": "", "of": [f"{name} data"]}
     return list(papers.values())
 
 

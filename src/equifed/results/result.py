@@ -85,6 +85,11 @@ class Result:
     schema: Schema | None = field(default=None, repr=False)
     """How a table becomes the features, where the data came from one."""
 
+    @property
+    def trained(self) -> bool:
+        """Whether any round of any of its runs had an effect: else all models are those that training began with."""
+        return bool((self.log["applied"] | self.log["stopped"]).any())
+
     def predict(
         self,
         x: Any,

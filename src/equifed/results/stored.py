@@ -77,7 +77,7 @@ class StoredStates(Mapping[Any, FinalState]):
         for r, run in enumerate(self.about["runs"]):
             stored = run["hyper_parameters"].items()  # from JSON, which has no infinity
             hyper = {name: float(value) if value in ("inf", "-inf") else value for name, value in stored}
-            method = methods.make(self.about["method"], **hyper)
+            method = methods.recorded(self.about["method"], **hyper)
             server, client = blank_states(method, task)
             scaling = run["scaling"] and tuple(np.array(part, np.float32) for part in run["scaling"])
             states[_key(run["key"])] = FinalState(

@@ -34,7 +34,7 @@ ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 def trackers(config: Config, track: Sequence[str] | None = None) -> Callbacks:
     """The trackers of a run; `track`: in place of those that its configuration names."""
     with blaming(source=config.source, section="run", key="track"):
-        return asked(config.run.track if track is None else track)
+        return asked(config.run.track, received=True) if track is None else asked(track)
 
 
 class Store:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -34,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from equifed import tree
-from equifed.config import Config, load_config
+from equifed.config import MOST_BYTES, Config, load_config
 from equifed.errors import DiskError, EquifedError, RunError
 from equifed.files import (
     TEMPORARY,
@@ -46,6 +47,7 @@ from equifed.files import (
     plain,
     read_regular,
     read_sealed,
+    refuse_link,
     sync,
     to_json,
     write,
@@ -55,6 +57,7 @@ from equifed.files import (
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.results import Result
+from equifed.signals import Stopped
 from equifed.simulation import Training
 from equifed.simulator import Message, Rejection, RoundLog, State, Step
 from equifed.store.environment import data_record, environment
@@ -75,9 +78,14 @@ from equifed.store.results import (
 )
 from equifed.store.sums import SUMS, Sums
 from equifed.tracking import Callbacks, Round, Run
+from equifed.words import clean
 
 FORMAT = "equifed-checkpoint-4"
 STATUS, LINES, SCORES, LOCK = "status.json", "rounds.jsonl", "scores", "lock"
+INSIDE = (SCORES, MODEL, JOURNAL)
+"""Folders of a run's folder."""
+SCORED = re.compile(r"\d{5,}\.safetensors")
+"""Names of the files of scores."""
 BEFORE = (CONFIG, "environment.json", "data.json")
 """Files that a folder has before its run begins."""
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -133,22 +141,25 @@ class RunFolder:
 
     def config(self) -> Config:
         self.text(CONFIG)
-        return load_config(self.path / CONFIG)
+        return load_config(self.path / CONFIG, received=True)
 
     def settings(self) -> dict[str, Any]:
         """config.toml as it is."""
-        return tomllib.loads(self.text(CONFIG))
+        try:
+            return tomllib.loads(self.text(CONFIG))
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / CONFIG} cannot be read as TOML: {clean(error)}. {COPY}") from None
 
     def record(self, name: str) -> Any:
         """What a JSON file of the folder holds."""
-        return json.loads(self.text(name))
+        return Sums.load(self.path, self.remedy).read_json(name)
 
     def text(self, name: str) -> str:
         """A file of the folder, which must be as it was written."""
         sums = Sums.load(self.path, self.remedy)
         if name == CONFIG:
             sums.remedy = COPY  # with a damaged one the run would not be the same
-        return sums.read(name).decode()
+        return sums.read(name, MOST_BYTES).decode()
 
     @property
     def remedy(self) -> str:
@@ -265,6 +276,7 @@ class RunFolder:
                     f"{path} cannot hold a new run: it has files of another. Go on with that one, whose {STATUS} must "
                     "be there, or choose another name."
                 )
+            folder.check_links()
             clear_temporaries(path)  # of a process that was killed here
             (path / SCORES).mkdir(exist_ok=True)
             data = data_record(config, simulation.job)
@@ -280,6 +292,11 @@ class RunFolder:
                 raise DiskError(f"{error} The run has not begun: start it again once that is put right.") from error
             raise
         return folder
+
+    def check_links(self) -> None:
+        """Refuse folders in it that are links, before anything is written or removed there."""
+        for name in INSIDE:
+            refuse_link(self.path / name)
 
     def set_status(self, status: Status, reason: str = "", **more: str) -> None:
         path = self.path / STATUS
@@ -396,6 +413,7 @@ class Recorder:
 
     def restore(self) -> None:
         """Take up the last checkpoint, if there is one, and all that was recorded up to it."""
+        self.folder.check_links()
         clear_temporaries(self.folder.path)
         if self.folder.rounds_done():
             like = self.simulation.engine.start()
@@ -411,7 +429,8 @@ class Recorder:
         else:
             (self.folder.path / LINES).unlink(missing_ok=True)
         for path in (self.folder.path / SCORES).iterdir():
-            if f"{SCORES}/{path.name}" not in self._sums and not path.is_dir():  # of rounds that are computed again
+            again = f"{SCORES}/{path.name}" not in self._sums  # of a round that is computed again
+            if again and SCORED.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
 
     def _replay(self, checkpoint: Checkpoint, lines: bytes) -> None:
@@ -552,7 +571,8 @@ class Recording(Recorder):
             elif isinstance(error, Exception):
                 self.folder.set_status("failed", f"{type(error).__name__}: {error}")
             elif error is not None:
-                self.folder.set_status("interrupted", "stopped by the user")
+                by_signal = isinstance(error, Stopped)
+                self.folder.set_status("interrupted", str(error) if by_signal else "stopped by the user")
         self.folder.lock.release()
         with contextlib.suppress(*([] if error is None else [EquifedError])):
             self._put_in_index(self.folder.entry())

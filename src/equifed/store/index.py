@@ -14,7 +14,7 @@ from typing import TypeVar
 from filelock import FileLock
 
 from equifed.errors import ConfigError, DiskError, EquifedWarning, RunError
-from equifed.files import checksum, why_not
+from equifed.files import checksum, refuse_link, why_not
 from equifed.store.folder import Entry, RunFolder
 
 T = TypeVar("T")
@@ -57,6 +57,8 @@ class Index:
             if any(seal != _seal(row) for *row, seal in rows):
                 raise sqlite3.DatabaseError("a row does not fit its checksum")
             entries = [Entry._make(row)._replace(metrics=json.loads(row[METRICS])) for *row, _ in rows]
+            if any(entry.folder != entry.id for entry in entries):
+                raise sqlite3.DatabaseError("a row leads to another run's folder")
             # a run that was killed, or whose end the disk did not take, could not record it
             unsure = [entry.id for entry in entries if entry.status == "running"]
             now = _readable(folders[name] for name in unsure)
@@ -82,7 +84,9 @@ class Index:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While no other process of equifed adds a run."""
-        with FileLock(self.root / "index.lock"):
+        path = self.root / "index.lock"
+        refuse_link(path)
+        with FileLock(path):
             yield
 
     def _folders(self) -> list[RunFolder]:
@@ -94,6 +98,8 @@ class Index:
         with self.held():
             folders = self._folders()
             wrong = "missing" if not self.path.exists() and any(folder.id != new for folder in folders) else ""
+            if self.path.is_symlink():  # a database that is not ours to change
+                wrong = "a link"
             try:
                 if not wrong:
                     return self._transaction(action)

@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from equifed.errors import DiskError
-from equifed.files import why_not
+from equifed.files import refuse_link, why_not
 
 
 def lock_at(path: Path) -> BaseFileLock:
@@ -19,6 +19,7 @@ def take(lock: BaseFileLock) -> bool:
     """Whether the lock, free until now, is ours now."""
     if lock.is_locked:
         return False
+    refuse_link(Path(lock.lock_file))
     try:
         lock.acquire(blocking=False)
     except Timeout:

@@ -11,8 +11,7 @@ Nothing in it is a row, and nothing of it is code: it is read without the data i
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,9 +21,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from equifed import registry
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
-from equifed.files import checksum, clear_temporaries, read_regular, to_json, writable_folder
+from equifed.files import MOST_JSON, checksum, clear_temporaries, read_regular, refuse_link, to_json, writable_folder
 from equifed.report.card import card_of
 from equifed.results.model import Model, choose_run
 from equifed.results.result import Result
@@ -60,7 +60,7 @@ class Package:
                 f"The model in {sums.folder} was not written to its end: {SUMS} has no {about}. {sums.remedy}"
             )
         try:
-            content = json.loads(sums.read(about))
+            content = sums.read_json(about)
             if content["format"] != FORMAT:
                 raise RunError(
                     f"The model in {sums.folder} has format {content['format']!r}, and this version of equifed reads "
@@ -69,7 +69,7 @@ class Package:
             return cls(
                 content,
                 StoredStates(content["final_states"], lambda: _weights(sums, weights)),
-                Schema.from_json(sums.read(schema)) if schema in sums else None,
+                Schema.from_json(sums.read(schema, MOST_JSON)) if schema in sums else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"The model in {sums.folder} cannot be read ({error!r}). {sums.remedy}") from error
@@ -94,6 +94,7 @@ def write_package(sums: Sums, result: Result, facts: Mapping[str, Any] | None = 
     """Write the package of a result into its folder, and its files into the folder's checksums. facts: what the folder
     knows besides, for the card: see `documented`."""
     folder = sums.folder / MODEL
+    refuse_link(folder)
     writable_folder(folder, "Make room for the model there.")
     clear_temporaries(folder)
     (folder / SUMS).unlink(missing_ok=True)  # until all is there, there is no model
@@ -124,6 +125,7 @@ def load_model(
     client: str | None = None,
     runs: str | PathLike[str] | None = None,
     model: Any = None,
+    trust: Sequence[str] = (),
 ) -> Model:
     """The model of a finished run, with scikit-learn's interface: `predict`, `predict_proba`, `classes_`.
 
@@ -131,8 +133,11 @@ def load_model(
     the data nor the rest of the run are needed. seed: left out, the first. setting: of a sweep, {hyper-parameter:
     value}; left out, the one that meets the run's target on validation rows. client: whose model, where clients have
     models of their own. runs: the folder of the runs, where it is not `runs` or $EQUIFED_RUNS. model: the model that
-    was trained, where it was made in Python by hand, so that nothing leads to it again.
+    was trained, where it was made in Python by hand, so that nothing leads to it again. trust: modules whose names the
+    package may use, such as that of a method of your own: to import a module runs its code, and anything else that is
+    neither built in nor installed as a plug-in is refused.
     """
+    registry.trust(*trust)
     return _found(reference, runs).model(seed, setting, client, model)
 
 

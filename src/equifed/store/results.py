@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections.abc import Mapping
-from io import BytesIO
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,9 @@ import pandas as pd
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from equifed import registry
 from equifed.errors import ConfigError, EquifedWarning, RunError
+from equifed.federation.reading import Kind
 from equifed.files import clear_temporaries, plain, to_json, writable_folder
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
@@ -33,7 +33,20 @@ FEDERATION = "federation.json"
 """Of a run whose clients were elsewhere: who took part, and how the inputs were standardised."""
 JOURNAL = "sums"
 """The folder of such a run, while it goes on with secure sums: every exchange since the last checkpoint."""
-FRAMES = ("metrics", "counts", "calibration", "local_gaps", "cuts", "plain_mean", "log")
+_MEASURED: dict[str, Kind] = {
+    **{"method": "text", "seed": "number", "round": "number", "split": "text", "scope": "text", "metric": "text"},
+    "value": "number",
+}
+FRAMES: dict[str, dict[str, Kind]] = {
+    "metrics": _MEASURED,
+    "counts": {"method": "text", "seed": "number", "split": "text", "group": "any", "label": "any", "rows": "number"},
+    "calibration": {"method": "text", "seed": "number", "split": "text", "group": "any", "rows": "number"},
+    "local_gaps": {"method": "text", "seed": "number", "client": "text", "metric": "text", "value": "number"},
+    "cuts": {"method": "text", "seed": "number", "client": "text", "updates": "number", "cut": "number"},
+    "plain_mean": _MEASURED,
+    "log": {"method": "text", "seed": "number", "round": "number", "applied": "number", "stopped": "number"},
+}
+"""The frames of a result, and columns that each of them has whatever was run."""
 RESULT = "result.json"
 FILES = {f"{name}.parquet" for name in FRAMES} | {
     *(
@@ -93,10 +106,11 @@ def write_result(sums: Sums, result: Result, facts: Mapping[str, Any] | None = N
     sums.save()
 
 
-def load_result(folder: str | Path) -> Result:
+def load_result(folder: str | Path, *, trust: Sequence[str] = ()) -> Result:
     """The result of a finished run's folder, or of one that `save_result` wrote: with equal frames, and predicting and
     adapting as the one that was saved. Every file is looked at: one that the result needs must be as it was written,
-    and others are warned of. What predicting needs is read when it is first needed."""
+    and others are warned of. What predicting needs is read when it is first needed. trust: as for `load_model`."""
+    registry.trust(*trust)
     folder = Path(folder)
     if not os.path.isfile(folder / RESULT):
         raise RunError(f"There is no result in {folder}: it has no {RESULT}. A run has one when it has finished.")
@@ -153,22 +167,22 @@ def resuming(folder: Path, name: str | None = None) -> str:
 
 
 def _read_result(sums: Sums) -> Result:
-    content = json.loads(sums.read(RESULT))
+    content = sums.read_json(RESULT)
     keys = [tuple(key) if isinstance(key, list) else key for key in content["runs"]]
     hyper = content["info"]["hyper_parameters"]
     content["info"]["hyper_parameters"] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()
     }
-    rejections = json.loads(sums.read("rejections.json"))
+    rejections = sums.read_json("rejections.json")
     package = Package.of(sums, f"{MODEL}/")
     result = Result(
-        **{name: pd.read_parquet(BytesIO(sums.read(f"{name}.parquet"))) for name in FRAMES},
-        messages=pd.DataFrame(json.loads(sums.read("messages.json")), columns=MESSAGES),
+        **{name: sums.read_parquet(f"{name}.parquet", columns) for name, columns in FRAMES.items()},
+        messages=pd.DataFrame(sums.read_json("messages.json"), columns=MESSAGES),
         rejections=pd.DataFrame(rejections, columns=[*content["info"]["swept"], *REJECTIONS]),
         parameters={key: {} for key in keys},
         info=content["info"],
         settings=RunSettings.from_dict(content["settings"]),
-        timings=json.loads(sums.read("timings.json")),
+        timings=sums.read_json("timings.json"),
         notes=[Note.from_json(note) for note in content["notes"]],
         final_states=package.states,
         schema=package.schema,

@@ -6,10 +6,19 @@ their own checksum. While a run goes on, the checkpoint vouches for rounds.jsonl
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-from equifed.errors import RunError
-from equifed.files import checksum, checksum_of, read_regular, read_sealed, write_atomic, write_sealed
+import pandas as pd
+from pyarrow import ArrowException
+
+from equifed.errors import DataError, RunError
+from equifed.federation.reading import Kind, check_parquet
+from equifed.files import MOST_JSON, checksum, checksum_of, read_regular, read_sealed, write_atomic, write_sealed
+from equifed.words import clean
 
 SUMS = "SUMS.json"
 CHANGED = "is damaged: its content is not what was written"
@@ -44,15 +53,33 @@ class Sums(dict[str, str]):
         write_atomic(self.folder / name, content)
         self[name] = checksum(content)
 
-    def read(self, name: str) -> bytes:
-        """The file as it was written."""
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """The file as it was written, of at most so many bytes."""
         try:
-            content = read_regular(self.folder / name)
+            content = read_regular(self.folder / name, most)
         except OSError as error:
             raise self.damaged(name, _unreadable(error)) from None
         if checksum(content) != self.get(name):
             raise self.damaged(name, CHANGED)
         return content
+
+    def read_json(self, name: str) -> Any:
+        """What a JSON file as it was written holds."""
+        try:
+            return json.loads(self.read(name, MOST_JSON))
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(name, f"cannot be read as JSON ({clean(error)})") from None
+
+    def read_parquet(self, name: str, columns: Mapping[str, Kind]) -> pd.DataFrame:
+        """A table as it was written, with these columns; nothing is read of one that would fill the memory."""
+        content = self.read(name)
+        try:
+            check_parquet(content, name, columns)
+            return pd.read_parquet(BytesIO(content))
+        except DataError as error:
+            raise self.damaged(name, f"cannot be used: {': '.join(filter(None, (error.place, error.text)))}") from None
+        except (ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise self.damaged(name, f"cannot be read as Parquet ({clean(error)})") from None
 
     def wrong(self) -> dict[str, str]:
         """Every file that is not as it was written, and why."""

@@ -5,6 +5,6 @@ each a run folder, so that what a killed process had done is not lost.
 """
 
 from equifed.studies.jobs import Job, Outcome, State, carry_out
-from equifed.studies.runs import Finished, Study, blocks, data_key
+from equifed.studies.runs import Finished, Study, blocks, data_key, opened
 
-__all__ = ["Finished", "Job", "Outcome", "State", "Study", "blocks", "carry_out", "data_key"]
+__all__ = ["Finished", "Job", "Outcome", "State", "Study", "blocks", "carry_out", "data_key", "opened"]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from equifed.errors import DiskError, EquifedWarning, RunError
-from equifed.files import checksum, plain
+from equifed.files import checksum, plain, refuse_link
 from equifed.simulation import Simulation
 from equifed.simulator import Step
 from equifed.store.environment import fingerprint
@@ -71,6 +71,7 @@ def _recorder(folder: RunFolder, simulation: Simulation, identity: str) -> Recor
             raise
         except RunError as error:  # damaged, or another simulation's
             warnings.warn(f"A simulation of a part is computed again: {error}", EquifedWarning, stacklevel=3)
+    refuse_link(folder.path)
     shutil.rmtree(folder.path, ignore_errors=True)
     (folder.path / SCORES).mkdir(parents=True, exist_ok=True)
     Sums(folder.path).save()

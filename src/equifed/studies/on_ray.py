@@ -11,13 +11,16 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from equifed.errors import RunError
+from equifed.registry import trust, trusted
 from equifed.settings import Cluster
+from equifed.signals import handlers
 from equifed.studies.jobs import PAUSE, Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
 
 DEATHS = 3
@@ -35,8 +38,9 @@ def _ray() -> Any:
     return ray
 
 
-def _perform(data: Any, work: Any, arguments: tuple[Any, ...]) -> tuple[Any, str]:
-    """In a worker's process."""
+def _perform(data: Any, work: Any, arguments: tuple[Any, ...], allowed: Sequence[str]) -> tuple[Any, str]:
+    """In a worker's process. allowed: names of other packages that the user of this study has typed or trusts."""
+    trust(*allowed)
     with warnings.catch_warnings():
         # the arrays are read in Ray's own memory, where nothing may be written, and nothing is
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
@@ -48,7 +52,8 @@ def connected(cluster: Cluster) -> Iterator[Any]:
     """Ray, as this process is connected to it already, or else for as long as the jobs take."""
     # Ray asks not to be told of GPUs that it would hide from jobs that declare no need of them
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray = _ray()
+    with _own_sigterm():
+        ray = _ray()
     if ray.is_initialized():
         yield ray
         return
@@ -59,10 +64,12 @@ def connected(cluster: Cluster) -> Iterator[Any]:
         if address and address != LOCAL:
             _check_reachable(address)
             del options["include_dashboard"]
-            ray.init(address=address, **options)
+            with _own_sigterm():
+                ray.init(address=address, **options)
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray would report its use to its makers
-            ray.init(address=LOCAL, num_cpus=math.ceil(cluster.workers * cluster.cpus_per_job), **options)
+            with _own_sigterm():
+                ray.init(address=LOCAL, num_cpus=math.ceil(cluster.workers * cluster.cpus_per_job), **options)
     except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(f"There is no connection to {where}: {str(error).splitlines()[0]}") from error
     # Ray prints deaths of processes on stdout, where data go; who watches the jobs is told of them anyway
@@ -74,6 +81,12 @@ def connected(cluster: Cluster) -> Iterator[Any]:
     finally:
         ray.shutdown()
         worker._worker_logs_enabled = printing
+
+
+def _own_sigterm() -> contextlib.AbstractContextManager[None]:
+    """Keep this program's way to end on SIGTERM, which Ray replaces by one that does not say how to go on."""
+    now = signal.getsignal(signal.SIGTERM)
+    return handlers({} if now is None else {signal.SIGTERM: now})
 
 
 def _check_reachable(address: str) -> None:
@@ -142,7 +155,7 @@ class _Sharing:
         if error:
             return self._outcome(position, None, error)
         self.begun_at[position] = job.done()
-        promised = self.perform.remote(data, job.work, job.arguments)
+        promised = self.perform.remote(data, job.work, job.arguments, trusted())
         self.running[promised] = position
         self._set(position, state="running", done=self.begun_at[position])
         return None

@@ -20,7 +20,7 @@ from equifed.errors import ConfigError, DataError, RunError, unknown_name
 from equifed.experiments import EXPERIMENTS, Request
 from equifed.experiments.base import Cell, find
 from equifed.experiments.record import NO_DATA, NO_GPU, NOT_RUN, Row
-from equifed.files import checksum, plain, to_json, write_atomic
+from equifed.files import checksum, plain, refuse_link, to_json, write_atomic
 from equifed.settings import Cluster
 from equifed.store.environment import revision, versions
 from equifed.store.locks import lock_at, take
@@ -134,6 +134,7 @@ def carried_out(
     jobs = []
     for piece in todo:
         folder = piece.folder(root)
+        refuse_link(folder)
         folder.mkdir(exist_ok=True)
         about = folder / "part.json"
         write_atomic(about, to_json({"part": piece.title, "version": version()}))

@@ -21,15 +21,20 @@ from typing import Any, NamedTuple
 from equifed.config import Config, build, load_federations
 from equifed.errors import EquifedError, RunError
 from equifed.federation import Federation
-from equifed.files import to_json, write_atomic
+from equifed.files import read_regular, to_json, write_atomic
 from equifed.settings import Cluster
-from equifed.store import Recording, RunFolder, Store
+from equifed.simulation import Training
+from equifed.store import ID, Recording, RunFolder, Store
 from equifed.store.environment import fingerprint, versions
 from equifed.store.locks import is_held, lock_at, take
 from equifed.studies.jobs import Job, Load, Watch, carry_out
 
 GONE = 120.0
 """Seconds within which a process that was killed lets go of its run."""
+
+
+MOST_BYTES = 2**28
+"""Of the file of a study."""
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
@@ -65,23 +70,23 @@ def _cut(over: Mapping[str, Sequence[float]], most: int | None) -> list[Mapping[
 # -- one job -----------------------------------------------------------------------------------------------------------
 
 
-def opened(store: Store, config: Config, id: str, federations: Sequence[Federation]) -> Recording | None:
-    """The run with this id, new or from its last checkpoint on; None where it has finished."""
+def opened(store: Store, config: Config, id: str, make: Callable[[Config], Training]) -> Recording | None:
+    """The run with this id, new or from its last checkpoint on; None where it has finished. make: its training."""
     folder = RunFolder(store.root / id)
     until = time.monotonic() + GONE
     while is_held(folder.lock) and time.monotonic() < until:  # by a process that is about to die
         time.sleep(0.2)
     if not RunFolder.is_one(folder.path):
-        return store.start(config, build(config, federations), id)
+        return store.start(config, make(config), id)
     if folder.is_finished():
         return None
-    return store.resume(str(folder.path), make=lambda config: build(config, federations))
+    return store.resume(str(folder.path), make=make)
 
 
 def train(federations: Sequence[Federation], config: Config, root: Path, id: str) -> None:
     """The work of a job: all rounds of a run, or those that are left."""
     own = [fed for fed in federations if fed.seed in config.run.seed_list]
-    recording = opened(Store(root), config, id, own)
+    recording = opened(Store(root), config, id, lambda config: build(config, own))
     if recording is not None:
         with recording:
             for _ in recording.rounds():
@@ -182,9 +187,10 @@ class Study:
 
     def _recorded(self) -> dict[str, list[str]]:
         """The folders' names that a process before this one has left, by their configurations' fingerprints."""
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-            recorded = json.loads(self._record.read_text(encoding="utf-8"))["runs"]
-            return {each: [str(id) for id in ids] for each, ids in recorded.items()}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            recorded = json.loads(read_regular(self._record, MOST_BYTES))["runs"]
+            # no other names than a study gives: a folder of another name is not its own
+            return {each: [id for id in map(str, ids) if ID.fullmatch(id)] for each, ids in recorded.items()}
         return {}
 
     def _ids(self) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from equifed.errors import ConfigError, EquifedError
-from equifed.registry import Registry
+from equifed.registry import Registry, typed
 from equifed.tracking.callback import Callback, Callbacks
 from equifed.tracking.mlflow import MLflow
 from equifed.tracking.tensorboard import TensorBoard
@@ -30,12 +30,16 @@ NONE = "none"
 PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
+def name_of(text: str) -> str:
+    """Return the name of a tracker without what it is given: NAME:GIVEN, module:Name, or module:Name:GIVEN."""
+    name, _, rest = text.partition(":")
+    return name if not rest or name in REGISTRY else f"{name}:{rest.partition(':')[0]}"
+
+
 def make(text: str) -> Callback:
     """The tracker that is called so; what follows its name and a colon is given to it."""
-    name, _, given = text.partition(":")
-    if ":" in text and name not in REGISTRY:  # module:Name, or module:Name:what it is given
-        _, thing, given = f"{text}:".split(":", 2)
-        name, given = f"{name}:{thing}", given.removesuffix(":")
+    name = name_of(text)
+    given = text.removeprefix(name).removeprefix(":")
     kind, arguments = REGISTRY[name], [given] if given else []
     try:
         inspect.signature(kind).bind(*arguments)
@@ -68,9 +72,12 @@ def check(texts: Iterable[str]) -> None:
             )
 
 
-def asked(given: Sequence[str | Callback]) -> Callbacks:
-    """The callbacks that are given or named; where there are none, those that the environment names. "none": none."""
+def asked(given: Sequence[str | Callback], received: bool = False) -> Callbacks:
+    """The callbacks that are given or named; where there are none, those that the environment names. "none": none.
+    received: they are named by a file, which may be another person's."""
     named = given or shlex.split(os.environ.get(VARIABLE, ""))
+    if not (given and received):
+        typed(*(name_of(each) for each in named if isinstance(each, str)))
     for each in named:
         if not isinstance(each, str | Callback):
             text = f"must be callbacks, equifed.tracking.Callback, or their names, got {quoted(each)}."

@@ -13,7 +13,7 @@ from equifed.data.sets.dutch import DUTCH
 from equifed.data.sets.german import GERMAN
 from equifed.data.sets.law import LAW
 from equifed.data.sets.mnist import MNIST
-from equifed.registry import Registry
+from equifed.registry import Registry, typed
 
 _BUILT_IN = (
     *(ADULT, COMPAS, GERMAN, LAW, DUTCH, DRUG, BANK, BANK_ADDITIONAL, COMMUNITIES),
@@ -30,6 +30,12 @@ DATASETS: Registry[Dataset] = Registry(
 
 
 def get_dataset(name: str) -> Dataset:
-    """A data set by name; `bank-additional` is as good as `bank_additional`."""
+    """A data set by a name that the user has typed; `bank-additional` is as good as `bank_additional`."""
+    typed(name)
+    return recorded_dataset(name)
+
+
+def recorded_dataset(name: str) -> Dataset:
+    """`get_dataset` for a name that was read from a file: see `equifed.registry`."""
     spelled = name.replace("-", "_")
     return DATASETS[spelled if spelled in DATASETS else name]

@@ -13,22 +13,20 @@ import re
 import secrets
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 from equifed.errors import RunError
 from equifed.files import private_folder
+from equifed.signals import ENDING, handlers
 
 MARK = "EQUIFED_PROCESSES"
 GRACE = 5.0
 """Seconds between asking a program to end and ending it."""
 PAUSE = 0.05
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 SHOWN = Path("/proc/self/environ").exists()
 """Whether the system shows the environment of processes."""
@@ -91,7 +89,7 @@ class Processes:
     def stop(self) -> None:
         """End everything: ask, wait a little, then make it."""
         # an impatient second Ctrl-C must not leave half of the programs behind
-        with _handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
+        with handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
             self._end(GRACE)
 
     def _end(self, grace: float, *names: str) -> None:
@@ -123,34 +121,3 @@ def _marked(mark: str, names: Collection[str]) -> set[int]:
             if any(marker in variables for marker in markers):
                 processes.add(int(entry.parent.name))
     return processes
-
-
-@contextlib.contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this program through its `with` statements, as Ctrl-C does.
-
-    The first signal counts: an impatient second one must not end the clean-up. What is ignored, as Ctrl-C is in the
-    background and SIGHUP under nohup, stays ignored.
-    """
-    numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-
-    def end(number: int, frame: FrameType | None) -> None:
-        for ignored in numbers:
-            signal.signal(ignored, signal.SIG_IGN)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-    with _handlers(dict.fromkeys(numbers, end)):
-        yield
-
-
-@contextlib.contextmanager
-def _handlers(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may, and only it gets signals
-        return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
