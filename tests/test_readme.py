@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_python_quickstart_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_quickstart_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], needs: Callable[[str], Path]
+) -> None:
+    needs("compas")
     (quickstart,) = blocks("python")
     code = [line for line in quickstart.splitlines() if line.strip() and not line.strip().startswith("#")]
     assert len(code) <= 20
@@ -49,8 +53,9 @@ def output(words: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_commands_run(folder: Path) -> None:
+def test_commands_run(folder: Path, needs: Callable[[str], Path]) -> None:
     """In order, in one folder: the comparison's runs are there for `list`."""
+    needs("compas")
     for silo in ("north", "south"):
         (folder / f"{silo}.csv").write_text("age,sex,ill\n" + "31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n" * 10)
     for command in commands(flower=False):

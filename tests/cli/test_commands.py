@@ -124,7 +124,8 @@ def test_compare_checks_the_constraints_of_the_methods_that_have_one(invoke, tin
     assert "none of fedavg, fedprox has a constraint to train under" in outcome.stderr
 
 
-def test_post_processed_methods(place, invoke):
+def test_post_processed_methods(place, invoke, needs):
+    needs("compas")
     described = data(invoke("methods", "fedprox+ceo", "--json"))
     assert {each["name"] for each in described["hyper_parameters"]} == {"mu", "fit", "cost"}
     assert [phase["phase"] for phase in described["phases"]] == ["train", "fit"]
@@ -140,7 +141,8 @@ def test_post_processed_methods(place, invoke):
     assert "fedavg+eo" in compared.stdout
 
 
-def test_a_method_whose_name_ends_in_a_plus(place, invoke):
+def test_a_method_whose_name_ends_in_a_plus(place, invoke, needs):
+    needs("compas")
     names = "fedmgda+,fedmgda++eo"
     options = ("--set", "fedmgda+.epsilon=0.1", "--set", "fedmgda++eo.fit=global", "--json")
     assert invoke("compare", "compas", *SMALL, "--methods", names, *options).exit_code == 0
@@ -150,8 +152,9 @@ def test_a_method_whose_name_ends_in_a_plus(place, invoke):
     assert data(invoke("methods", "fedmgda+", "--json"))["citation"].startswith("FedMGDA+: Hu et al.")
 
 
-def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
+def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch, needs):
     """A method that nobody asked for by name does not cost the others their results."""
+    needs("compas")
     kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
     monkeypatch.setattr(REGISTRY, "usable", lambda: kinds)
 
@@ -805,7 +808,7 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--methods", "fedavgg"], 2, "Did you mean 'fedavg'"),
         (["compare", "compas", "--methods", ","], 2, "names nothing"),
         (["compare", "compas", "--methods", ""], 2, "names nothing"),
-        (["compare", "compas", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
+        (["compare", "tiny", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
         (["reproduce", "fair-fate/table1", "--methods", ","], 2, "names nothing"),
         (["reproduce", "fair-fate/table1", "--pages", "/proc/x"], 2, "--pages"),
         (["reproduce", "fair-fate/table1", "--runs", "experiment.toml"], 2, "it is a file"),
@@ -823,7 +826,7 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--rounds", "few"], 2, "--rounds"),
     ],
 )
-def test_mistakes_have_their_code_and_no_traceback(place, invoke, args, code, said):
+def test_mistakes_have_their_code_and_no_traceback(place, invoke, tiny, args, code, said):
     write_config(place)
     outcome = invoke(*args)
     assert outcome.exit_code == code

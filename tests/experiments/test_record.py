@@ -408,7 +408,7 @@ def test_all_experiments_quickly(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_two_workers_record_the_numbers_of_one(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_two_workers_record_the_numbers_of_one(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     pytest.importorskip("ray")
     needs("adult")
     needs("communities")

@@ -31,7 +31,7 @@ PIECE = Piece(
 
 
 @pytest.fixture(autouse=True)
-def kept_often(monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], None]) -> None:
+def kept_often(monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], Path]) -> None:
     """A checkpoint after every round."""
     needs("compas")
     monkeypatch.setattr(kept, "PAUSE", 0.0)
@@ -116,7 +116,7 @@ def test_the_command_goes_on_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_the_driver_of_reproductions_is_killed_and_resumed(
-    place: Path, spawn: Any, needs: Callable[[str], None]
+    place: Path, spawn: Any, needs: Callable[[str], Path]
 ) -> None:
     pytest.importorskip("ray")
     words = ("reproduce", "fair-fate/table1", "--datasets", "compas", "--seeds", "2", "--record")
