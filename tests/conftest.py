@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import typer.testing
+from guard import pytest_configure  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 import equifed as ef
@@ -96,7 +97,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def asked(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Iterator[Path]:
+def asked_data(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Iterator[Path]:
     """The data home of all tests, and of the programs that they start: it holds only the data that the present test has
     asked for. What is derived from them is kept in a folder of the session."""
     home = tmp_path_factory.mktemp("ask-with-needs")  # this name is in the error of a test that does not
@@ -107,17 +108,17 @@ def asked(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Iter
 
 
 @pytest.fixture(autouse=True)
-def forgotten(asked: Path) -> Iterator[None]:
+def forgotten(asked_data: Path) -> Iterator[None]:
     """The next test has to ask for its data itself, whatever this one has asked for."""
     yield
     for folder in FOLDERS:
-        if (asked / folder).is_symlink():
-            (asked / folder).unlink()
-            (asked / folder).touch()
+        if (asked_data / folder).is_symlink():
+            (asked_data / folder).unlink()
+            (asked_data / folder).touch()
 
 
 @pytest.fixture(scope="session")
-def needs(asked: Path, shared_folder: Path) -> Callable[[str], Path]:
+def needs(asked_data: Path, shared_folder: Path) -> Callable[[str], Path]:
     """needs(name) is the data home with the real files of a data set in it, which are fetched if need be. Where they
     cannot be had the test is skipped with the reason, or fails if $EQUIFED_MUST_HAVE_DATA is set."""
 
@@ -134,10 +135,10 @@ def needs(asked: Path, shared_folder: Path) -> Callable[[str], Path]:
         if why := lacking(name):
             (pytest.fail if os.environ.get(MUST_HAVE) else pytest.skip)(f"{name} is not to be had here: {why}")
         for folder in {file.folder for file in get_dataset(name).files}:
-            if not (asked / folder).is_symlink():
-                (asked / folder).unlink()
-                (asked / folder).symlink_to(REAL.resolve() / folder, target_is_directory=True)
-        return asked
+            if not (asked_data / folder).is_symlink():
+                (asked_data / folder).unlink()
+                (asked_data / folder).symlink_to(REAL.resolve() / folder, target_is_directory=True)
+        return asked_data
 
     return check
 

@@ -111,7 +111,8 @@ DEMO = ("--rounds", "--seeds", "--batch-size", "--learning-rate", "--local-epoch
 
 
 @pytest.mark.full  # real data, three commands
-def test_the_demo_runs(folder: Path) -> None:
+def test_the_demo_runs(folder: Path, needs: Callable[[str], Path]) -> None:
+    needs("adult")
     compare, sweep, report = demo()
     output([*compare, "--rounds", "2", "--seeds", "3"])
     output([*sweep, "--rounds", "2", "--seeds", "3"])

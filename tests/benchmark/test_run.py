@@ -193,7 +193,7 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def test_a_method_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path, needs: Callable[[str], Path]) -> None:
-    needs("german")
+    needs("communities")
     tier = Tier("quick", 3, 1, 1, 400, {"communities": ("iid",)})
     rows, failed = run.carry_out(run.Asked(tier, tier.datasets, ["fedval"], 1), tmp_path, Cluster())
     assert not failed

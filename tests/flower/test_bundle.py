@@ -145,7 +145,7 @@ def place_programs(own: Path) -> None:
 
 def start(own: Path) -> subprocess.CompletedProcess[str]:
     """From another folder, as a service would."""
-    return subprocess.run(["sh", own / "node.sh"], cwd="/", capture_output=True, text=True, timeout=120)
+    return subprocess.run(["sh", own / "node.sh"], cwd="/", capture_output=True, text=True, timeout=600)
 
 
 def test_the_node_starts_from_its_bundle_alone(federation: Folder, tmp_path: Path):

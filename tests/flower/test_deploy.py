@@ -302,7 +302,7 @@ def status_of(server: str, trusted: ssl.SSLContext) -> dict[str, int]:
                 urllib.request.build_opener(
                     urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
                 )
-                .open(request, timeout=20)
+                .open(request, timeout=WAIT)
                 .status
             )
         except urllib.error.HTTPError as error:

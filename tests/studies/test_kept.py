@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from equifed.simulator import Step
 from equifed.studies import kept
 from equifed.studies.kept import rounds_kept
 from equifed.studies.papers import Piece, discard, work
-from studies.conftest import WAIT, until
+from studies.conftest import WAIT, kill_with_workers, until
 
 ROUNDS, METHODS = 3, 11
 PIECE = Piece(
@@ -125,8 +124,7 @@ def test_the_driver_of_reproductions_is_killed_and_resumed(
     assert process.returncode == 0, err
     process = spawn(*words, "shared.csv", "--workers", "2")
     until(lambda: len(list(place.glob("runs/reproduce-*/*/checkpoint.safetensors"))) > 2, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait(WAIT)
+    kill_with_workers(process)
     process = spawn(*words, "shared.csv", "--workers", "2")
     _, err = process.communicate(timeout=WAIT)
     assert process.returncode == 0, err
