@@ -846,9 +846,9 @@ def test_data_that_cannot_be_had_are_one_sentence_and_exit_code_3(place, invoke,
     assert outcome.stdout == ""
     first, *tried = outcome.stderr.splitlines()
     assert first == (
-        f"Error: compare: data: adult.data and adult.test are not in the data home {place / 'nothing'} and could not be "
-        "downloaded: put them there (plain or .gz) as adult/adult.data and adult/adult.test, or set EQUIFED_DATA to a "
-        "folder that has them so, or, behind a proxy, set HTTPS_PROXY and try again."
+        f"Error: compare: data: adult.data and adult.test are not in the data home {place / 'nothing'} and could not "
+        "be downloaded: put them there (plain or .gz) as adult/adult.data and adult/adult.test, or set EQUIFED_DATA to "
+        "a folder that has them so, or, behind a proxy, set HTTPS_PROXY and try again."
     )
     assert all(len(line) < 200 for line in tried)
     assert any("the proxy does not let it through (Connection refused)" in line for line in tried)

@@ -245,7 +245,9 @@ def clock(
 ) -> None:
     """At a silo: compare this machine's clock with the server's. Exit code 1 if Flower would refuse the node for it."""
     from equifed.flower.deployment.clock import complaint, seconds_ahead
+    from equifed.flower.deployment.installed import require_flower
 
+    require_flower()
     address, _, port = server.rpartition(":")
     if not address or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(f"The server is named as HOST:PORT, such as federation.example.org:8000, not as {server!r}.")

