@@ -15,7 +15,7 @@ from equifed import methods
 from equifed.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -78,7 +78,7 @@ def test_commands_of_a_federation(folder: Path) -> None:
 
 
 def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"make ([a-z-]+)", README):
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
 
@@ -124,7 +124,7 @@ def test_the_demo_runs(folder: Path, needs: Callable[[str], Path]) -> None:
 def test_the_table_of_methods_is_the_registry() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (ROOT / "docs" / "methods.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines()
         if re.match(r"\| \[`", line)
     ]
     assert [row[0] for row in rows] == [f"[`{name}`](methods/{name}.md)" for name in methods.REGISTRY]
@@ -146,5 +146,5 @@ def test_every_method_has_its_page() -> None:
 
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -835,6 +835,14 @@ def test_mistakes_have_their_code_and_no_traceback(place, invoke, tiny, args, co
     assert "Traceback" not in outcome.stderr
 
 
+@pytest.mark.parametrize("words", [("predict", ".", "x.csv", "--setting"), ("predict", "y", "x.csv", "--runs")])
+def test_a_long_word_is_not_repeated_in_full(place, invoke, words):
+    outcome = invoke(*words, "x" * 10_000)
+    assert outcome.exit_code == 2
+    assert "characters)" in outcome.stderr
+    assert len(outcome.stderr) < 1000
+
+
 def test_data_that_cannot_be_had_are_one_sentence_and_exit_code_3(place, invoke, monkeypatch):
     """As in `make demo` on a machine that reaches neither the data's addresses nor a package index."""
     monkeypatch.setenv("EQUIFED_DATA", str(place / "nothing"))
