@@ -78,6 +78,7 @@ def suite(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **shut, **environment}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfs", "test_some.py", *options]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+        environment = {"COLUMNS": "200", **environment}
         started.append(subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes))
         return started[-1]
 
