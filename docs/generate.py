@@ -193,7 +193,8 @@ def reliability_rows(found: dict[str, Any]) -> Iterator[list[str]]:
         yield [
             f"`usage`, {name.replace('_', ' ')}",
             f"{came['tried']:,} {what}",
-            f"{came['wrong']} tracebacks or errors that are none of equifed's; {came['exit_0']:,} ran (0), {came['exit_1']} failed a check (1), "
+            f"{came['wrong']} tracebacks or errors that are none of equifed's; "
+            f"{came['exit_0']:,} ran (0), {came['exit_1']} failed a check (1), "
             f"{came['exit_2']:,} were refused as wrong (2), {came['exit_3']} for their data (3), {came['exit_4']} "
             "runs "
             f"failed (4), {came['exit_130']} were interrupted after 5 seconds of computing (130)",
