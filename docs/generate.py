@@ -1,11 +1,14 @@
-"""Writes the tables of federation.md, privacy.md and metrics.md that follow from the code: python docs/generate.py"""
+"""Writes the tables of federation.md, privacy.md and metrics.md that follow from the code, and that of reliability.md,
+which follows from what benchmarks/reliability.py has measured: python docs/generate.py"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from equifed.flower.agreement import action, exchanges
 from equifed.methods import REGISTRY, make
@@ -90,7 +93,120 @@ def needs(phase: Phase) -> str:
     return "the sum" if phase.gather == "sum" else "**each reply**"
 
 
-PAGES = {"federation.md": messages_table, "privacy.md": secure_table, "metrics.md": metrics_table}
+def alike(values: Iterable[float]) -> str:
+    """Return the one value that all have, or each of them."""
+    return " and ".join(dict.fromkeys(f"{value:g}" for value in values))
+
+
+def reliability_table() -> str:
+    """What is tried, and the figures of the last measurement."""
+    found = json.loads(Path(__file__).with_name("reliability.json").read_text(encoding="utf-8"))
+    return table(["suite", "what is tried", "what came of it"], reliability_rows(found))
+
+
+def reliability_rows(found: dict[str, Any]) -> Iterator[list[str]]:
+    deaths, kills, changed, cost = (found[name] for name in ("deaths", "kills", "corruptions", "cost"))
+    whole = (
+        "finished runs have the bits of a whole one: rounds, scores, states, metrics, predictions; no file too "
+        "many or too few"
+    )
+    yield [
+        "`deaths`",
+        f"a run of three rounds dies at each of its {deaths['steps']} writes, flushes, renames, openings and "
+        "removals of files, in three manners: the step has no effect, a write is torn "
+        "in half, and besides all that was not flushed is lost; half of the times it dies once more while it is "
+        "resumed",
+        f"{deaths['right']} of {deaths['runs']} {whole}",
+    ]
+    yield [
+        "`kills`",
+        f"{kills['kills']} times kill -9 of a real process at a random moment of a run or of its resuming, up to "
+        "four times for one run",
+        f"{kills['right']} of {kills['runs']} {whole}",
+    ]
+    yield [
+        "`corruptions`",
+        f"{changed['tried']:,} changes of a file of an interrupted run, a finished one and a saved result: a "
+        "flipped bit, noise, a block of zeros, a cut, bytes too many, two files swapped, "
+        "a file emptied, deleted or put back to an earlier time; then everything is read, and an interrupted run "
+        "finished",
+        f"{changed['refused']:,} refused with the file's name (an earlier `status.json`, which is a good one, "
+        f"with the command that resumes the run), {changed['warned']:,} loaded with a warning "
+        f"that names it and the right numbers, {changed['unaffected']:,} computed again with the right numbers "
+        "(more bytes after the last line of `rounds.jsonl`; an earlier checkpoint), "
+        f"**{changed['silent']} loaded silently, {changed['unclean']} with another error**",
+    ]
+    share = 100 * cost["checksums_ms"] / cost["round_ms"]
+    yield [
+        "`cost`",
+        "checksums in a round of two small runs, which is the worst case: larger ones compute more per byte",
+        f"{cost['checksums_ms']:.2f} of {cost['round_ms']:.1f} ms of the CPU, {share:.1f} %",
+    ]
+    yield [
+        "`lies`",
+        f"{found['lies']['lies']} finite lies in {found['lies']['methods']} methods: an update of 1e30 or 1,000 "
+        "times its own, counts that add up to more than the rows, half rows, sums that no rows "
+        "make, gaps, losses and weights of 1e20, an h of 1e-30 (`tests/test_bounds.py`)",
+        "all are refused by name and reason, and the round goes on with the others",
+    ]
+    checks = found["checks"]
+    yield [
+        "`checks`",
+        "the looks whether replies are within their bounds: their share of the CPU time of a job of 20 rounds, "
+        "its start included, the least of four",
+        f"{checks['fedavg']:.1f} % with 20 clients of 2,400 rows (FedAvg), {checks['kffl']:.1f} % and "
+        f"{checks['fedfair']:.1f} % with Adult's sizes (KFFL, FedFair); where rounds are as short as they "
+        f"get, with 10 clients of 60 rows, {checks['fedavg_short_rounds']:.1f} %",
+    ]
+    answers = found["hostile"]
+    kinds = {
+        "replies_to_training": "replies to training",
+        "evaluations": "evaluations",
+        "joining": "introductions of a node",
+    }
+    tried = "; ".join(f"{answers[name]['refused']} of {answers[name]['tried']} {kind}" for name, kind in kinds.items())
+    yield [
+        "`hostile`",
+        "malformed, hostile and huge answers of a node to a whole server (`tests/flower/test_hostile.py`)",
+        f"refused: {tried} (what is not refused there only keeps its sums back); 0 ended the run, 0 were applied: "
+        "the model has the bits of a run in which the silo was silent instead",
+    ]
+    came = {key: alike(each[key] for each in found["soak"].values()) for key in found["soak"]["fedavg"]}
+    yield [
+        "`soak`",
+        f"{came['rounds']} rounds with six silos that come, go, answer late, rounds later or not at all, and lie, "
+        "by a seeded plan, with a method whose silos remember nothing (FedAvg) and with one whose "
+        f"silos do (FedEM); in each {came['messages']} messages, {came['lies']} of them answered with a lie "
+        f"({came['kinds_of_lies']} kinds), {came['stalls']} rounds too late and after newer ones, "
+        f"{came['silent']} never, {came['late']} late but in time; {came['introductions']} introductions, "
+        f"{came['joining_lies']} with a lie",
+        f"{came['unlike_rounds']} rounds are unlike those of the simulator with these silos absent, by replies, "
+        f"test rows and accuracy; the models differ by {came['model_difference']}. In the last "
+        f"{came['last_rounds']} rounds the process opens {came['open_files_more']} more files, and a round adds "
+        f"{came['python_kb_per_round']} kB to Python's memory, which is the record of the round",
+    ]
+    for name, what in {
+        "configurations": "damaged configurations with `equifed run`",
+        "command_lines": "odd command lines of all commands",
+    }.items():
+        came = found["usage"][name]
+        yield [
+            f"`usage`, {name.replace('_', ' ')}",
+            f"{came['tried']:,} {what}",
+            f"{came['wrong']} tracebacks or errors that are none of equifed's; "
+            f"{came['exit_0']:,} ran (0), {came['exit_1']} failed a check (1), "
+            f"{came['exit_2']:,} were refused as wrong (2), {came['exit_3']} for their data (3), {came['exit_4']} "
+            "runs "
+            f"failed (4), {came['exit_130']} were interrupted after 5 seconds of computing (130)",
+        ]
+
+
+PAGES = {
+    "federation.md": messages_table,
+    "privacy.md": secure_table,
+    "metrics.md": metrics_table,
+    "reliability.md": reliability_table,
+}
 
 
 def written(name: str) -> str:

@@ -11,13 +11,13 @@ PACKAGE = ROOT / "src" / "equifed"
 
 
 def contract() -> list[set[str]]:
-    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     (layers,) = [table["layers"] for table in tables if table["type"] == "layers"]
     return [set(line.replace("|", " ").replace(":", " ").split()) for line in layers]
 
 
 def test_the_picture_is_the_contract() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     picture = page[page.index("```text\n") :].split("```")[1].splitlines()[1:]
     modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     modules -= {"__init__", "__main__"}

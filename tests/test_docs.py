@@ -3,12 +3,15 @@ says that a server says is what a server says."""
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from store.faults import FEW, Case, count_steps
+from test_bounds import LIES
 
 from equifed.cli.describe import describe_method
 from equifed.cli.progress import EVERY, MANY
@@ -22,8 +25,8 @@ from equifed.simulator.engine import Rejection
 from equifed.studies.on_ray import DEATHS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "federation.md").read_text()
-COMMANDS = (ROOT / "docs" / "command-line.md").read_text()
+PAGE = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
 def cells(line: str) -> list[str]:
@@ -41,6 +44,25 @@ def test_generated_tables_are_up_to_date() -> None:
     for name in made["PAGES"]:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert made["written"](name) == page, f"Bring {name} up to date: python docs/generate.py"
+
+
+def test_the_page_on_reliability_has_the_counts_of_the_tests(tmp_path: Path) -> None:
+    """Those that are counted in seconds; the others are of the last measurement."""
+    record = json.loads((ROOT / "docs" / "reliability.json").read_text(encoding="utf-8"))
+    again = "measure again: python benchmarks/reliability.py lies deaths && python docs/generate.py"
+    assert record["lies"] == {"lies": len(LIES), "methods": len({method.name for method, *_ in LIES})}, again
+    assert record["deaths"]["steps"] == count_steps(Case.new(tmp_path, **FEW)), again
+    assert record["deaths"]["runs"] == 3 * record["deaths"]["steps"]
+    for suite in ("deaths", "kills"):
+        assert record[suite]["right"] == record[suite]["runs"]
+    assert record["corruptions"]["silent"] == record["corruptions"]["unclean"] == 0
+
+
+def test_no_section_of_a_page_is_there_twice() -> None:
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        lines = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).splitlines()
+        headings = [line for line in lines if line.startswith("#")]
+        assert len(headings) == len(set(headings)), path.name
 
 
 def test_the_table_has_every_field_that_leaves_a_silo() -> None:
@@ -106,7 +128,7 @@ def test_rounds_are_told_as_the_page_says() -> None:
 
 
 def test_the_page_on_studies_has_every_setting() -> None:
-    page = (ROOT / "docs" / "studies.md").read_text()
+    page = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
     table = page[page.index("| `[cluster]` |") :].split("\n\n")[0]
     keys = {key.replace("_", "-") for key in (option.key for option in options_of(Cluster))}
     assert {key for line in table.splitlines()[2:] for key in re.findall(r"`([a-z-]+)`", cells(line)[0])} == keys

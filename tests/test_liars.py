@@ -33,7 +33,7 @@ def bench() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def feds(needs: Callable[[str], None]) -> list[Federation]:
+def feds(needs: Callable[[str], Path]) -> list[Federation]:
     needs("adult")
     return ef.load("adult", partition=ef.partition.IID(10), seeds=[0])  # type: ignore[return-value]
 
@@ -73,7 +73,7 @@ def test_near_the_clean_run_where_the_plain_mean_breaks(
 
 
 @pytest.fixture(scope="module")
-def skewed(needs: Callable[[str], None]) -> list[Federation]:
+def skewed(needs: Callable[[str], Path]) -> list[Federation]:
     needs("adult")
     return ef.load("adult", partition=ef.partition.Dirichlet(20, 1.0), seeds=range(3))  # type: ignore[return-value]
 

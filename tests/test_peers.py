@@ -106,12 +106,15 @@ def test_the_page_is_written_between_its_marks(peers: ModuleType, tmp_path: Path
     page = tmp_path / "page.md"
     page.write_text(peers.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     before, after = (
-        page.read_text().split("<!-- written by make bench-peers -->")[0],
-        page.read_text().split("<!-- end -->")[1],
+        page.read_text(encoding="utf-8").split("<!-- written by make bench-peers -->")[0],
+        page.read_text(encoding="utf-8").split("<!-- end -->")[1],
     )
     for text in ("| a \\1 |\n", "| b |\n"):
         peers.write_page(text, page)
-        assert page.read_text() == f"{before}<!-- written by make bench-peers -->\n\n{text}\n<!-- end -->{after}"
+        assert (
+            page.read_text(encoding="utf-8")
+            == f"{before}<!-- written by make bench-peers -->\n\n{text}\n<!-- end -->{after}"
+        )
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="no place"):
         peers.write_page("", page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from equifed import methods
 from equifed.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -29,7 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_python_quickstart_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_quickstart_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], needs: Callable[[str], Path]
+) -> None:
+    needs("compas")
     (quickstart,) = blocks("python")
     code = [line for line in quickstart.splitlines() if line.strip() and not line.strip().startswith("#")]
     assert len(code) <= 20
@@ -49,8 +53,9 @@ def output(words: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_commands_run(folder: Path) -> None:
+def test_commands_run(folder: Path, needs: Callable[[str], Path]) -> None:
     """In order, in one folder: the comparison's runs are there for `list`."""
+    needs("compas")
     for silo in ("north", "south"):
         (folder / f"{silo}.csv").write_text("age,sex,ill\n" + "31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n" * 10)
     for command in commands(flower=False):
@@ -73,7 +78,7 @@ def test_commands_of_a_federation(folder: Path) -> None:
 
 
 def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"make ([a-z-]+)", README):
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
 
@@ -106,7 +111,8 @@ DEMO = ("--rounds", "--seeds", "--batch-size", "--learning-rate", "--local-epoch
 
 
 @pytest.mark.full  # real data, three commands
-def test_the_demo_runs(folder: Path) -> None:
+def test_the_demo_runs(folder: Path, needs: Callable[[str], Path]) -> None:
+    needs("adult")
     compare, sweep, report = demo()
     output([*compare, "--rounds", "2", "--seeds", "3"])
     output([*sweep, "--rounds", "2", "--seeds", "3"])
@@ -118,7 +124,7 @@ def test_the_demo_runs(folder: Path) -> None:
 def test_the_table_of_methods_is_the_registry() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (ROOT / "docs" / "methods.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines()
         if re.match(r"\| \[`", line)
     ]
     assert [row[0] for row in rows] == [f"[`{name}`](methods/{name}.md)" for name in methods.REGISTRY]
@@ -140,5 +146,5 @@ def test_every_method_has_its_page() -> None:
 
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

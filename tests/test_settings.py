@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -95,8 +96,9 @@ DATA = ("compas", "german", "communities")
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_python_files_and_command_line_have_the_same_defaults(name: str) -> None:
+def test_python_files_and_command_line_have_the_same_defaults(name: str, needs: Callable[[str], Path]) -> None:
     """The same partition, clients per round and local training, whoever leaves them out."""
+    needs(name)
     method = ef.methods.FedAvg()
     config = parse_config({"data": {"name": name}, "method": {"name": "fedavg"}})
     (said,) = load_federations(dataclasses.replace(config, run=dataclasses.replace(config.run, seeds=1)))
@@ -113,7 +115,8 @@ def test_python_files_and_command_line_have_the_same_defaults(name: str) -> None
     assert job.settings.local == ef.Local(learning_rate=0.005 if name == "communities" else 0.1)
 
 
-def test_the_presets_number_of_clients_is_taken_unless_another_is_given() -> None:
+def test_the_presets_number_of_clients_is_taken_unless_another_is_given(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     fed = ef.load("compas", preset="fair-fate")
     counts = {given: _clients(fed, given) for given in (None, "all", 7)}
     assert counts == {None: 3, "all": 10, 7: 7}

@@ -37,6 +37,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 # -- where one can write -----------------------------------------------------------------------------------------------
 
 
+def cache_home() -> Path:
+    """Return the folder for what is derived from other files and can be deleted at any time: $EQUIFED_CACHE, or
+    ~/.cache/equifed-derived. It is not in the default data home, into which only downloads are written."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "equifed-derived"
+    return Path(os.environ.get("EQUIFED_CACHE") or usual).expanduser()
+
+
 def unwritable(folder: Path) -> str:
     """Why no file can be made in the folder, which is made first where it is missing; empty if one can."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     assert records.read(tmp_path / "none.parquet").empty
 
 
-def test_nothing_is_run_twice(tmp_path: Path, counted: list[str]) -> None:
+def test_nothing_is_run_twice(tmp_path: Path, counted: list[str], needs: Callable[[str], Path]) -> None:
+    needs("german")
     rows, failed = run.carry_out(asked("fedavg", "fedprox"), tmp_path, Cluster())
     assert not failed
     assert counted == ["fedavg"] * 3 + ["fedprox"]
@@ -87,7 +89,10 @@ def test_nothing_is_run_twice(tmp_path: Path, counted: list[str]) -> None:
     assert len(more) == len(rows) + 3
 
 
-def test_an_interrupted_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
+def test_an_interrupted_benchmark_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], needs: Callable[[str], Path]
+) -> None:
+    needs("german")
     rows_of = records.rows_of
 
     def interrupted(trial: Any, *rest: Any) -> Any:
@@ -105,7 +110,10 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(rows) == 6
 
 
-def test_rows_of_another_plan_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_plan_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], Path]
+) -> None:
+    needs("german")
     run.carry_out(asked("fedavg", "fedprox"), tmp_path, Cluster())
     monkeypatch.setitem(plan.BUDGETS, "fedavg", plan.Budget(rates=(0.2, 0.4, 0.8)))
     rows, _ = run.carry_out(asked("fedavg"), tmp_path, Cluster())
@@ -114,7 +122,8 @@ def test_rows_of_another_plan_give_way(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(settings["fedprox"]) == 3  # which was not asked for, stays
 
 
-def test_settings_that_the_plan_has_no_more_give_way(tmp_path: Path) -> None:
+def test_settings_that_the_plan_has_no_more_give_way(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("german")
     rows, _ = run.carry_out(asked("fedprox"), tmp_path, Cluster())
     more = rows.assign(setting="learning-rate=0.1, mu=77")
     records.write(tmp_path / records.ROWS, pd.concat([rows, more]))
@@ -141,7 +150,8 @@ def test_a_method_of_ones_own_that_has_changed_is_run_again(tmp_path: Path, monk
     assert plan.source_of("fedavg+fair") == {}
 
 
-def test_rows_of_the_folder_stay_where_others_are_merged(tmp_path: Path) -> None:
+def test_rows_of_the_folder_stay_where_others_are_merged(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("german")
     rows, _ = run.carry_out(asked("fedprox"), tmp_path / "own", Cluster())
     (tmp_path / "other").mkdir()
     records.write(tmp_path / "other" / records.ROWS, rows.assign(test_accuracy=0.0))
@@ -161,7 +171,11 @@ def test_where_the_label_is_a_number_steps_are_smaller() -> None:
     assert steps == {"german": 10.0, "communities": 0.1}
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], Path]
+) -> None:
+    needs("german")
+
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
@@ -178,7 +192,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
-def test_a_method_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
+def test_a_method_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("communities")
     tier = Tier("quick", 3, 1, 1, 400, {"communities": ("iid",)})
     rows, failed = run.carry_out(run.Asked(tier, tier.datasets, ["fedval"], 1), tmp_path, Cluster())
     assert not failed
@@ -187,8 +202,9 @@ def test_a_method_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) ->
 
 
 def test_the_command_adds_a_method_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], needs: Callable[[str], Path]
 ) -> None:
+    needs("german")
     monkeypatch.setitem(TIERS, "quick", TINY)
     words = ["benchmark", "--output", str(tmp_path)]
     first = CliRunner().invoke(app, [*words, "--methods", "fedavg,fedprox"])
@@ -224,7 +240,8 @@ def test_wrong_usage_is_explained(tmp_path: Path, words: list[str], said: str) -
     assert said in done.output
 
 
-def test_parts_are_merged_and_published(tmp_path: Path) -> None:
+def test_parts_are_merged_and_published(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("german")
     part, whole, docs = tmp_path / "part", tmp_path / "whole", tmp_path / "docs"
     run.carry_out(asked("fedavg"), part, Cluster())
     run.carry_out(asked("fedprox"), whole, Cluster())
@@ -252,7 +269,10 @@ def test_the_plan_has_every_data_set() -> None:
 # -- rows to choose on, by client ----------------------------------------------------------------------------------
 
 
-def test_rows_are_drawn_once_and_clients_have_tests_and_validation_rows_of_their_own() -> None:
+def test_rows_are_drawn_once_and_clients_have_tests_and_validation_rows_of_their_own(
+    needs: Callable[[str], Path],
+) -> None:
+    needs("german")
     feds = ef.load("german", partition=Dirichlet(3, 1.0), seeds=range(2), rows=500, client_test=0.2, validation=0.15)
     for fed in feds:
         assert len(fed.rows.y) == 500
@@ -266,7 +286,8 @@ def test_rows_are_drawn_once_and_clients_have_tests_and_validation_rows_of_their
 
 
 @pytest.mark.full  # MNIST
-def test_turned_images_have_validation_rows() -> None:
+def test_turned_images_have_validation_rows(needs: Callable[[str], Path]) -> None:
+    needs("mnist")
     (fed,) = ef.load("mnist", partition=RotationGroups((2, 2), 50), seeds=[0], rows=2000, validation=0.03)
     assert len(fed.validation) == 60
     assert fed.client_validation is not None
@@ -277,7 +298,8 @@ def test_turned_images_have_validation_rows() -> None:
     np.testing.assert_array_equal(fed.rows.s[rows], fed.client_groups[owner])  # turned as its client's images are
 
 
-def test_validation_by_client_is_measured_on_the_clients_rows() -> None:
+def test_validation_by_client_is_measured_on_the_clients_rows(needs: Callable[[str], Path]) -> None:
+    needs("german")
     fed = ef.load("german", partition=Dirichlet(3, 1.0), client_test=0.2, validation=0.15)
     result = ef.simulate(ef.methods.make("local"), fed, model=ef.models.Logistic(), rounds=2)
     frame = result.metrics

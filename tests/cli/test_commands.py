@@ -124,7 +124,8 @@ def test_compare_checks_the_constraints_of_the_methods_that_have_one(invoke, tin
     assert "none of fedavg, fedprox has a constraint to train under" in outcome.stderr
 
 
-def test_post_processed_methods(place, invoke):
+def test_post_processed_methods(place, invoke, needs):
+    needs("compas")
     described = data(invoke("methods", "fedprox+ceo", "--json"))
     assert {each["name"] for each in described["hyper_parameters"]} == {"mu", "fit", "cost"}
     assert [phase["phase"] for phase in described["phases"]] == ["train", "fit"]
@@ -140,7 +141,8 @@ def test_post_processed_methods(place, invoke):
     assert "fedavg+eo" in compared.stdout
 
 
-def test_a_method_whose_name_ends_in_a_plus(place, invoke):
+def test_a_method_whose_name_ends_in_a_plus(place, invoke, needs):
+    needs("compas")
     names = "fedmgda+,fedmgda++eo"
     options = ("--set", "fedmgda+.epsilon=0.1", "--set", "fedmgda++eo.fit=global", "--json")
     assert invoke("compare", "compas", *SMALL, "--methods", names, *options).exit_code == 0
@@ -150,8 +152,9 @@ def test_a_method_whose_name_ends_in_a_plus(place, invoke):
     assert data(invoke("methods", "fedmgda+", "--json"))["citation"].startswith("FedMGDA+: Hu et al.")
 
 
-def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch):
+def test_compare_leaves_out_what_the_data_cannot_have(place, invoke, monkeypatch, needs):
     """A method that nobody asked for by name does not cost the others their results."""
+    needs("compas")
     kinds = {name: REGISTRY[name] for name in ("fedavg", "agnostic-fair")}
     monkeypatch.setattr(REGISTRY, "usable", lambda: kinds)
 
@@ -805,7 +808,7 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--methods", "fedavgg"], 2, "Did you mean 'fedavg'"),
         (["compare", "compas", "--methods", ","], 2, "names nothing"),
         (["compare", "compas", "--methods", ""], 2, "names nothing"),
-        (["compare", "compas", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
+        (["compare", "tiny", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
         (["reproduce", "fair-fate/table1", "--methods", ","], 2, "names nothing"),
         (["reproduce", "fair-fate/table1", "--pages", "/proc/x"], 2, "--pages"),
         (["reproduce", "fair-fate/table1", "--runs", "experiment.toml"], 2, "it is a file"),
@@ -823,13 +826,40 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--rounds", "few"], 2, "--rounds"),
     ],
 )
-def test_mistakes_have_their_code_and_no_traceback(place, invoke, args, code, said):
+def test_mistakes_have_their_code_and_no_traceback(place, invoke, tiny, args, code, said):
     write_config(place)
     outcome = invoke(*args)
     assert outcome.exit_code == code
     assert outcome.stdout == ""
     assert said in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("words", [("predict", ".", "x.csv", "--setting"), ("predict", "y", "x.csv", "--runs")])
+def test_a_long_word_is_not_repeated_in_full(place, invoke, words):
+    outcome = invoke(*words, "x" * 10_000)
+    assert outcome.exit_code == 2
+    assert "characters)" in outcome.stderr
+    assert len(outcome.stderr) < 1000
+
+
+def test_data_that_cannot_be_had_are_one_sentence_and_exit_code_3(place, invoke, monkeypatch):
+    """As in `make demo` on a machine that reaches neither the data's addresses nor a package index."""
+    monkeypatch.setenv("EQUIFED_DATA", str(place / "nothing"))
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    outcome = invoke("compare", "adult", "--methods", "fedavg")
+    assert outcome.exit_code == 3
+    assert outcome.stdout == ""
+    first, *tried = outcome.stderr.splitlines()
+    assert first == (
+        f"Error: compare: data: adult.data and adult.test are not in the data home {place / 'nothing'} and could not "
+        "be downloaded: put them there (plain or .gz) as adult/adult.data and adult/adult.test, or set EQUIFED_DATA to "
+        "a folder that has them so, or, behind a proxy, set HTTPS_PROXY and try again."
+    )
+    assert all(len(line) < 200 for line in tried)
+    assert any("the proxy does not let it through (Connection refused)" in line for line in tried)
 
 
 def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):

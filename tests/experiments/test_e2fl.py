@@ -27,7 +27,7 @@ RANKING = 4_251_428
 """Bytes of a ranking of LeNet: 288 edges of 9 bits, 18,432 of 15, 1,605,632 of 21, 1,280 of 11."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def digits(needs: Any) -> None:
     needs("mnist")
 

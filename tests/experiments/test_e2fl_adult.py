@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import equifed as ef
-from equifed.data import data_home
 from equifed.experiments import Request
 from equifed.experiments.base import carry_out, unwatched
 from equifed.experiments.e2fl import adult, show
@@ -20,17 +19,17 @@ from equifed.federation import Federation, RowSets
 from experiments.command import record
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def people(needs: Any) -> None:
     needs("adult")
 
 
 @pytest.fixture(scope="module")
-def raw() -> pd.DataFrame:
+def raw(needs: Any) -> pd.DataFrame:
     """Sex and income of the people without missing values, in the order of the files."""
-    parts = []
+    parts, home = [], needs("adult") / "adult"
     for name in ("adult.data", "adult.test"):
-        path = next(p for p in (data_home() / "adult" / name, data_home() / "adult" / f"{name}.gz") if p.exists())
+        path = next(p for p in (home / name, home / f"{name}.gz") if p.exists())
         lines = pd.read_csv(path, header=None, skipinitialspace=True, comment="|", na_values="?").dropna()
         parts.append(pd.DataFrame({"male": lines[9] == "Male", "rich": lines[14].str.startswith(">50K")}))
     return pd.concat(parts, ignore_index=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,10 @@ def test_the_split_is_scikit_learn_s() -> None:
     ("dataset", "clients", "rows"),
     [("compas", 10, 3700), ("adult", 15, 29305), ("law", 12, 12478), ("dutch", 20, 36252)],
 )
-def test_the_partition_is_drawn_as_the_authors_do(dataset: str, clients: int, rows: int) -> None:
+def test_the_partition_is_drawn_as_the_authors_do(
+    dataset: str, clients: int, rows: int, needs: Callable[[str], Path]
+) -> None:
+    needs(dataset)
     (fed,) = fair_fate.federations(dataset, "0.5", [30])
     assert fed.train.sizes.sum() == rows
     np.random.seed(30)  # noqa: NPY002
@@ -43,7 +47,8 @@ def test_the_partition_is_drawn_as_the_authors_do(dataset: str, clients: int, ro
     assert set(equal.train.sizes) == {rows // clients}
 
 
-def test_the_cohorts_are_the_authors() -> None:
+def test_the_cohorts_are_the_authors(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     random.seed(20)
     for row in fair_fate._cohorts(20, 100, 10, 3):
         chosen: list[int] = []
@@ -117,7 +122,8 @@ def test_choosing_keeps_the_quality() -> None:
     assert choose([0.5, 0.5], [0.2, 0.2], 0.0) == 0
 
 
-def test_choosing_on_validation_follows_the_rule() -> None:
+def test_choosing_on_validation_follows_the_rule(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     feds = fair_fate.federations("compas", "1.0", [10, 20])
     method = FairFate("demographic_parity_ratio", rho=0.3, lambda0=0.5)
     values = [0.0, 1.0]
@@ -136,7 +142,8 @@ def test_choosing_on_validation_follows_the_rule() -> None:
     assert chosen.lambda_max == max(scores, key=lambda value: scores[value])
 
 
-def test_the_command_prints_ours_beside_the_published(tmp_path: Path) -> None:
+def test_the_command_prints_ours_beside_the_published(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("compas")
     done = run(
         "fair-fate/table1", "--quick", "--sigma", "RND", "--methods", "fedavg,fair-fate (sp)", "--pages",
         str(tmp_path / "pages"), folder=tmp_path / "runs",
@@ -154,7 +161,8 @@ def test_the_command_prints_ours_beside_the_published(tmp_path: Path) -> None:
     assert f"All rows: {table}" in done.stderr.replace("\n", "")
 
 
-def test_the_command_as_json(tmp_path: Path) -> None:
+def test_the_command_as_json(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("compas")
     value = record(
         "fair-fate/table1", "--sigma", "RND", "--methods", "fedavg", "--reading", "as-published", folder=tmp_path
     )
@@ -166,7 +174,9 @@ def test_the_command_as_json(tmp_path: Path) -> None:
     assert {(point["defined"], point["runs"]) for point in figure["points"]} == {(1, 1)}
 
 
-def test_table2_and_curves_as_json(tmp_path: Path) -> None:
+def test_table2_and_curves_as_json(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("compas")
+    needs("law")
     cells = record(
         "fair-fate/table2", "--sigma", "0.5", "--methods", "feddemon", "--reading", "as-published", folder=tmp_path
     )["cells"]
@@ -187,7 +197,8 @@ def test_table2_and_curves_as_json(tmp_path: Path) -> None:
     assert [point["mean"] for point in points[4:]] == [cell["mean"] for cell in last]
 
 
-def test_the_partition_picture(tmp_path: Path) -> None:
+def test_the_partition_picture(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("compas")
     points = record("fair-fate/figure1", folder=tmp_path)["points"]
     for sigma, uneven in (("0.5", True), ("inf", False)):
         for group in {point["group"] for point in points}:

@@ -52,7 +52,7 @@ def test_published_figures_are_the_papers() -> None:
     [("drug", 10, 1600, 285), ("compas", 20, 4800, 478), ("adult", 50, 40_000, 5222)],
 )
 def test_federations_are_the_papers(
-    needs: Callable[[str], None], dataset: str, clients: int, train: int, test: int
+    needs: Callable[[str], Path], dataset: str, clients: int, train: int, test: int
 ) -> None:
     needs(dataset)
     a, b = fedfair.federations(dataset, 2)
@@ -69,7 +69,7 @@ def test_federations_are_the_papers(
     np.testing.assert_array_equal(blind.rows.s, a.rows.s)
 
 
-def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], None]) -> None:
+def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], Path]) -> None:
     needs("drug")
     feds = fedfair.federations("drug", 2)
     arm = fedfair.TableArm("ST", SeparateTraining(step_size=0.5), rounds=20)
@@ -88,7 +88,7 @@ def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], None])
         assert values["HM"][1, k] == pytest.approx(2 * accuracy * fairness / (accuracy + fairness))
 
 
-def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Callable[[str], None]) -> None:
+def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Callable[[str], Path]) -> None:
     needs("drug")
     feds = fedfair.federations("drug", 2)
     arm = replace(fedfair.arms("drug")[-1], rounds=60)
@@ -106,7 +106,7 @@ def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Ca
     assert (row[2].opt, row[2].published_opt, row[2].published_mean) == (best, 0.07, 0.81)
 
 
-def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_figures_row_by_row(needs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, with few rounds and seeds."""
     needs("drug")
     monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 3)
@@ -127,7 +127,7 @@ def test_tables_and_figures_row_by_row(needs: Callable[[str], None], monkeypatch
     assert parts[1].results[0].log["dropped"].sum() > 0
 
 
-def test_networks(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks(needs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hidden layers of eight and four units; AF has no row; the five best settings are those of the sweep."""
     needs("drug")
     monkeypatch.setattr(fedfair, "FEDAVG_ROUNDS", 2)
@@ -164,7 +164,7 @@ def test_rows_by_label_or_method() -> None:
     assert [arm.label for arm in chosen] == ["FedAvg", "CEO", "ST"]
 
 
-def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_counts_our_constructions(needs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two constructions of ours say less than the paper's five."""
     needs("drug")
     arm = fedfair.TableArm("FedAvg", FedAvg())
@@ -183,7 +183,8 @@ def test_noise_counts_our_constructions(needs: Callable[[str], None], monkeypatc
     assert not within(1.01 * noise)
 
 
-def test_the_command_line_shows_table_and_figures(tmp_path: Path) -> None:
+def test_the_command_line_shows_table_and_figures(tmp_path: Path, needs: Callable[[str], Path]) -> None:
+    needs("compas")
     done = run("fedfair/table1", "--quick", "--methods", "FedAvg,FedFair", "--select", "train", folder=tmp_path)
     assert "compas: ours (published)" in done.stdout
     assert "(0.79±" in done.stdout  # FedFair's published HM

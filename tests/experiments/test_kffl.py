@@ -57,7 +57,7 @@ def test_networks_were_published_with_the_gaps_of_logistic_regression() -> None:
 
 
 @pytest.mark.parametrize("number", kffl.REGRESSION_TABLES)
-def test_the_published_regressions_are_worse_than_the_mean(number: int, needs: Callable[[str], None]) -> None:
+def test_the_published_regressions_are_worse_than_the_mean(number: int, needs: Callable[[str], Path]) -> None:
     """Why the published halving of KS at equal RMSE is no target for a trained model."""
     dataset, skew, _, _ = kffl.REGRESSION_TABLES[number]
     needs(dataset)
@@ -69,7 +69,7 @@ def test_the_published_regressions_are_worse_than_the_mean(number: int, needs: C
 
 
 @pytest.mark.parametrize(("model", "size"), [("network", 101 * 100 + 100 + 100 + 1), ("logistic regression", 101 + 1)])
-def test_bytes_are_those_of_a_count_by_hand(model: str, size: int, needs: Callable[[str], None]) -> None:
+def test_bytes_are_those_of_a_count_by_hand(model: str, size: int, needs: Callable[[str], Path]) -> None:
     """Numbers of 4 bytes: models, the D x D matrix, mean features, counts."""
     needs("adult")
     (fed,) = kffl.federations("adult", "iid", [0])
@@ -92,7 +92,7 @@ def test_bytes_are_those_of_a_count_by_hand(model: str, size: int, needs: Callab
     assert [cell.within for cell in cells] == [model == "network"] * 2
 
 
-def test_exchanges_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_exchanges_on_the_command_line(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("adult")
     rows = record("kffl/table2", folder=tmp_path)["cells"]
     assert [row["mean"] for row in rows] == 2 * [3, 2, 3, 1]
@@ -102,7 +102,7 @@ def test_exchanges_on_the_command_line(tmp_path: Path, needs: Callable[[str], No
 # -- regression on Law School ------------------------------------------------------------------------------------------
 
 
-def test_least_squares_solves_the_normal_equations(needs: Callable[[str], None]) -> None:
+def test_least_squares_solves_the_normal_equations(needs: Callable[[str], Path]) -> None:
     needs("law")
     feds = kffl.federations("law", "non-iid", range(2), regression=True)
     figures = []
@@ -121,7 +121,7 @@ def test_least_squares_solves_the_normal_equations(needs: Callable[[str], None])
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [5, 11, 12])
-def test_the_ks_distance_on_law_is_halved_by_a_trained_model(number: int, needs: Callable[[str], None]) -> None:
+def test_the_ks_distance_on_law_is_halved_by_a_trained_model(number: int, needs: Callable[[str], Path]) -> None:
     """lambda = 0 comes to least squares on all rows, computed here by NumPy, and half of its KS distance costs 2 %."""
     needs("law")
     dataset, skew, arm, rounds = kffl.REGRESSION_TABLES[number]
@@ -142,7 +142,7 @@ def test_the_ks_distance_on_law_is_halved_by_a_trained_model(number: int, needs:
 
 
 @pytest.mark.parametrize("skew", kffl.SKEWS)
-def test_clients(skew: str, needs: Callable[[str], None]) -> None:
+def test_clients(skew: str, needs: Callable[[str], Path]) -> None:
     needs("compas")
     fed = kffl.federations("compas", skew, [0])[0]
     share = fed.cells().sum(2) / fed.cells().sum((1, 2))[:, None]  # of the groups in each client
@@ -153,7 +153,7 @@ def test_clients(skew: str, needs: Callable[[str], None]) -> None:
         np.testing.assert_allclose(share[:, 0], [0.9, 0.9, 0.1, 0.1], atol=0.01)
 
 
-def test_a_setting_is_chosen_on_validation_rows(needs: Callable[[str], None]) -> None:
+def test_a_setting_is_chosen_on_validation_rows(needs: Callable[[str], Path]) -> None:
     needs("german")
     feds = kffl.federations("german", "non-iid", range(2))
     arm = Arm("KFFL", ef.methods.KFFL(), {"fairness_weight": [0.0, 5.0, 40.0]})
@@ -177,7 +177,7 @@ def test_rows_are_named_as_in_the_paper_or_in_the_registry() -> None:
 
 
 @pytest.mark.full
-def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("german")
     done = run(
         "kffl/table6", "--datasets", "german", "--methods", "kffl", "--quick", "--pages", str(tmp_path / "p"),
@@ -189,7 +189,7 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
     assert len(list(tmp_path.glob("kffl-table6-*.csv"))) == 1
 
 
-def test_figure_and_regression_as_json(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_figure_and_regression_as_json(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("compas")
     needs("communities")
     fronts = record("kffl/figure3", "--methods", "fedminmax", folder=tmp_path)["fronts"]

@@ -19,6 +19,7 @@ import pytest
 from scipy import stats
 
 from equifed.cli import reproduce
+from equifed.data import DATASETS
 from equifed.errors import ConfigError, DataError
 from equifed.experiments import EXPERIMENTS, Numbers, Request
 from equifed.experiments import record as records
@@ -396,8 +397,10 @@ def test_wrong_usage(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_all_experiments_quickly(tmp_path: Path) -> None:
+def test_all_experiments_quickly(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     """Every experiment of the five papers, two seeds and two rounds of its first part."""
+    for name in DATASETS:
+        needs(name)
     done = run("all", "--quick", "--json", folder=tmp_path)
     told = json.loads(done.stdout)
     assert told["failed"] == []
@@ -408,7 +411,7 @@ def test_all_experiments_quickly(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_two_workers_record_the_numbers_of_one(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_two_workers_record_the_numbers_of_one(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     pytest.importorskip("ray")
     needs("adult")
     needs("communities")

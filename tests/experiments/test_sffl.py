@@ -35,7 +35,7 @@ def test_published_figures() -> None:
         assert min(gap, key=gap.__getitem__) == "SFFL"
 
 
-def test_clients_are_states(needs: Callable[[str], None]) -> None:
+def test_clients_are_states(needs: Callable[[str], Path]) -> None:
     """20 of 46 states; 14 states for 20 clients, the large ones split; cells even at a large alpha, uneven at 0.1."""
     needs("acs_income")
     needs("acs_employment")
@@ -97,7 +97,7 @@ def test_rows_by_their_name() -> None:
 
 
 @pytest.mark.full
-def test_a_cell_is_what_was_measured(needs: Callable[[str], None]) -> None:
+def test_a_cell_is_what_was_measured(needs: Callable[[str], Path]) -> None:
     """Means over clients and seeds of one setting, from the clients' own metrics."""
     needs("acs_income")
     arm = sffl.arms()[-1]
@@ -120,7 +120,7 @@ def test_a_cell_is_what_was_measured(needs: Callable[[str], None]) -> None:
 
 
 @pytest.mark.full
-def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
+def test_weights_beside_each_other(needs: Callable[[str], Path]) -> None:
     needs("acs_income")
     part, _ = show.figure7(Request(datasets=["acs_income"], rounds=3), unwatched)
     weights = part.rows[0]["weights"]
@@ -141,7 +141,7 @@ def test_weights_beside_each_other(needs: Callable[[str], None]) -> None:
 # -- on the command line -----------------------------------------------------------------------------------------------
 
 
-def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("acs_employment")
     done = run(
         "sffl/table1", "--datasets", "acs_employment", "--alpha", "10", "--methods", "fedem,sffl", "--quick",
@@ -156,7 +156,7 @@ def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], None])
 
 
 @pytest.mark.full
-def test_figures_as_json(tmp_path: Path, needs: Callable[[str], None]) -> None:
+def test_figures_as_json(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("acs_employment")
     small = ("--datasets", "acs_employment", "--alpha", "0.1,10")
     parts = record("sffl/figure2", *small, folder=tmp_path)["partitions"]

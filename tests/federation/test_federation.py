@@ -513,7 +513,8 @@ def test_files_are_read_as_deployed_silos_would(tmp_path: Path) -> None:
 # -- named data --------------------------------------------------------------------------------------------------------
 
 
-def test_load_by_preset_one_and_many_seeds() -> None:
+def test_load_by_preset_one_and_many_seeds(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     partition = ef.partition.Dirichlet(num_partitions=10, alpha=0.5)
     fed = ef.load("compas", preset="fair-fate", partition=partition, seed=4)
     assert (len(fed.train.index), len(fed.validation), len(fed.test)) == (3701, 1233, 1233)
@@ -528,7 +529,10 @@ def test_load_by_preset_one_and_many_seeds() -> None:
     assert [each.seed for each in feds] == [4, 5]
 
 
-def test_load_defaults_and_papers_splits() -> None:
+def test_load_defaults_and_papers_splits(needs: Callable[[str], Path]) -> None:
+    needs("german")
+    needs("adult")
+    needs("communities")
     assert ef.load("german").num_clients == 5
     fedfair = ef.load("adult", preset="fedfair")
     assert (fedfair.train.sizes.tolist(), len(fedfair.test)) == ([800] * 50, 5222)
@@ -541,7 +545,7 @@ def test_load_defaults_and_papers_splits() -> None:
         ef.load("compas", preset="fairfate2")
 
 
-def test_sffl_partition_by_state_with_client_tests(needs: Callable[[str], None]) -> None:
+def test_sffl_partition_by_state_with_client_tests(needs: Callable[[str], Path]) -> None:
     needs("acs_income")
     partition = ef.partition.DirichletPerClient(alpha=1000.0, num_partitions=5, size=1000, natural="STATE")
     fed = ef.load("acs_income", preset="sffl", partition=partition)
@@ -552,7 +556,8 @@ def test_sffl_partition_by_state_with_client_tests(needs: Callable[[str], None])
     np.testing.assert_allclose(fed.cells().reshape(5, -1), 150, atol=25)
 
 
-def test_rotation_groups_turn_images_and_share_test_sets() -> None:
+def test_rotation_groups_turn_images_and_share_test_sets(needs: Callable[[str], Path]) -> None:
+    needs("mnist")
     partition = ef.partition.RotationGroups(clients_per_group=(3, 1), rows_per_client=20)
     fed = ef.load("mnist", partition=partition)
     plain = ef.load("mnist", partition=ef.partition.IID(2))
@@ -569,7 +574,8 @@ def test_rotation_groups_turn_images_and_share_test_sets() -> None:
     assert all(np.round(image, 3).tobytes() in turned for image in fed.rows.x[fed.train[3]])
 
 
-def test_an_image_that_two_groups_hold_is_turned_for_each() -> None:
+def test_an_image_that_two_groups_hold_is_turned_for_each(needs: Callable[[str], Path]) -> None:
+    needs("mnist")
     partition = ef.partition.RotationGroups((1, 1), rows_per_client=200, each_group_anew=True)
     fed = ef.load("mnist", partition=partition, rows=350, validation=0.05)
     upright, turned = (fed.rows.x[fed.train[k]] for k in (0, 1))
@@ -584,7 +590,8 @@ def test_an_image_that_two_groups_hold_is_turned_for_each() -> None:
     assert not any(np.round(image, 3).tobytes() in held for image in both)
 
 
-def test_rotation_groups_hold_their_rows_once_for_all_seeds() -> None:
+def test_rotation_groups_hold_their_rows_once_for_all_seeds(needs: Callable[[str], Path]) -> None:
+    needs("mnist")
     partition = ef.partition.RotationGroups(clients_per_group=(3, 1), rows_per_client=20)
     feds = ef.load("mnist", partition=partition, seeds=[0, 1, 2])
     one = ef.load("mnist", partition=partition, seed=1)
@@ -600,7 +607,8 @@ def test_rotation_groups_hold_their_rows_once_for_all_seeds() -> None:
     assert (one.rows.s[one.train[3]] == 1).all()
 
 
-def test_named_data_is_partitioned_by_any_of_its_columns() -> None:
+def test_named_data_is_partitioned_by_any_of_its_columns(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     fed = ef.load("compas", partition=ef.partition.Natural("sex"))
     assert fed.ids == ("Female", "Male")
     by = ef.load("compas", partition=ef.partition.Dirichlet(3, 1.0, partition_by=("age_cat", "label")), seeds=[0, 1])
@@ -613,7 +621,8 @@ def test_named_data_is_partitioned_by_any_of_its_columns() -> None:
         ef.load("compas", partition=ef.partition.Natural("sexx"))
 
 
-def test_python_and_configurations_use_one_default_partition() -> None:
+def test_python_and_configurations_use_one_default_partition(needs: Callable[[str], Path]) -> None:
+    needs("german")
     for name, preset in (("compas", "fair-fate"), ("mnist", "e2fl"), ("acs_income", "default"), ("drug", "fedfair")):
         method = {"method": {"name": "fedavg"}}
         config = parse_config({"data": {"name": name, "preset": preset}, "run": {"rounds": 1}, **method})

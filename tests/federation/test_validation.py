@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ def rows_of(fed: ef.Federation) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "preset"), [("compas", "fair-fate"), ("compas", "fedfair"), ("adult", "kffl"), ("german", None)]
 )
-def test_held_back_from_the_clients_of_a_named_data_set(name: str, preset: str | None) -> None:
+def test_held_back_from_the_clients_of_a_named_data_set(
+    name: str, preset: str | None, needs: Callable[[str], Path]
+) -> None:
     """Splits by shares and by numbers of rows, with and without validation rows of their own."""
+    needs(name)
     usual = ef.load(name, preset=preset, seed=3)
     fed = ef.load(name, preset=preset, seed=3, validation=0.1)
     rows = len(fed.rows.y)
@@ -45,7 +49,8 @@ def encoded() -> Any:
     return get_dataset("compas").encode().encoded
 
 
-def test_the_clients_own_test_rows_stay() -> None:
+def test_the_clients_own_test_rows_stay(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     rows = encoded()
     options: dict[str, Any] = {"encoded": rows, "partition": IID(5), "seeds": [0], "split": (1.0, 0.0, 0.0)}
     (usual,) = deal(**options, client_test=0.4)
@@ -60,7 +65,8 @@ def test_the_clients_own_test_rows_stay() -> None:
     np.testing.assert_array_equal(np.sort(np.concatenate(everything)), np.arange(len(rows.y)))
 
 
-def test_what_cannot_be_held_back() -> None:
+def test_what_cannot_be_held_back(needs: Callable[[str], Path]) -> None:
+    needs("compas")
     with pytest.raises(ef.ConfigError, match="validation would take"):
         ef.load("compas", preset="fair-fate", validation=0.9)
     for share in (-0.1, 1.5, "some"):
@@ -83,8 +89,9 @@ def config(*overrides: str, preset: str = "fedfair", chosen_from: bool = False, 
     return parse_config(raw, overrides, chosen_from=chosen_from)
 
 
-def test_a_target_that_chooses_holds_rows_back() -> None:
+def test_a_target_that_chooses_holds_rows_back(needs: Callable[[str], Path]) -> None:
     """Where there are several to choose from and the preset has no validation rows; what the file says wins."""
+    needs("compas")
     over = {"fairness-weight": [0.0, 1.0]}
     assert config(run={"target": GAP}).data.validation is None
     assert config(sweep=over).data.validation is None

@@ -1,7 +1,5 @@
 """A long run of a federation whose silos come, go, lie and stall, by a seeded plan. `test_soak.py` runs a short share
-of it; 200 rounds, with the figures of docs/reliability.md:
-
-    PYTHONPATH=tests python -m flower.soak
+of it, `benchmarks/reliability.py` counts what 200 rounds come to.
 """
 
 from __future__ import annotations
@@ -400,24 +398,29 @@ def soak(name: str, rounds: int, folder: Path, seed: int = 0) -> Soaked:
     )
 
 
-def main() -> None:
+def measure() -> dict[str, dict[str, float]]:
+    """Return, for each method, what 200 rounds came to."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # every silo's own words about every refusal
     with tempfile.TemporaryDirectory() as place:
         write_files(Path(place))
-        for name in METHODS:
-            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                came = soak(name, 200, Path(place))
-            files, *memory = (after - before for after, before in zip(came.after, came.before, strict=True))
-            python, resident = (grown / came.between / 1000 for grown in memory)
-            print(
-                f"{name}, {came.rounds} rounds\n"
-                f"  messages: {', '.join(f'{does} {number}' for does, number in sorted(came.done.items()))}\n"
-                f"  {came.told} kinds of lies told; {came.refused} answers refused or missing\n"
-                f"  {came.unlike} rounds unlike the simulator's; the models differ by {came.difference:g}\n"
-                f"  in the last {came.between} rounds: {files:+d} open files; a round {python:+.1f} kB of Python's "
-                f"memory, {resident:+.1f} kB of the process"
-            )
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            return {name: _figures(soak(name, 200, Path(place))) for name in METHODS}
 
 
-if __name__ == "__main__":
-    main()
+def _figures(came: Soaked) -> dict[str, float]:
+    files, *memory = (after - before for after, before in zip(came.after, came.before, strict=True))
+    python, resident = (round(grown / came.between / 1000, 1) for grown in memory)
+    return {
+        "rounds": came.rounds,
+        "messages": sum(number for does, number in came.done.items() if not does.startswith("joining")),
+        "introductions": sum(number for does, number in came.done.items() if does.startswith("joining")),
+        **{does.replace(": ", "_"): number for does, number in sorted(came.done.items())},
+        "kinds_of_lies": came.told,
+        "refused_or_missing": came.refused,
+        "unlike_rounds": came.unlike,
+        "model_difference": came.difference,
+        "last_rounds": came.between,
+        "open_files_more": files,
+        "python_kb_per_round": python,
+        "process_kb_per_round": resident,
+    }

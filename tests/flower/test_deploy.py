@@ -195,7 +195,7 @@ def test_ctrl_c_stops_everything_and_resume_finishes_the_run(long, command):
     assert_as_simulated(folder, run)
     page = folder.runs / run / "report.html"
     assert f"Report: {page}" in said
-    assert "<html" in page.read_text()
+    assert "<html" in page.read_text(encoding="utf-8")
 
 
 def test_one_command_carries_out_a_run_of_ones_own_federation(folder, command):
@@ -302,7 +302,7 @@ def status_of(server: str, trusted: ssl.SSLContext) -> dict[str, int]:
                 urllib.request.build_opener(
                     urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
                 )
-                .open(request, timeout=20)
+                .open(request, timeout=WAIT)
                 .status
             )
         except urllib.error.HTTPError as error:

@@ -100,7 +100,7 @@ def test_only_the_owner_reads_private_keys_and_rows(trial):
         assert mode(trial.path / folder) == 0o700
     assert mode(trial.path) == 0o700  # the SuperLink's database and the runs will be in it
     guide = (trial.path / "README.md").read_text()
-    for program in ("flower-superlink --host", *["until flower-supernode"] * len(trial.silos())):
+    for program in ("flower-superlink --host", *["while :; do\n"] * len(trial.silos())):
         block = guide[: guide.index(program)].rpartition("```sh")[2]
         assert block.startswith("\numask 077")
         guide = guide[guide.index(program) + 1 :]
@@ -180,7 +180,7 @@ def test_the_commands_of_the_readme_exist(federation):
     (link,) = re.findall(r"^flower-superlink (.*)$", text, re.MULTILINE)
     given = _parse_args_run_superlink().parse_args(shlex.split(link))
     assert (given.host, given.port, given.enable_supernode_auth) == ("127.0.0.1", 8000, True)
-    nodes = re.findall(r"^until flower-supernode (.*)$", text, re.MULTILINE)
+    nodes = re.findall(r"^  flower-supernode (.*)$", text, re.MULTILINE)
     parsed = [_parse_args_run_supernode().parse_args(shlex.split(node)) for node in nodes]
     assert [Path(node.auth_supernode_private_key) for node in parsed] == list(map(federation.key, ("north", "south")))
     assert len({node.port for node in parsed}) == 2

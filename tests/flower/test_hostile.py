@@ -1,6 +1,6 @@
 """Hundreds of malformed, hostile and huge replies: none ends a run, none is applied, and what they say stays short.
 
-`make test` tries one in twenty, `make test-full` all; `-s` prints how many there were.
+`make test` tries one in twenty, `make test-full` all; `benchmarks/reliability.py` records how many there were.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -55,7 +55,9 @@ def one_a_round(attacks: Mapping[int, Attack], record: str):  # type: ignore[no-
 
 
 @pytest.mark.parametrize("every", EVERY)
-def test_replies_to_training(every: int, silos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replies_to_training(
+    every: int, silos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], record_property: Callable[..., None]
+) -> None:
     """An attack in every round from the second on: each refused by name, and the model as if nothing had come."""
     content = honest(silos, tmp_path, "train.train", "fields")
     attacks = dict(enumerate(islice([*of_record(content, "fields"), *of_words()], 0, None, every), start=2))
@@ -91,12 +93,12 @@ def test_replies_to_training(every: int, silos: Path, tmp_path: Path, capsys: py
     stored = "".join(file.read_text(errors="replace") for file in (tmp_path / "run").rglob("*.json*"))
     assert "\x1b" not in stored
     assert len(stored) < 3000 * len(attacks) + 100_000
-    with capsys.disabled():
-        print(f"\nreplies to training: {len(attacks)} tried, {len(refused)} refused, 0 ended the run, 0 applied")
+    record_property("tried", len(attacks))
+    record_property("refused", len(refused))
 
 
 @pytest.mark.parametrize("every", EVERY)
-def test_evaluations(every: int, silos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluations(every: int, silos: Path, tmp_path: Path, record_property: Callable[..., None]) -> None:
     content = honest(silos, tmp_path, "train.train", "evaluation")
     attacks = dict(enumerate(islice(of_evaluation(content), 0, None, every), start=2))
     made = setting(silos, run={"clients-per-round": "all", "rounds": 1 + len(attacks)}, flower=QUICK)
@@ -119,8 +121,8 @@ def test_evaluations(every: int, silos: Path, tmp_path: Path, capsys: pytest.Cap
     assert set(everyone.loc[lied, "rows"]) == {others}
     assert everyone["accuracy"].between(0, 1).all()
     assert np.isfinite(everyone["loss"]).all()
-    with capsys.disabled():
-        print(f"\nevaluations: {len(attacks)} tried, {len(refused)} refused, 0 ended the run, 0 counted")
+    record_property("tried", len(attacks))
+    record_property("refused", len(refused))
 
 
 def nodes_test_rows(folder: Path, silo: str) -> np.ndarray:
@@ -130,7 +132,7 @@ def nodes_test_rows(folder: Path, silo: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("every", EVERY)
-def test_joining(every: int, silos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_joining(every: int, silos: Path, tmp_path: Path, record_property: Callable[..., None]) -> None:
     content = honest(silos, tmp_path, "query.join", "fields")
     attacks = list(islice(of_joining(content), 0, None, every))
     made = setting(silos, flower=QUICK)
@@ -150,8 +152,8 @@ def test_joining(every: int, silos: Path, tmp_path: Path, capsys: pytest.Capture
             refused += 1
             assert "a" not in link.members
             assert is_clean(link.why_not("a")), name
-    with capsys.disabled():
-        print(f"\njoining: {len(attacks)} tried, {refused} refused, 0 ended the run")
+    record_property("tried", len(attacks))
+    record_property("refused", refused)
 
 
 @pytest.mark.parametrize("words", WORDS)

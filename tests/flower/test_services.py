@@ -120,7 +120,7 @@ def test_systemd_finds_nothing_wrong(federation: Folder, bundled: dict[str, Path
     misspelt = tmp_path / "equifed-misspelt.service"
     misspelt.write_text(files[1].read_text().replace("RestartSec=", "RestartSecs="))
     for path in (*files, misspelt):
-        done = subprocess.run([str(ANALYZE), "verify", path], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([str(ANALYZE), "verify", path], capture_output=True, text=True, timeout=600)
         complaints = [
             line for line in done.stderr.splitlines() if path.name in line
         ]  # of the system's own, it tells too
@@ -242,7 +242,7 @@ def test_docker_understands_them(federation: Folder, bundled: dict[str, Path], t
         (tmp_path / "compose.yaml").write_text(yaml.safe_dump({"version": "3.13", **composed}))
         command = [str(DOCKER), "stack", "config", "--compose-file", tmp_path / "compose.yaml"]
         ids = {"EQUIFED_UID": "1234", "EQUIFED_GID": "99"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | ids)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | ids)
         assert done.returncode == 0, done.stderr
         (read,) = yaml.safe_load(done.stdout)["services"].values()
         assert read["user"] == "1234:99"

@@ -1,12 +1,9 @@
 """Configurations and command lines that nobody writes on purpose, tried on the real commands. `test_usage.py` tries a
-few; 2,000 of each, counted by exit code as in docs/reliability.md:
-
-    PYTHONPATH=tests python -m fuzz.usage
+few, `benchmarks/reliability.py` 2,000 of each, counted by exit code.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import os
@@ -293,28 +290,22 @@ def try_command_lines(count: int, rng: np.random.Generator) -> Iterator[tuple[li
         yield words, tried(words)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+def count_outcomes(count: int = 2000, seed: int = 0) -> dict[str, dict[str, int]]:
+    """Return, for configurations and command lines, how many ended with which exit code, and how many badly."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    rng = np.random.default_rng(given.seed)
+    rng = np.random.default_rng(seed)
+    found = {}
     with place() as folder:
-        for what, all_tried in {
-            "TOML files": try_configurations(folder, given.count, rng),
-            "command lines": try_command_lines(given.count, rng),
+        for what, tries in {
+            "configurations": try_configurations(folder, count, rng),
+            "command_lines": try_command_lines(count, rng),
         }.items():
-            codes: Counter[int] = Counter()
+            codes = Counter({f"exit_{code}": 0 for code in (0, 1, 2, 3, 4, 130)})
             wrong = 0
-            for tried_with, came in all_tried:
-                codes[came.code] += 1
+            for tried_with, came in tries:
+                codes[f"exit_{came.code}"] += 1
                 if came.wrong:
                     wrong += 1
                     print(f"{tried_with!r}\n  {came.wrong}")
-            ends = ", ".join(f"{code}: {codes[code]:,}" for code in sorted(codes))
-            print(f"{given.count:,} {what}: {wrong} tracebacks or errors that are none of ours; exit codes {ends}")
-
-
-if __name__ == "__main__":
-    main()
+            found[what] = {"tried": count, "wrong": wrong, **codes}
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,8 +269,9 @@ def test_one_round_of_reweighing_against_numpy(method: FedAvgLR | FedAvgGR, unev
     assert set(result.messages["gather"]) == {"sum"}
 
 
-def test_fair_fate_on_compas_trades_accuracy_for_fairness() -> None:
+def test_fair_fate_on_compas_trades_accuracy_for_fairness(needs: Callable[[str], Path]) -> None:
     """The point of the method, on real data: lambda_max buys fairness."""
+    needs("compas")
     feds = ef.load("compas", preset="fair-fate", partition=ef.partition.Dirichlet(10, 1.0), seeds=range(4))
     result = ef.sweep(
         FairFate(fairness="demographic_parity_ratio", beta0=0.8, rho=0.1, lambda0=0.1), feds,

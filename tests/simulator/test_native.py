@@ -50,6 +50,8 @@ def test_code_is_kept_where_a_file_can_be_written_and_else_compiled(
 ) -> None:
     (tmp_path / "taken").write_text("no folder can be made here")
     nowhere = tmp_path / "taken" / "cache"
+    monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "cache"))
+    assert list(native._folders())[1:] == [tmp_path / "cache" / "kernels"]
     monkeypatch.setattr(native, "_folders", lambda: [nowhere])
     assert orders() == EXPECTED
     monkeypatch.setattr(native, "_folders", lambda: [nowhere, tmp_path / "user"])

@@ -109,6 +109,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def kill_with_workers(process: subprocess.Popen[str]) -> None:
+    """kill -9, and wait until the workers have noticed, which takes a while on a busy machine: until then they write.
+    `test_deaths.py` has the case where the next command begins before."""
+    below = descendants(process.pid)
+    process.kill()
+    process.wait(WAIT)
+    until(lambda: not any(map(is_alive, below)))
+
+
 def until(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
     """Wait for it, and no longer than a program that is to bring it about lives."""
     end = time.monotonic() + WAIT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from equifed.benchmark import records
 from equifed.benchmark.records import ROWS
-from studies.conftest import WAIT, until
+from studies.conftest import WAIT, kill_with_workers, until
 from studies.followed import PLACE, SLOWLY, attempts
 
 pytest.importorskip("ray")
@@ -29,7 +29,10 @@ def rows(folder: Path) -> pd.DataFrame:
 
 
 @pytest.mark.full
-def test_the_driver_of_a_benchmark_is_killed_and_resumed(place: Path, spawn: Any, monkeypatch: Any) -> None:
+def test_the_driver_of_a_benchmark_is_killed_and_resumed(
+    place: Path, spawn: Any, monkeypatch: Any, needs: Callable[[str], Path]
+) -> None:
+    needs("german")
     process = spawn(*COMMAND, "alone")
     _, err = process.communicate(timeout=WAIT)
     assert process.returncode == 0, err
@@ -40,8 +43,7 @@ def test_the_driver_of_a_benchmark_is_killed_and_resumed(place: Path, spawn: Any
     monkeypatch.setenv(PLACE, str(place))
     process = spawn(*COMMAND, "shared", "--workers", "2")
     until(lambda: len(attempts(place)) > 3, process)  # so one or two are finished, and two are not
-    process.send_signal(signal.SIGKILL)
-    process.wait(WAIT)
+    kill_with_workers(process)
     before = attempts(place)
     process = spawn(*COMMAND, "shared", "--workers", "2")
     _, err = process.communicate(timeout=WAIT)

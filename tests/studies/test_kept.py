@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from equifed.simulator import Step
 from equifed.studies import kept
 from equifed.studies.kept import rounds_kept
 from equifed.studies.papers import Piece, discard, work
-from studies.conftest import WAIT, until
+from studies.conftest import WAIT, kill_with_workers, until
 
 ROUNDS, METHODS = 3, 11
 PIECE = Piece(
@@ -31,7 +30,7 @@ PIECE = Piece(
 
 
 @pytest.fixture(autouse=True)
-def kept_often(monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], None]) -> None:
+def kept_often(monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], Path]) -> None:
     """A checkpoint after every round."""
     needs("compas")
     monkeypatch.setattr(kept, "PAUSE", 0.0)
@@ -116,7 +115,7 @@ def test_the_command_goes_on_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_the_driver_of_reproductions_is_killed_and_resumed(
-    place: Path, spawn: Any, needs: Callable[[str], None]
+    place: Path, spawn: Any, needs: Callable[[str], Path]
 ) -> None:
     pytest.importorskip("ray")
     words = ("reproduce", "fair-fate/table1", "--datasets", "compas", "--seeds", "2", "--record")
@@ -125,8 +124,7 @@ def test_the_driver_of_reproductions_is_killed_and_resumed(
     assert process.returncode == 0, err
     process = spawn(*words, "shared.csv", "--workers", "2")
     until(lambda: len(list(place.glob("runs/reproduce-*/*/checkpoint.safetensors"))) > 2, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait(WAIT)
+    kill_with_workers(process)
     process = spawn(*words, "shared.csv", "--workers", "2")
     _, err = process.communicate(timeout=WAIT)
     assert process.returncode == 0, err

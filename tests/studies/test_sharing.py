@@ -112,3 +112,19 @@ def test_what_fails_costs_no_other(cluster: Any, tmp_path: Path) -> None:
 def test_a_cluster_that_is_not_there(address: str, said: str) -> None:
     with pytest.raises(RunError, match=f"no connection to the Ray cluster at '{address}'.*{said}"):
         outcomes([Job("a", works.adds, (1,))], lambda key: 1, Cluster(workers=2, address=address))
+
+
+def test_a_ray_that_does_not_start_is_no_defect_of_equifed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is too busy Ray gives up with a bare Exception of several lines."""
+    import ray
+
+    def slow(**options: object) -> None:
+        raise Exception("The current node timed out during startup.\nThis could happen because of much.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", slow)
+    job = Job("a", lambda data: 1, ())
+    with pytest.raises(
+        RunError, match=r"no connection to Ray on this machine: The current node timed out during startup\.$"
+    ):
+        list(carry_out([job], lambda key: None, Cluster(workers=2)))

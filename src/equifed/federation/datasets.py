@@ -11,12 +11,13 @@ import numpy as np
 
 from equifed import partition as parts
 from equifed import randomness
-from equifed.data import Preset, Sensitive, data_home, get_dataset
+from equifed.data import Preset, Sensitive, get_dataset
 from equifed.data.encode import check_complete
 from equifed.errors import ConfigError, check_number
 from equifed.federation.federation import Federation, check_seed
 from equifed.federation.images import turned
 from equifed.federation.split import AnyPartitioner, blaming_partition, check_partition, deal
+from equifed.files import cache_home
 from equifed.partition.base import columns_of
 
 
@@ -108,7 +109,7 @@ def load(
     if dealt[0].angles is not None:
         if sensitive is not None or min_group:
             raise ConfigError("has no meaning here: the partition's angles are the groups.", key="sensitive")
-        made = turned(encoded, dealt, seed_list, data_home(home) / dataset.name)
+        made = turned(encoded, dealt, seed_list, cache_home() / "turned")
     else:
         made = [Federation.of(encoded, holdings, seed=s) for s, holdings in zip(seed_list, dealt, strict=True)]
     sampled = chosen.sampled

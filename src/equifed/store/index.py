@@ -16,6 +16,7 @@ from filelock import FileLock
 from equifed.errors import ConfigError, DiskError, EquifedWarning, RunError
 from equifed.files import checksum, refuse_link, why_not
 from equifed.store.folder import Entry, RunFolder
+from equifed.words import clean
 
 T = TypeVar("T")
 METRICS = Entry._fields.index("metrics")
@@ -73,7 +74,7 @@ class Index:
                 return []
         except OSError as error:
             raise ConfigError(
-                f"{self.root} is not a readable folder of runs ({error.strerror or error}). "
+                f"{clean(self.root)} is not a readable folder of runs ({error.strerror or error}). "
                 "Name another with --runs or $EQUIFED_RUNS."
             ) from None
         try:

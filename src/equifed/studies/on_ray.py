@@ -22,6 +22,7 @@ from equifed.registry import trust, trusted
 from equifed.settings import Cluster
 from equifed.signals import handlers
 from equifed.studies.jobs import PAUSE, Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
+from equifed.words import clean
 
 DEATHS = 3
 """How often a job's process may die without completing another round before the job is given up."""
@@ -70,8 +71,8 @@ def connected(cluster: Cluster) -> Iterator[Any]:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray would report its use to its makers
             with _own_sigterm():
                 ray.init(address=LOCAL, num_cpus=math.ceil(cluster.workers * cluster.cpus_per_job), **options)
-    except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
-        raise RunError(f"There is no connection to {where}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # on a busy machine, where its parts start too slowly, Ray raises a bare one
+        raise RunError(f"There is no connection to {where}: {clean(str(error).partition(chr(10))[0])}") from error
     # Ray prints deaths of processes on stdout, where data go; who watches the jobs is told of them anyway
     worker = ray._private.worker
     printing = getattr(worker, "_worker_logs_enabled", True)

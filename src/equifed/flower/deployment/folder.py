@@ -142,7 +142,9 @@ class Folder:
         """Where the SuperLink listens for commands, by Flower's config.toml."""
         file = self.home / "config.toml"
         try:
-            host, _, port = tomllib.loads(file.read_text())["superlink"][NAME]["address"].rpartition(":")
+            host, _, port = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"].rpartition(
+                ":"
+            )
             return host, int(port)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{file} does not say where the SuperLink {NAME!r} is ({error!r}).") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from equifed.files import write_atomic
+from equifed.files import cache_home, write_atomic
 
 Kind = tuple[type[Any], int]
 """What a parameter is: a NumPy type, and how many axes an array of them has; 0: it is one number."""
@@ -147,4 +146,4 @@ def _processor() -> dict[str, str]:
 def _folders() -> Iterator[Path]:
     """Where machine code may lie: beside the package, or with the user's files."""
     yield Path(__file__).parent / "__pycache__"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equifed" / "kernels"
+    yield cache_home() / "kernels"
