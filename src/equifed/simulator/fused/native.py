@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
