@@ -154,15 +154,16 @@ def check_number(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    held: int = MAX_WHOLE,
     what: str = "",
 ) -> None:
     """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`. Fractions must fit
-    the 32 bits that training computes with, and whole numbers 53.
+    the 32 bits that training computes with; whole numbers are at most `held`, which is named where it is passed.
 
     what: said in place of the key where the number is a part of it, such as an entry of a list.
     """
     if isinstance(value, numbers.Real):
-        most = MAX_WHOLE if whole or isinstance(value, numbers.Integral) else MAX_FLOAT32
+        most = held if whole or isinstance(value, numbers.Integral) else MAX_FLOAT32
         number: Any = value
         if high is None and number > most:
             high = most

@@ -54,7 +54,7 @@ from equifed.settings import MARGIN, Cluster
 from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Job
-from equifed.store import Recording, RunFolder, Store
+from equifed.store import Recording, RunFolder, Store, trackers
 from equifed.studies import Study, blocks, data_key, opened
 
 PERSONAL_TESTS = 20_000_000
@@ -114,6 +114,7 @@ def new_run(
     check_margin(margin)
     store = Store(output.runs)
     store.prepare()
+    trackers(config)  # what is wrong with them must not come after hours of loading and training
     if report is not None:
         check_page(report, "--report")
     feds = load_federations(config)
@@ -188,6 +189,7 @@ def compare(
                 raise ConfigError(f"--methods names one method twice, as {same} and as {name}. Leave out one of them.")
     configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
+    trackers(configs[0])
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     page = report or store.root / f"compare-{configs[0].data.title.replace(':', '-')}-{stamp}.html"
     check_page(page, "--report")

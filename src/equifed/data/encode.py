@@ -3,14 +3,14 @@ column and row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equifed.data.missing import advice, advice_on, usual_cells
+from equifed.data.missing import advice, advice_on, usual_cells, with_missing
 from equifed.errors import MAX_FLOAT32, DataError, RowError
 from equifed.partition.base import as_text
 from equifed.words import listed, quoted, shortened
@@ -148,8 +148,9 @@ def far_from_zero(values: NDArray[np.float64], deviations: float) -> bool:
     return bool(len(values)) and 0 < values.std() * deviations < abs(values.mean()) and bool(np.ptp(values))
 
 
-def check_complete(frame: pd.DataFrame, columns: Iterable[str]) -> None:
+def check_complete(frame: pd.DataFrame, columns: Sequence[str], na_values: Sequence[str] = ()) -> None:
     """Refuse a missing value in the columns that say where the rows belong, whichever rows a seed trains on."""
+    frame = with_missing(frame, na_values, columns)
     for series in (column_of(frame, name) for name in columns):
         missing = series.isna().to_numpy()
         if missing.any():

@@ -689,5 +689,5 @@ def _settled(
 
 
 def check_seed(seed: object) -> int:
-    check_number("seed", seed, whole=True, low=0, high=2**63 - 1)
+    check_number("seed", seed, whole=True, low=0, held=2**63 - 1)
     return int(seed)  # type: ignore[call-overload]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from equifed.data import Encoded, Schema, Sensitive, Summary, agree, summarise
 from equifed.data.encode import check_complete
-from equifed.data.missing import check_na_values, with_missing
+from equifed.data.missing import check_na_values
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
 from equifed.federation.frames import frame_of
 from equifed.federation.reading import SUFFIXES, existing, read_table
@@ -41,7 +41,7 @@ def encode_frame(
         with blaming_partition(partition):
             if column not in frame.columns:
                 raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
-    check_complete(with_missing(frame, na_values_of(schema, settled), columns), columns)
+    check_complete(frame, columns, na_values_of(schema, settled))
     features = settled["features"]
     if features is not None and not len(features):
         text = f"must be a list of column names with at least one, got {features!r}."
