@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from arithmetic import NEITHER, arithmetics
 
-from .elsewhere import ALL, BY_LOSS, train
+from .elsewhere import ALL, train
 from .registered import METHODS
-from .test_contract import TRAINS_ITS_OWN_WAY, assert_same
+from .test_contract import assert_same
 
 TESTS = Path(__file__).resolve().parents[1]
-SAMPLE = [i for i, method in enumerate(METHODS) if method.name in {*TRAINS_ITS_OWN_WAY, *BY_LOSS}]
+SAMPLE = [i for i, m in enumerate(METHODS) if m.name in ("fedavg", "fedem", "frl", "gifair", "ifca", "kffl", "term")]
 
 
 def train_elsewhere(environment: dict[str, str], numbers: Sequence[int], file: Path) -> dict[Any, dict[str, Any]]:
@@ -42,7 +42,9 @@ def check(environment: dict[str, str], numbers: Sequence[int], folder: Path) -> 
 
 
 def test_other_instructions_give_the_same_models_and_no_reply_is_refused(tmp_path: Path) -> None:
-    check(arithmetics()["default"], SAMPLE, tmp_path)
+    """But for kernels, which another processor's would have to be compiled for first."""
+    environment = arithmetics()["default"]
+    check({name: value for name, value in environment.items() if "NUMBA" not in name}, SAMPLE, tmp_path)
 
 
 @pytest.mark.full  # every method and variant

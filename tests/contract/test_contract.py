@@ -338,11 +338,16 @@ FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
 @pytest.mark.parametrize(
     "local",
     [
-        FULL_BATCH,
-        ef.Local(epochs=2, batch_size=7, learning_rate=0.05, momentum=0.9, weight_decay=0.01),
-        ef.Local(epochs=2, batch_size=64, learning_rate=0.02, optimizer="adam", learning_rate_decay=0.5),
+        pytest.param(FULL_BATCH, id="full batch"),
+        pytest.param(
+            ef.Local(epochs=2, batch_size=7, learning_rate=0.05, momentum=0.9, weight_decay=0.01),
+            id="momentum",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ef.Local(epochs=2, batch_size=64, learning_rate=0.02, optimizer="adam", learning_rate_decay=0.5), id="adam"
+        ),
     ],
-    ids=["full batch", "momentum", "adam"],
 )
 def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Federation, local: ef.Local) -> None:
     if _needs_plain_steps(method, local):

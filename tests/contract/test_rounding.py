@@ -391,7 +391,7 @@ def edge_job(method: Method, plan: str, **changes: Any) -> Job:
     return job_of(method, federation(), **made)
 
 
-QUICK_PLANS = [("confident", False), ("confident", True), ("from zeros", False)]
+QUICK_PLANS = [("confident", False), ("from zeros", False)]
 
 
 @pytest.mark.parametrize(
