@@ -161,6 +161,27 @@ def test_every_step_has_a_line_with_its_seconds_and_an_end_that_says_why(capsys:
     assert log[0].endswith("\ndone\n")
 
 
+def test_an_environment_that_does_not_start_is_made_anew_and_a_program_that_does_not_is_said(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").write_text("version = {}.{}.{}\n".format(*sys.version_info))
+    python = tmp_path / "bin" / "python"
+    python.symlink_to(tmp_path / "moved")
+    assert not install["same_python"](tmp_path)
+    with pytest.raises(install["CannotInstall"], match=r"does not start .* Remove \.venv"):
+        install["carry_out"]("a step", [str(python)], [])
+    python.unlink()
+    python.symlink_to(sys.executable)
+    assert install["same_python"](tmp_path)
+    (tmp_path / "pyvenv.cfg").write_text("version = 3.11.99\n")
+    assert not install["same_python"](tmp_path)
+
+
+def test_a_log_that_cannot_be_written_is_not_spoken_of(tmp_path: Path) -> None:
+    assert install["kept"](["text"], tmp_path / "nowhere") == ""
+    assert install["kept"](["text"], tmp_path).endswith("install.log.")
+    assert (tmp_path / "install.log").read_text() == "text"
+
+
 def test_the_pythons_that_are_named_are_those_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert f'requires-python = ">={install["written"](install["OLDEST"])}"' in project

@@ -7,7 +7,6 @@ This runs before anything is installed, on whatever `python3` is: with the stand
 Python 3.6 can read, so that a Python which is too old is refused in a sentence.
 """
 
-import contextlib
 import platform
 import re
 import shutil
@@ -138,7 +137,12 @@ def carry_out(title, command, log):
     print(f"  {title} ... ", end="", flush=True)
     begin = time.monotonic()
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, cwd=str(ROOT), **pipes)
+    try:
+        done = subprocess.run(command, cwd=str(ROOT), **pipes)
+    except OSError as error:
+        print("failed", flush=True)
+        text = f"{command[0]} does not start ({error}). Remove .venv, then give the command again."
+        raise CannotInstall(text) from None
     output = done.stdout.decode("utf-8", "replace")
     log.append(f"$ {' '.join(command)}\n{output}")
     print("failed" if done.returncode else f"{time.monotonic() - begin:.0f} s", flush=True)
@@ -161,12 +165,13 @@ def install(home, log):
 
 
 def same_python(home):
-    """Return whether an environment is there that this Python has made."""
+    """Return whether an environment is there that this Python has made, and starts."""
     try:
         text = (home / "pyvenv.cfg").read_text(encoding="utf-8")
     except OSError:
         return False
-    return f"version = {platform.python_version()}" in text.splitlines()
+    number = "{}.{}.{}".format(*sys.version_info)
+    return f"version = {number}" in text.splitlines() and is_there(str(home / "bin" / "python"))
 
 
 def main():
@@ -175,16 +180,22 @@ def main():
     try:
         install(home, log)
     except CannotInstall as reason:
-        where = f" What pip printed is in {home.name}/install.log." if log else ""
-        print(f"Cannot install: {reason}{where}", file=sys.stderr)
+        print(f"Cannot install: {reason}{kept(log, home)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nInterrupted: the same command goes on with the installation.", file=sys.stderr)
         return 130
-    finally:
-        with contextlib.suppress(OSError):
-            (home / "install.log").write_text("\n".join(log), encoding="utf-8")
+    kept(log, home)
     return 0
+
+
+def kept(log, home):
+    """Write what the steps printed, and return where it is."""
+    try:
+        (home / "install.log").write_text("\n".join(log), encoding="utf-8")
+    except OSError:
+        return ""
+    return f" What pip printed is in {home.name}/install.log." if log else ""
 
 
 if __name__ == "__main__":

@@ -33,6 +33,15 @@ def test_equal_is_equal_up_to_a_share() -> None:
     assert first_largest(torch.where(values.isinf(), -math.inf, values)).tolist() == [0, 2]
 
 
+def test_infinity_is_ahead_of_every_number_and_equal_to_itself() -> None:
+    inf = math.inf
+    a, b = torch.tensor([inf, 1.0, inf, -inf, -inf]), torch.tensor([1.0, inf, inf, inf, -inf])
+    assert above(a, b).tolist() == [1, -1, 0, -1, 0]
+    values = torch.tensor([[1.0, inf, 2.0], [1.0, -inf, 2.0], [inf, inf, inf]])
+    assert first_largest(values).tolist() == values.argmax(-1).tolist() == [1, 2, 0]
+    assert first_least(values).tolist() == values.argmin(-1).tolist() == [0, 1, 0]
+
+
 def test_gifairs_ranks_are_those_of_losses_without_their_last_places() -> None:
     """As SciPy ranks them: of equal ones each has the mean rank."""
     method, p = methods.GIFAIR(fairness_weight=1.0), torch.full((5,), 0.2)

@@ -19,15 +19,17 @@ differ by."""
 
 
 def above(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a > b, -1 where a < b, 0 where they are equal; finite numbers, of any shapes that go together."""
-    apart = (a - b).abs() > EQUAL * torch.maximum(a.abs(), b.abs())
+    """1 where a > b, -1 where a < b, 0 where they are equal, of any shapes that go together. Infinity equals itself."""
+    endless = (a != b) & (a.isinf() | b.isinf())
+    apart = ((a - b).abs() > EQUAL * torch.maximum(a.abs(), b.abs())) | endless
     return torch.where(apart, torch.sign(a - b), 0.0)
 
 
 def first_least(values: Tensor, equal: float = EQUAL) -> Tensor:
     """The position of the least of the values [..., n]: of those that are equal to it, the first. inf: left out."""
     least = values.amin(-1, keepdim=True)
-    return (values <= least + equal * least.abs()).to(torch.int64).argmax(-1)
+    equals = (values <= least + equal * least.abs()) | (values == least)  # infinity less itself is no number
+    return equals.to(torch.int64).argmax(-1)
 
 
 def first_largest(values: Tensor) -> Tensor:

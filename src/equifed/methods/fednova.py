@@ -30,6 +30,9 @@ from equifed.methods.hyper import hyper
 from equifed.protocol import Bound, Data, EmpiricalRisk, LocalTraining, Method, OfRows, Phase, Record, Task
 from equifed.tree import Tree
 
+MANY_BATCHES = 1e5
+"""So many batches an epoch may have whatever the others have: a million rows in batches of ten."""
+
 
 @dataclass(frozen=True)
 class FedNova(Method):
@@ -44,7 +47,7 @@ class FedNova(Method):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(self.reply, EmpiricalRisk(mu=self.mu), keep_centre)
-        bounds = {"steps": Bound(0, per_row=OfRows(most_gradients))}
+        bounds = {"steps": Bound(0, per_row=OfRows(most_gradients), alike=many_gradients)}
         up, places = ("update", "steps", "rows"), {"steps": 16}
         return (Phase("train", ("theta",), up, train, step, "sum", bounds=bounds, updates=BY_ROWS, places=places),)
 
@@ -86,6 +89,12 @@ def most_gradients(task: Task, rows: np.ndarray) -> np.ndarray:
     local = task.local
     batches = np.ones(np.shape(rows)) if local.batch_size is None else np.ceil(rows / local.batch_size)
     return local.epochs * batches / (1 - local.momentum)
+
+
+def many_gradients(task: Task) -> float:
+    """a_k that needs no comparison with the others': the server multiplies the mean update by it, and a client says
+    itself how many rows it has."""
+    return MANY_BATCHES * task.local.epochs / (1 - task.local.momentum)
 
 
 def step(server: Any, replies: Record, validation: Data | None) -> Any:
