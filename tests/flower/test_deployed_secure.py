@@ -16,7 +16,7 @@ from equifed.flower.memory import exchange_number
 from equifed.methods import make
 from equifed.store import RunFolder
 from flower.test_deploy import left_behind, status, wait_for
-from flower.test_secure import assert_same_bits, simulate
+from flower.test_secure import simulate
 
 pytestmark = pytest.mark.full
 
@@ -96,5 +96,7 @@ def test_silos_and_server_are_killed_and_the_bits_are_the_simulators(
     assert found.log["late"].tolist() == [0, 0, 1]
     assert found.rejections.query("phase != 'evaluation'")[["round", "client"]].to_numpy().tolist() == [[2, "d"]]
     expected = simulate(Setting.load(folder.federation), folder.runs, {2: {"d"}}, {3: {"e"}})
-    assert_same_bits(found, expected)
+    assert found.parameters[0].keys() == expected.parameters[0].keys()  # a folder keeps no other state of the server
+    for name, value in expected.parameters[0].items():
+        assert found.parameters[0][name].tobytes() == value.tobytes(), name
     assert not (folder.runs / "run" / "sums").exists()
