@@ -17,6 +17,7 @@ import pytest
 import equifed as ef
 from equifed.data import Schema, agree, summarise
 from equifed.data.fit import misfits
+from equifed.data.missing import check_na_values, with_missing
 from equifed.federation.reading import read_table
 
 BEFORE = (
@@ -129,6 +130,32 @@ def test_a_word_that_is_a_number_is_missing_in_number_columns_of_any_format(tmp_
     np.testing.assert_array_equal(np.flatnonzero(x[:, schema.input_names.index("weight (missing)")]), np.arange(5, 45))
     for write in WRITERS:
         np.testing.assert_array_equal(schema.inputs(read_table(write(frame, tmp_path / "a"), schema.na_values)), x)
+
+
+@pytest.mark.parametrize(
+    ("cells", "word", "missing"),
+    [
+        (["a", "-9.0", "-9", "b", " -9.00 "], -9, [1, 2, 4]),
+        (["-9.0", "-9", "1", "2", "3"], -9, [0, 1]),
+        (["007", "7", "8", "x", "70"], "7", [0, 1]),
+        (["1_0", "10", "x", "1e1", "y"], "10", [1, 3]),
+        ([True, False, True, False, True], "False", [1, 3]),
+        ([True, False, True, False, True], "true", [0, 2, 4]),
+        (["true", "TRUE", "no", "x", "True"], "True", [0, 1, 4]),
+        ([True, False, True, False, True], "0", []),
+        (["inf", "1", "2", "-inf", "3"], "inf", [0]),
+    ],
+)
+def test_a_number_or_a_truth_value_means_the_same_however_it_is_written(
+    cells: list[Any], word: str | int, missing: list[int], tmp_path: Path
+) -> None:
+    frame = pd.DataFrame({"cell": cells, "row": range(len(cells))})
+    words = check_na_values([word])
+    tables = {write.__name__: read_table(write(frame, tmp_path / "a"), words) for write in WRITERS}
+    tables["frame"] = with_missing(frame, words)
+    tables["objects"] = with_missing(frame.astype(object), words)
+    for name, read in tables.items():
+        assert np.flatnonzero(read["cell"].isna()).tolist() == missing, name
 
 
 def test_a_number_column_of_a_csv_file_stays_one_whatever_blanks_and_words_are_in_it(tmp_path: Path) -> None:
