@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import equifed as ef
 from equifed.data import Schema, agree, summarise
@@ -328,3 +329,12 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_how_to_convert_it
     path.write_bytes(gzip.compress(wide) if packed else wide)
     with pytest.raises(ef.DataError, match=r"UTF-16, not UTF-8\. .*iconv -f UTF-16"):
         read_table(path)
+
+
+def test_a_parquet_file_with_texts_that_are_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
+    content = [b"Bonn", "Köln".encode("latin-1")]
+    offsets = pa.py_buffer(np.array([0, 4, 8], dtype=np.int32).tobytes())
+    towns = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"".join(content)))
+    parquet.write_table(pa.table({"town": towns, "n": [1, 2]}), tmp_path / "north.parquet")
+    with pytest.raises(ef.DataError, match=r"north\.parquet: A column of texts has a value that is not UTF-8 .*0xf6"):
+        read_table(tmp_path / "north.parquet")
