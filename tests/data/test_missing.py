@@ -175,6 +175,12 @@ def test_a_code_is_the_same_text_in_every_part_of_a_long_file(tmp_path: Path) ->
     assert set(read_table(tmp_path / "a.csv")["code"]) == {"007", "x7"}
 
 
+def test_columns_may_be_named_by_numbers() -> None:
+    frame = pd.DataFrame([["x", -9], ["", 1]])
+    assert with_missing(frame, ["-9"]).isna().to_numpy().tolist() == [[False, True], [True, False]]
+    assert frame.to_numpy().tolist() == [["x", -9], ["", 1]]
+
+
 # -- words that are not listed -----------------------------------------------------------------------------------------
 
 

@@ -85,15 +85,16 @@ def with_missing(
 ) -> pd.DataFrame:
     """Return the table with null in every missing cell of these columns, or of all."""
     names = frame.columns if columns is None else [name for name in dict.fromkeys(columns) if name in frame.columns]
-    words, found = frozenset(na_values), {}
+    words, made = frozenset(na_values), frame
     for name in names:
         series = frame[name]
         if isinstance(series, pd.DataFrame):  # a name that is there twice: refused where the column is needed
             continue
         cells = _missing_cells(series, words)
         if cells.any():
-            found[name] = series.mask(cells)
-    return frame.assign(**found) if found else frame
+            made = frame.copy(deep=False) if made is frame else made
+            made[name] = series.mask(cells)
+    return made
 
 
 def _missing_cells(series: pd.Series[Any], words: frozenset[str]) -> NDArray[np.bool_]:
