@@ -284,6 +284,42 @@ def test_a_schema_from_before_that_lists_such_a_word_keeps_it_as_a_value() -> No
     np.testing.assert_array_equal(old.inputs(table()), infer(table()).inputs(table()))
 
 
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_schema_from_before_with_a_category_of_empty_cells_codes_them_as_it_did(blank: str) -> None:
+    frame = pd.DataFrame({"ward": np.resize(["x", "", "z"], 60), "sex": np.resize(["f", "m"], 60)})
+    frame["outcome"] = np.resize(["yes", "no", "no"], 60)
+    old = {
+        "columns": [{"name": "ward", "kind": "categorical", "categories": ["a", blank, "x", "z"]}],
+        "label": "outcome",
+        "classes": ["no", "yes"],
+        "sensitive": [{"column": "sex", "groups": {"f": "f", "m": "m"}}],
+        "groups": ["f", "m"],
+    }
+    with pytest.warns(ef.EquifedWarning, match=r"a category of them in 'ward'.*null.* train again"):
+        schema = Schema.from_json(json.dumps(old))
+    expected = np.array([frame["ward"] == value for value in ("a", "", "x", "z")]).T  # as it was trained
+    for rows in (frame.replace({"ward": {"": blank}}), frame.replace({"ward": {"": None}})):
+        np.testing.assert_array_equal(schema.inputs(rows), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Schema.from_json(schema.to_json()) == schema
+
+
+@pytest.mark.parametrize("place", ["two categories", "class", "group"])
+def test_a_schema_from_before_whose_empty_cells_have_lost_their_meaning_says_to_train_again(place: str) -> None:
+    made = json.loads(infer(table()).to_json())
+    del made["na_values"]
+    if place == "two categories":
+        column = next(column for column in made["columns"] if "(missing)" in column.get("categories", []))
+        column["categories"] += [""]
+    elif place == "class":
+        made["classes"] += [""]
+    else:
+        made["sensitive"][0]["groups"] |= {"": "none"}
+    with pytest.raises(ef.ConfigError, match="train again, or open it with the version that wrote it"):
+        Schema.from_json(json.dumps(made))
+
+
 @pytest.mark.parametrize("part", ["columns", "classes", "sensitive", "na_values"])
 @pytest.mark.parametrize("value", [5, None, "x", [3], [None], [{"categories": 5, "groups": 5, "name": 1}], {"a": 1}])
 def test_a_schema_with_anything_in_it_is_refused_by_name(part: str, value: Any) -> None:
