@@ -76,7 +76,7 @@ def spellings(na_values: Iterable[str]) -> list[str]:
     """Return the words, and how numbers and truth values among them are usually written: for what compares texts."""
     words = frozenset(na_values)
     numbers = [text for number in numbers_among(words) for text in (as_text(number), str(number))]
-    truths = _meanings(words) & {"true", "false"}
+    truths = [truth for truth in ("true", "false") if truth in _meanings(words)]
     return sorted({*words, *numbers, *(text for truth in truths for text in (truth, truth.title(), truth.upper()))})
 
 

@@ -605,8 +605,9 @@ def _without_blank_categories(given: dict[str, Any]) -> dict[str, Any]:
         return given
     made, renamed = [], []
     for column in columns:
-        values = column.get("categories") if isinstance(column, dict) else None
-        texts = [value for value in values if isinstance(value, str)] if isinstance(values, list | tuple) else []
+        given_values = column.get("categories") if isinstance(column, dict) else None
+        values = given_values if isinstance(given_values, list | tuple) else ()
+        texts = [value for value in values if isinstance(value, str)]
         if sum(not value.strip() or value == MISSING for value in texts) == 1 and MISSING not in texts:
             renamed.append(column.get("name"))
             categories = [MISSING if isinstance(value, str) and not value.strip() else value for value in values]
