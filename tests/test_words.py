@@ -69,10 +69,15 @@ def test_no_text_in_a_csv_file_is_a_formula_or_begins_a_row(text: str) -> None:
         float(plain)
         harmless = True
     except ValueError:
-        harmless = not plain.startswith(FORMULA)
+        harmless = plain in ("+", "-") or not plain.startswith(FORMULA)
     assert first == [plain if harmless else f"'{plain}"] * 2 + ["-1.5"]
     assert (header, second) == (["text", "kind", "number"], ["x", "y", "2.0"])
     assert csv_cell(text) == first[0]
+
+
+def test_a_sign_alone_stays_so_that_what_is_written_is_read_as_the_same_class() -> None:
+    made = csv_of(pd.DataFrame({"decision": ["+", "-", "+1a", "-x"]}))
+    assert made == "decision\n+\n-\n'+1a\n'-x\n"
 
 
 def test_what_is_no_text_stays_in_a_csv_file() -> None:

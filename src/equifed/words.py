@@ -67,11 +67,12 @@ def encodable(text: str, encoding: str | None) -> str:
 
 def csv_cell(value: object) -> object:
     """A cell of a CSV file that no spreadsheet takes for a formula: text that begins like one gets an apostrophe before
-    it. Numbers, also those that are text, stay. A carriage return, which would begin a new row, becomes a line feed."""
+    it. Numbers, also those that are text, and a sign alone stay. A carriage return, which would begin a new row,
+    becomes a line feed."""
     if not isinstance(value, str):
         return value
     text = value.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.startswith(FORMULA):
+    if not text.startswith(FORMULA) or text in ("+", "-"):
         return text
     try:
         float(text)

@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import equifed as ef
 from equifed.data import Schema, agree, summarise
 from equifed.data.fit import misfits
+from equifed.data.missing import check_na_values, with_missing
 from equifed.federation.reading import read_table
 
 BEFORE = (
@@ -131,6 +133,32 @@ def test_a_word_that_is_a_number_is_missing_in_number_columns_of_any_format(tmp_
         np.testing.assert_array_equal(schema.inputs(read_table(write(frame, tmp_path / "a"), schema.na_values)), x)
 
 
+@pytest.mark.parametrize(
+    ("cells", "word", "missing"),
+    [
+        (["a", "-9.0", "-9", "b", " -9.00 "], -9, [1, 2, 4]),
+        (["-9.0", "-9", "1", "2", "3"], -9, [0, 1]),
+        (["007", "7", "8", "x", "70"], "7", [0, 1]),
+        (["1_0", "10", "x", "1e1", "y"], "10", [1, 3]),
+        ([True, False, True, False, True], "False", [1, 3]),
+        ([True, False, True, False, True], "true", [0, 2, 4]),
+        (["true", "TRUE", "no", "x", "True"], "True", [0, 1, 4]),
+        ([True, False, True, False, True], "0", []),
+        (["inf", "1", "2", "-inf", "3"], "inf", [0]),
+    ],
+)
+def test_a_number_or_a_truth_value_means_the_same_however_it_is_written(
+    cells: list[Any], word: str | int, missing: list[int], tmp_path: Path
+) -> None:
+    frame = pd.DataFrame({"cell": cells, "row": range(len(cells))})
+    words = check_na_values([word])
+    tables = {write.__name__: read_table(write(frame, tmp_path / "a"), words) for write in WRITERS}
+    tables["frame"] = with_missing(frame, words)
+    tables["objects"] = with_missing(frame.astype(object), words)
+    for name, read in tables.items():
+        assert np.flatnonzero(read["cell"].isna()).tolist() == missing, name
+
+
 def test_a_number_column_of_a_csv_file_stays_one_whatever_blanks_and_words_are_in_it(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("age,n,t\n1.5,1,x\n  ,2,NA\n NA,,y\n4,?,\n")
     read = read_table(tmp_path / "a.csv", ["NA", "?"])
@@ -145,6 +173,12 @@ def test_a_code_is_the_same_text_in_every_part_of_a_long_file(tmp_path: Path) ->
     codes = ["007"] * 300_000 + ["x7"]
     (tmp_path / "a.csv").write_text("code,more\n" + "".join(f"{code},1\n" for code in codes))
     assert set(read_table(tmp_path / "a.csv")["code"]) == {"007", "x7"}
+
+
+def test_columns_may_be_named_by_numbers() -> None:
+    frame = pd.DataFrame([["x", -9], ["", 1]])
+    assert with_missing(frame, ["-9"]).isna().to_numpy().tolist() == [[False, True], [True, False]]
+    assert frame.to_numpy().tolist() == [["x", -9], ["", 1]]
 
 
 # -- words that are not listed -----------------------------------------------------------------------------------------
@@ -250,6 +284,42 @@ def test_a_schema_from_before_that_lists_such_a_word_keeps_it_as_a_value() -> No
     np.testing.assert_array_equal(old.inputs(table()), infer(table()).inputs(table()))
 
 
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_schema_from_before_with_a_category_of_empty_cells_codes_them_as_it_did(blank: str) -> None:
+    frame = pd.DataFrame({"ward": np.resize(["x", "", "z"], 60), "sex": np.resize(["f", "m"], 60)})
+    frame["outcome"] = np.resize(["yes", "no", "no"], 60)
+    old = {
+        "columns": [{"name": "ward", "kind": "categorical", "categories": ["a", blank, "x", "z"]}],
+        "label": "outcome",
+        "classes": ["no", "yes"],
+        "sensitive": [{"column": "sex", "groups": {"f": "f", "m": "m"}}],
+        "groups": ["f", "m"],
+    }
+    with pytest.warns(ef.EquifedWarning, match=r"a category of them in 'ward'.*null.* train again"):
+        schema = Schema.from_json(json.dumps(old))
+    expected = np.array([frame["ward"] == value for value in ("a", "", "x", "z")]).T  # as it was trained
+    for rows in (frame.replace({"ward": {"": blank}}), frame.replace({"ward": {"": None}})):
+        np.testing.assert_array_equal(schema.inputs(rows), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Schema.from_json(schema.to_json()) == schema
+
+
+@pytest.mark.parametrize("place", ["two categories", "class", "group"])
+def test_a_schema_from_before_whose_empty_cells_have_lost_their_meaning_says_to_train_again(place: str) -> None:
+    made = json.loads(infer(table()).to_json())
+    del made["na_values"]
+    if place == "two categories":
+        column = next(column for column in made["columns"] if "(missing)" in column.get("categories", []))
+        column["categories"] += [""]
+    elif place == "class":
+        made["classes"] += [""]
+    else:
+        made["sensitive"][0]["groups"] |= {"": "none"}
+    with pytest.raises(ef.ConfigError, match="train again, or open it with the version that wrote it"):
+        Schema.from_json(json.dumps(made))
+
+
 @pytest.mark.parametrize("part", ["columns", "classes", "sensitive", "na_values"])
 @pytest.mark.parametrize("value", [5, None, "x", [3], [None], [{"categories": 5, "groups": 5, "name": 1}], {"a": 1}])
 def test_a_schema_with_anything_in_it_is_refused_by_name(part: str, value: Any) -> None:
@@ -301,3 +371,12 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_how_to_convert_it
     path.write_bytes(gzip.compress(wide) if packed else wide)
     with pytest.raises(ef.DataError, match=r"UTF-16, not UTF-8\. .*iconv -f UTF-16"):
         read_table(path)
+
+
+def test_a_parquet_file_with_texts_that_are_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
+    content = [b"Bonn", "Köln".encode("latin-1")]
+    offsets = pa.py_buffer(np.array([0, 4, 8], dtype=np.int32).tobytes())
+    towns = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"".join(content)))
+    parquet.write_table(pa.table({"town": towns, "n": [1, 2]}), tmp_path / "north.parquet")
+    with pytest.raises(ef.DataError, match=r"north\.parquet: A column of texts has a value that is not UTF-8 .*0xf6"):
+        read_table(tmp_path / "north.parquet")

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 from equifed.cli.app import app
 from equifed.data import Schema
 from equifed.errors import ConfigError, DataError
+from equifed.federation.reading import read_table
 from equifed.metrics.withholding import small_bins
 from equifed.monitor import count, read_hand_in, revised, write_hand_in
 from equifed.monitor.periods import first_day, following, names_of
+from equifed.words import csv_of
 from monitor.made import CLASSES, SCHEMA, decisions, hand_in
 
 COLUMNS = {"silo": "north", "date": "when", "decision": "decision", "label": "outcome"}
@@ -39,6 +41,17 @@ def test_counts_are_those_of_pandas() -> None:
             assert counts.decisions[group] == [by_decision[month, group, d] for d in CLASSES]
             shown += not small
     assert shown >= 10
+
+
+def test_decisions_that_are_signs_are_counted_in_a_file_that_equifed_wrote(tmp_path: Path) -> None:
+    frame = decisions()
+    signs = frame.assign(decision=np.where(frame["decision"] == CLASSES[1], "+", "-"))[["when", "decision", "sex"]]
+    (tmp_path / "scored.csv").write_text(csv_of(signs))
+    read = read_table(tmp_path / "scored.csv")
+    made = count(read, silo="north", date="when", decision="decision", group="sex", classes=["-", "+"]).hand_in
+    month = next(iter(made.periods))
+    expected = signs[signs["when"].str.startswith(month)].groupby(["sex", "decision"]).size()
+    assert made.periods[month].decisions == {sex: [expected[sex, sign] for sign in "-+"] for sex in ("f", "m")}
 
 
 def test_inputs_are_counted_in_the_schemas_bins() -> None:

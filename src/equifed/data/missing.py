@@ -1,8 +1,9 @@
 """Which cells of a table are missing: the same ones in every format.
 
 Null, NaN and an empty or blank cell are missing. So is a cell that holds one of the words that a schema lists
-(`na_values`: NA, ?, -9), with or without blanks around it; a word that is a number is also missing in columns of
-numbers.
+(`na_values`: NA, ?, -9), with or without blanks around it. A word that is a number or a truth value means it however it
+is written (-9, -9.0, "-9.00"; True, "true"), as a number, a truth value or a text: a reader of text files decides which
+of them a cell becomes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,21 +45,39 @@ def check_na_values(given: Iterable[object] | None) -> tuple[str, ...]:
     return tuple(sorted({text for value in given or () if (text := as_text(value).strip())}))
 
 
-def is_missing_text(text: str, na_values: Collection[str]) -> bool:
+def is_missing_text(text: str, na_values: Iterable[str]) -> bool:
     """Whether a cell with this text is missing."""
-    stripped = text.strip()
-    return not stripped or stripped in na_values
+    return not text.strip() or _meaning(text) in _meanings(frozenset(na_values))
+
+
+def _meaning(text: str) -> str | float:
+    """Return what a word means, however it is written: a number, "true" or "false", or itself."""
+    text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    try:
+        number = math.nan if "_" in text else float(text)  # 1_0 is a number to Python only
+    except ValueError:
+        return text
+    return text if math.isnan(number) else number
+
+
+@lru_cache(maxsize=64)
+def _meanings(words: frozenset[str]) -> frozenset[str | float]:
+    return frozenset(map(_meaning, words))
 
 
 def numbers_among(na_values: Iterable[str]) -> list[float]:
     """Return those words that are numbers."""
-    found = []
-    for word in na_values:
-        try:
-            found.append(float(word))
-        except ValueError:
-            continue
-    return [number for number in found if math.isfinite(number)]
+    return sorted(each for each in _meanings(frozenset(na_values)) if isinstance(each, float))
+
+
+def spellings(na_values: Iterable[str]) -> list[str]:
+    """Return the words, and how numbers and truth values among them are usually written: for what compares texts."""
+    words = frozenset(na_values)
+    numbers = [text for number in numbers_among(words) for text in (as_text(number), str(number))]
+    truths = [truth for truth in ("true", "false") if truth in _meanings(words)]
+    return sorted({*words, *numbers, *(text for truth in truths for text in (truth, truth.title(), truth.upper()))})
 
 
 def with_missing(
@@ -65,29 +85,35 @@ def with_missing(
 ) -> pd.DataFrame:
     """Return the table with null in every missing cell of these columns, or of all."""
     names = frame.columns if columns is None else [name for name in dict.fromkeys(columns) if name in frame.columns]
-    words, found = frozenset(na_values), {}
+    words, made = frozenset(na_values), frame
     for name in names:
         series = frame[name]
         if isinstance(series, pd.DataFrame):  # a name that is there twice: refused where the column is needed
             continue
         cells = _missing_cells(series, words)
         if cells.any():
-            found[name] = series.mask(cells)
-    return frame.assign(**found) if found else frame
+            made = frame.copy(deep=False) if made is frame else made
+            made[name] = series.mask(cells)
+    return made
 
 
 def _missing_cells(series: pd.Series[Any], words: frozenset[str]) -> NDArray[np.bool_]:
     """Which cells hold a text or a number that means a missing value."""
-    numbers = numbers_among(words)
-    if pd.api.types.is_bool_dtype(series) or pd.api.types.is_datetime64_any_dtype(series):
+    meanings, numbers = _meanings(words), numbers_among(words)
+    if pd.api.types.is_datetime64_any_dtype(series):
         return np.zeros(len(series), dtype=bool)
+    if pd.api.types.is_bool_dtype(series):
+        truths = [truth for truth in (True, False) if str(truth).lower() in meanings]
+        return series.isin(truths).to_numpy(dtype=bool)
     if pd.api.types.is_numeric_dtype(series):
         return series.isin(numbers).to_numpy(dtype=bool) if numbers else np.zeros(len(series), dtype=bool)
 
     def is_missing(value: object) -> bool:
         if isinstance(value, str):
             return is_missing_text(value, words)
-        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and value in numbers
+        if isinstance(value, bool | np.bool_):
+            return str(value).lower() in meanings
+        return isinstance(value, int | float | np.number) and value in meanings
 
     return _cells_where(series, is_missing)
 

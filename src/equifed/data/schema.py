@@ -34,7 +34,7 @@ from equifed.data.missing import BEFORE, check_na_values, is_missing_text, with_
 from equifed.disclosure import MIN_COUNT
 from equifed.errors import MAX_FLOAT32, ConfigError, DataError, EquifedWarning, RowError
 from equifed.partition.base import UNKNOWN, as_numbers
-from equifed.words import clean, quoted
+from equifed.words import clean, listed, quoted
 
 Encoding = Literal["ordinal", "onehot"]
 Scaling = Literal["minmax", "standard", "none"]
@@ -292,7 +292,15 @@ class Schema(Document):
     def _before_na_values(cls, given: Any) -> Any:
         if not isinstance(given, dict) or "na_values" in given:
             return given
-        named = {value for _, value in _values_named(given)}
+        given = _without_blank_categories(given)
+        values = [*_values_named(given)]
+        blank = next((name for name, value in values if not value.strip()), None)
+        if blank is not None:
+            raise ValueError(
+                f"column {blank!r} lists an empty text as a value, which was one when the schema was written. Now such "
+                "cells are missing: make the schema and train again, or open it with the version that wrote it"
+            )
+        named = {value.strip() for _, value in values}
         return {**given, "na_values": tuple(word for word in BEFORE if word not in named)}
 
     @field_validator("na_values")
@@ -587,6 +595,35 @@ def rows_by_name(codes: NDArray[np.int64], names: Sequence[str]) -> dict[str, in
     for name, count in zip(names, counts.tolist(), strict=True):
         rows[name] += count
     return rows
+
+
+def _without_blank_categories(given: dict[str, Any]) -> dict[str, Any]:
+    """A schema from before `na_values`, in which the category of empty cells is `MISSING`, in its place: they are coded
+    as they were. Two such categories of one column stay, as their cells cannot be told apart."""
+    columns = given.get("columns")
+    if not isinstance(columns, list | tuple):
+        return given
+    made, renamed = [], []
+    for column in columns:
+        given_values = column.get("categories") if isinstance(column, dict) else None
+        values = given_values if isinstance(given_values, list | tuple) else ()
+        texts = [value for value in values if isinstance(value, str)]
+        if sum(not value.strip() or value == MISSING for value in texts) == 1 and MISSING not in texts:
+            renamed.append(column.get("name"))
+            categories = [MISSING if isinstance(value, str) and not value.strip() else value for value in values]
+            column = {**column, "categories": categories}
+        made.append(column)
+    if not renamed:
+        return given
+    warnings.warn(
+        "This schema is from before empty cells were missing, and has a category of them in "
+        f"{listed(map(str, renamed))}. It is {MISSING!r} now: empty and blank cells count as those of training, and so "
+        "does null, which was refused or another category. Where tables have null, train again, or use the version "
+        "that wrote it.",
+        EquifedWarning,
+        stacklevel=2,
+    )
+    return {**given, "columns": made}
 
 
 def _values_named(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -46,25 +46,27 @@ _ARROW, _OLD_FEATHER = b"ARROW1", b"FEA1"
 def read_table(path: Path, na_values: Sequence[str] = ()) -> pd.DataFrame:
     """Return a silo's file as it is, with null where a cell is empty or holds one of the words `na_values`."""
     existing(path)
+    text = path.name.endswith((".csv", ".csv.gz"))
     try:
         if path.suffix == ".parquet":
             check_parquet(path, path.name)
             frame = pd.read_parquet(path)
         elif path.suffix in (".arrow", ".feather"):
             frame = _read_arrow(path)
-        elif path.name.endswith((".csv", ".csv.gz")):
+        elif text:
             _check_text(path)
             frame = _read_text(path, na_values)
         else:
             raise DataError(f"Silo files must be {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.", file=path.name)
+        # the index is dropped unread: it may hold people's names
+        return with_missing(with_text_names(frame).reset_index(drop=True), na_values)
     except DataError:
         raise
-    except UnicodeDecodeError:
-        raise DataError(_about_encoding(path), file=path.name) from None
+    except UnicodeDecodeError as error:
+        what = f"A column of texts has a value that is not UTF-8 ({clean(error)}). Write the file with texts in UTF-8."
+        raise DataError(_about_encoding(path) if text else what, file=path.name) from None
     except Exception as error:
         raise DataError(f"The file cannot be read: {clean(error)}", file=path.name) from error
-    # the index is dropped unread: it may hold people's names
-    return with_missing(with_text_names(frame).reset_index(drop=True), na_values)
 
 
 def with_text_names(frame: pd.DataFrame) -> pd.DataFrame:

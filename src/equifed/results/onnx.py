@@ -15,7 +15,7 @@ import numpy as np
 import equifed
 from equifed.data.dates import ISO
 from equifed.data.encode import MAX_STANDARDISED
-from equifed.data.missing import numbers_among, with_missing
+from equifed.data.missing import numbers_among, spellings, with_missing
 from equifed.data.schema import MERGED, MISSING, OTHER, Column, Schema, Sensitive, crossed
 from equifed.errors import MAX_FLOAT32, ConfigError
 from equifed.partition.base import UNKNOWN
@@ -134,7 +134,7 @@ class _Graph:
     def codes(self, name: str, codes: dict[str, int], missing: int = UNKNOWN) -> str:
         """Of a column of texts, UNLISTED where a value is not among them."""
         assert self.made.schema is not None
-        codes = codes | dict.fromkeys(("", *self.made.schema.na_values), missing)
+        codes = codes | dict.fromkeys(("", *spellings(self.made.schema.na_values)), missing)
         return self.op(
             "LabelEncoder",
             self.take(name, "text"),
