@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 
 import equifed
 from equifed import modules
-from equifed.config import Config
+from equifed.config import Config, identity, named
 from equifed.federation import Federation
+from equifed.metrics.catalogue import METRICS
 
 if TYPE_CHECKING:
     from equifed.simulator import Job
@@ -39,6 +41,17 @@ def versions() -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
     }
+
+
+def sources(config: Config) -> dict[str, str]:
+    """A hash of the file of every module that something of the configuration is from, by `module:Name`: neither the
+    configuration nor a version says that it has changed."""
+    sections = identity(config.resolved())
+    for name in named({"run": sections["run"]}):  # metrics, which are not imported when a configuration is read
+        METRICS[name]
+    modules = {name.partition(":")[0] for name in named(sections) if ":" in name}
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in sorted(modules)}
+    return {module: _hash(Path(file)) for module, file in files.items() if file and Path(file).is_file()}
 
 
 def data_record(config: Config, job: Job) -> dict[str, Any]:
