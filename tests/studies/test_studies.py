@@ -190,6 +190,14 @@ def test_changed_code_of_ones_own_is_another_study(
         module.write_text(before + "# changed\n")
         assert make()._ids() != [id]
         module.write_text(before)
+    training = build(config)  # one that a target is searched with is found again by its store
+    store = Store(tmp_path / "single")
+    with contextlib.suppress(KeyboardInterrupt), store.start(config, training) as recording:
+        for _ in recording.rounds():
+            raise KeyboardInterrupt
+    assert store.same(config, training.job) is not None
+    module.write_text(before + "# changed\n")
+    assert store.same(config, training.job) is None
     sys.modules.pop("zz_own")
 
 
