@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from equifed import registry
 from equifed.errors import (
     ConfigError,
     DataError,
@@ -125,3 +126,15 @@ def test_errors_have_fields_and_survive_pickling():
     assert (unknown.key, unknown.value, unknown.allowed) == ("colour", "gren", ("green", "red"))
     assert (caught.value.key, caught.value.value) == ("rounds", 0)
     assert row.place == "Column 'age', row 7"
+
+
+def test_what_was_asked_for_in_a_wrong_form_is_trusted_nowhere(numbers, monkeypatch):
+    """All that is trusted goes to other processes, which check it."""
+    monkeypatch.setattr(registry, "_allowed", set())
+    for wrong in ("my-mod:Thing", ":Thing", "mod:", "mod:a b"):
+        registry.typed(wrong)
+        with pytest.raises(ConfigError, match="must be the name of a number or of the form"):
+            numbers[wrong]
+    registry.typed("mod.inner:Thing.part")
+    registry.trust(*registry.trusted())
+    assert registry.trusted() == ["mod.inner:Thing.part"]

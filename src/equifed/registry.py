@@ -31,7 +31,7 @@ _allowed: set[str] = set()
 def typed(*names: str) -> None:
     """Allow names that the user has written: on the command line, in a configuration to be run, in Python. Of these,
     only `module:Name` needs it; as a module, a name such as "mlflow" is not trusted."""
-    _allowed.update(name for name in names if ":" in name)
+    _allowed.update(name for name in names if _has_form(name))
 
 
 def trust(*modules: str) -> None:
@@ -55,6 +55,11 @@ def _is_trusted(name: str) -> bool:
 
 def _is_dotted(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
+
+
+def _has_form(name: str) -> bool:
+    module, _, path = name.partition(":")
+    return _is_dotted(module) and _is_dotted(path)
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
@@ -83,7 +88,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
                         "Use one of these in place of the name.",
                     )
                 (target,) = targets
-            elif self._has_form(name) and not _is_trusted(name):
+            elif _has_form(name) and not _is_trusted(name):
                 raise self._untrusted(name)
             self._imported[name] = self._import(name, target)
         return self._imported[name]
@@ -124,14 +129,9 @@ class Registry(MutableMapping[str, T], Generic[T]):
         typed(name)
         return name
 
-    @staticmethod
-    def _has_form(name: str) -> bool:
-        module, _, path = name.partition(":")
-        return _is_dotted(module) and _is_dotted(path)
-
     def _import(self, name: str, target: str) -> T:
         module_name, _, path = target.partition(":")
-        if not self._has_form(target):
+        if not _has_form(target):
             raise self._refused(name, f'must be the name of a {self.noun} or of the form "module:Name".')
         thing: Any = self._module(name, module_name)
         for part in path.split("."):
@@ -167,7 +167,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return UntrustedName(
             f"The {self.noun} {quoted(name)} is neither built in nor of an installed package, and a file asks for it: "
             f"it would be imported from the module {quoted(module)}, which runs that module's code. If you trust that "
-            f"module, allow it: --trust {module}, or in Python trust=({module!r},).",
+            f"module, allow it; in Python: trust=({module!r},).",
             value=name,
         )
 

@@ -16,12 +16,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+import typer
 from store.silos import write_config, write_silos
 from typer.testing import CliRunner
 
 import equifed as ef
 from equifed import registry
 from equifed.cli.app import app
+from equifed.cli.console import guarded
 from equifed.config import load_config
 from equifed.data import DATASETS
 from equifed.errors import UntrustedName
@@ -252,3 +254,75 @@ def test_a_trusted_package_trusts_its_modules_and_no_other(monkeypatch: pytest.M
     registry.typed("mlflow", "logistic")  # names of built-in things, no modules
     assert not registry._is_trusted("mlflow:Anything")
     assert not registry._is_trusted("theirs:Name")
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"method": {"name": NAME}},
+        {"method": {"name": f"{NAME}+fair"}},
+        {"model": {"kind": NAME}},
+    ],
+)
+def test_a_silo_that_looks_at_a_federations_configuration_imports_nothing_of_it(
+    section: dict[str, Any], received: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = pd.read_csv("silo-0.csv")
+    (received / "schema.json").write_text(
+        ef.data.Schema.infer(columns, label="label", sensitive="sex").model_dump_json()
+    )
+    raw: dict[str, Any] = {
+        "data": {"files": {name: f"{name}.csv" for name in "abc"}, "schema": "schema.json"},
+        "method": {"name": "fedavg"},
+        "run": {"rounds": 1, "seeds": [0]},
+    }
+    file = received / "federation.toml"
+    file.write_text(tomli_w.dumps(raw))
+    words = ["flower", "digest", "federation.toml"]
+    plain = CliRunner().invoke(app, words)
+    assert plain.exit_code == 0, plain.output
+    for name, values in section.items():
+        raw[name] = raw.get(name, {}) | values
+    file.write_text(tomli_w.dumps(raw))
+    monkeypatch.setattr(sys, "argv", ["equifed", *words])
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 2, outcome.output
+    assert f"equifed {' '.join(words)} --trust=zz_payload" in " ".join(outcome.stderr.split())
+    assert not (tmp_path / "mark").exists()
+    CliRunner().invoke(app, [*words, "--trust", "zz_payload"])
+    assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("kept", ["SUMS.json", "environment.json", "data.json", "rounds.jsonl", "result.json"])
+def test_a_runs_configuration_is_received_without_its_status_too(kept: str, received: Path, tmp_path: Path) -> None:
+    part = received / "part"
+    part.mkdir()
+    for file in ("config.toml", kept):
+        shutil.copy(received / "runs" / "finished" / file, part)
+    forge(part, "config.toml", put("method", "name"))
+    (received / "link.toml").symlink_to(part / "config.toml")
+    for file in ("part/config.toml", "link.toml"):
+        assert CliRunner().invoke(app, ["run", file]).exit_code == 2
+        assert not (tmp_path / "mark").exists()
+    (part / kept).unlink()  # a file by itself is the user's own
+    CliRunner().invoke(app, ["run", "part/config.toml"])
+    assert (tmp_path / "mark").exists()
+
+
+def test_trusting_is_advised_where_the_command_takes_it_and_among_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        registry.Registry[int]("number", "test.numbers", {}, lambda thing: True, "")["zz_payload:net"]
+
+    def with_option(trust: list[str] | None = None) -> None:
+        refuse()
+
+    monkeypatch.setattr(registry, "_allowed", set())
+    monkeypatch.setattr(sys, "argv", ["equifed", "show", "--json", "--", "-odd"])
+    for command, advised in ((refuse, False), (with_option, True)):
+        with pytest.raises(typer.Exit):
+            guarded(command)()
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("--trust" in said) == advised
+        assert ("equifed show --json --trust=zz_payload -- -odd" in said) == advised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
@@ -14,13 +15,45 @@ import pytest
 from store.silos import config as silo_config
 from store.silos import write_silos
 
-from equifed.config import Config, load_federations, parse_config
+from equifed.config import Config, build, load_federations, parse_config
 from equifed.errors import DataError, RunError
 from equifed.results.merge import merged
 from equifed.settings import Cluster
 from equifed.store import Store
 from equifed.studies import Job, State, Study, blocks, carry_out, data_key
-from equifed.studies.runs import train
+from equifed.studies.runs import opened, train
+from equifed.tracking import Callback, Round
+
+OWN = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from equifed.methods import FedAvg
+from equifed.metrics import Metric
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    'Mine.'
+
+
+def net():
+    return nn.Linear(3, 1)
+
+
+share = Metric(name="own_share", help="Share.", kinds=("binary",), needs=(), overall=lambda found: found["accuracy"])
+"""
+seen: list[tuple[str, int]] = []
+
+
+class Old(Callback):
+    def round_finished(self, round: Round) -> None:
+        seen.append((type(self).__name__, round.number))
+
+
+class New(Old):
+    pass
 
 
 def _config(**cluster: int):
@@ -130,6 +163,80 @@ def test_other_rows_are_another_study(study: Callable[..., Study], tmp_path: Pat
     rows = pd.read_csv(tmp_path / "silo-0.csv")
     rows["a"] += 1
     rows.to_csv(tmp_path / "silo-0.csv", index=False)
+    assert study().before == 0
+
+
+@pytest.mark.parametrize("section", ["method", "model", "run"])
+def test_changed_code_of_ones_own_is_another_study(
+    study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    """Named or not: what an older method, model or metric had computed is not gone on with."""
+    module = tmp_path / "zz_own.py"
+    module.write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("equifed.registry._allowed", set())
+    own = {"method": {"name": "zz_own:Mine"}, "model": {"kind": "zz_own:net"}, "run": {"metrics": ["zz_own:share"]}}
+    raw = silo_config(run={"rounds": 1, "seeds": 2} | (own["run"] if section == "run" else {}))
+    config = parse_config(raw | ({section: own[section]} if section != "run" else {}), folder=tmp_path)
+    for name in ("", "named"):
+
+        def make(name: str = name) -> Study:
+            return Study([config], Store(tmp_path / f"runs{name}"), Cluster(), name=name)
+
+        make().store.prepare()
+        (id,) = make()._ids()
+        assert [id] == make()._ids()
+        before = module.read_text()
+        module.write_text(before + "# changed\n")
+        assert make()._ids() != [id]
+        module.write_text(before)
+    training = build(config)  # one that a target is searched with is found again by its store
+    store = Store(tmp_path / "single")
+    with contextlib.suppress(KeyboardInterrupt), store.start(config, training) as recording:
+        for _ in recording.rounds():
+            raise KeyboardInterrupt
+    assert store.same(config, training.job) is not None
+    module.write_text(before + "# changed\n")
+    assert store.same(config, training.job) is None
+    sys.modules.pop("zz_own")
+
+
+def test_a_run_that_goes_on_is_followed_by_the_trackers_of_the_new_command(tmp_path: Path) -> None:
+    write_silos(tmp_path)
+
+    def begun(track: list[str]) -> Config:
+        return parse_config(silo_config(run={"rounds": 2, "seeds": [0], "track": track}), folder=tmp_path)
+
+    store, old, new = Store(tmp_path / "runs"), begun([f"{__name__}:Old"]), begun([f"{__name__}:New"])
+    seen.clear()
+    for config in (old, new):
+        recording = opened(store, config, "run", build)
+        assert recording is not None
+        with contextlib.suppress(KeyboardInterrupt), recording:
+            for _ in recording.rounds():
+                if config is old:
+                    raise KeyboardInterrupt
+            recording.finish()
+    assert seen == [("Old", 1), ("New", 2)]
+    seen.clear()
+    for config in (old, begun(["none"])):
+        recording = opened(store, config, "another", build)
+        assert recording is not None
+        with contextlib.suppress(KeyboardInterrupt), recording:
+            for _ in recording.rounds():
+                if config is old:
+                    raise KeyboardInterrupt
+            recording.finish()
+    assert seen == [("Old", 1)]
+
+
+def test_a_study_that_goes_on_says_how_to_begin_anew(study: Callable[..., Study], tmp_path: Path) -> None:
+    interrupted = study().carry_out()
+    next(interrupted)
+    interrupted.close()
+    (record,) = (tmp_path / "runs").glob("study-*.json")
+    assert study().going_on().endswith(f"(To begin anew, remove {record}.)")
+    record.unlink()
     assert study().before == 0
 
 

@@ -111,7 +111,7 @@ def carry_out(
     refuse_link(place)
     study = Study([trial.config for trial in jobs], Store(place), cluster, name=asked.name)
     if study.before:
-        tell(f"Going on with {study.before} of {len(jobs)} jobs, which were begun before.")
+        tell(study.going_on())
     writing = _Writing(path, keep_runs)
     failed: list[str] = []
     try:

@@ -25,6 +25,7 @@ from equifed.cli.options import (
     Sharing,
     Tables,
     Tracking,
+    Trust,
     Which,
     command,
     keyed,
@@ -66,15 +67,6 @@ ModelName = Annotated[
 Watch = Annotated[
     bool,
     typer.Option("--watch", help="Show more: a table that is refreshed, or without a terminal a line per evaluation."),
-]
-Trust = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trust",
-        metavar="MODULE",
-        help="Allow names of this module, module:Name, that only a file asks for: importing it runs its code. May be "
-        "repeated.",
-    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A data set of `equifed data list`.")]
@@ -135,7 +127,7 @@ def run(
 
     trust_modules(*(trust or ()))
     overrides, checks = [*(set or ()), *goal.overrides, *keyed(tracking), *keyed(sharing)], parse_checks(fail_if)
-    config = load_config(file, overrides, data=tables.section(Path.cwd()), received=RunFolder.is_one(file.parent))
+    config = load_config(file, overrides, data=tables.section(Path.cwd()), received=RunFolder.holds(file))
     if config.seek is None:
         new_run(config, output, checks, watch)
     else:

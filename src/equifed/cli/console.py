@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import shlex
@@ -127,7 +128,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except EquifedError as error:
             traceback_if_wanted()
             say(f"Error: {error}")
-            if again := _trusting(error):
+            if "trust" in inspect.signature(function).parameters and (again := _trusting(error)):
                 say(f"To trust: {again}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as stopped:
@@ -152,7 +153,10 @@ def _trusting(error: EquifedError) -> str:
     """The same command with every module trusted that a file has asked for; empty where none has."""
     asked = [each for each in (error, *error.problems) if isinstance(each, UntrustedName)]
     modules = dict.fromkeys(str(each.value).partition(":")[0] for each in asked)
-    return shlex.join(["equifed", *sys.argv[1:], *(f"--trust={module}" for module in modules)]) if modules else ""
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)  # what follows it is no option
+    options = [f"--trust={module}" for module in modules]
+    return shlex.join(["equifed", *given[:end], *options, *given[end:]]) if modules else ""
 
 
 def _out_of_memory(error: Exception) -> bool:

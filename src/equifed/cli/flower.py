@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.console import near, print_json, say, show
-from equifed.cli.options import command
+from equifed.cli.options import Trust, command
 from equifed.errors import ConfigError
 
 flower_app = typer.Typer(
@@ -232,15 +232,19 @@ def roster(
 @command(flower_app)
 def digest(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The app's federation.toml, as this silo has seen it.")],
+    trust: Trust = None,
 ) -> None:
     """At a silo: print the digest of the configuration and schema that it agrees to, with its version of equifed.
 
     Compare it with the other silos, and name it in the node's configuration: app="...". The node then takes part in
-    runs with this configuration, whatever app the server ships.
+    runs with this configuration, whatever app the server ships. It comes from the server, so that modules that it names
+    are not imported unless they are trusted.
     """
     from equifed.flower.agreement import Setting
+    from equifed.registry import trust as trust_modules
 
-    setting = Setting.load(file)
+    trust_modules(*(trust or ()))
+    setting = Setting.load(file, received=True)
     show(setting.digest)
     sums = "secure sums" if setting.secure else "NO secure sums"
     say(f"{setting.method.name}, {setting.config.run.rounds} rounds, {sums}, silos {', '.join(setting.silos)}.")

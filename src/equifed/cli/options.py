@@ -483,6 +483,15 @@ def naming_options() -> Iterator[None]:
         raise
 
 
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        help="Allow names of this module, module:Name, that only a file asks for: importing it runs its code. May be "
+        "repeated.",
+    ),
+]
 FailIf = Annotated[
     list[str] | None,
     typer.Option(

@@ -253,7 +253,7 @@ def _in_turn(
     study of them, so that the same command goes on where it was interrupted and repeats nothing that has finished."""
     study = Study([config for config, _ in runs], store, Cluster(), {data_key(runs[0][0]): feds})
     if study.before:
-        say(f"Going on with {study.before} of {len(runs)} runs, which were begun before.")
+        say(study.going_on("runs"))
     numbers = {id(config): number for number, (config, _) in enumerate(runs)}
     results: dict[int, Result] = {}
 
@@ -296,7 +296,7 @@ def share_out(
             "--settings-per-job) make more of them."
         )
     if study.before:
-        say(f"Going on with {study.before} of {len(pieces)} jobs, which were begun before.")
+        say(study.going_on())
     following = 0
     try:
         with Board() as board:

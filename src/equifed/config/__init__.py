@@ -7,5 +7,5 @@ everything out, and running the resolved file repeats the run exactly.
 
 from equifed.config.build import build, job_of, load_federations
 from equifed.config.read import MOST_BYTES as MOST_BYTES
-from equifed.config.read import load_config, parse_config
+from equifed.config.read import load_config, named, parse_config
 from equifed.config.sections import SECTIONS, Config, DataSection, FlowerSection, RunSection, identity

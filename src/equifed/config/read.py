@@ -101,7 +101,7 @@ def load_config(
         raise ConfigError(f"cannot be read as TOML: {clean(error)}.", source=str(file)) from None
     section = raw.get("data", {})
     if data and isinstance(section, dict):
-        typed(*_names({"data": data}))
+        typed(*named({"data": data}))
         replaced = {*SOURCES, "preset"} if any(key in data for key in SOURCES) else set()
         raw["data"] = {key: value for key, value in section.items() if key not in replaced} | dict(data)
     return parse_config(raw, overrides, source=str(file), folder=file.parent, received=received)
@@ -125,7 +125,7 @@ def parse_config(
     changes: dict[str, Any] = {}
     for override in overrides:
         _override(changes, override)
-    typed(*_names(changes), *([] if received else _names(raw)))
+    typed(*named(changes), *([] if received else named(raw)))
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     for override in overrides:
         _override(merged, override)
@@ -182,7 +182,7 @@ def parse_config(
     return Config(run, data, division, model, method, sweep, seek, flower, cluster, source, folder)
 
 
-def _names(raw: Mapping[str, Any]) -> list[str]:
+def named(raw: Mapping[str, Any]) -> list[str]:
     """Return all names of things that may be another package's in the sections of a configuration."""
     found = []
     for section, key in NAMING:
@@ -252,7 +252,7 @@ def _check_own(data: DataSection) -> None:
             key="validation_file",
         )
     if isinstance(data.files, list):
-        _check_names(data.files, "files")
+        _checknamed(data.files, "files")
 
 
 def _check_mapped(data: DataSection) -> None:
@@ -270,7 +270,7 @@ def _own(data: DataSection) -> str:
     return "tables" if data.table else "files"
 
 
-def _check_names(files: Sequence[str], key: str) -> None:
+def _checknamed(files: Sequence[str], key: str) -> None:
     """Clients are called after their files."""
     if len({Path(file).stem for file in files}) < len(files):
         raise ConfigError('need different names; otherwise write them as a table, client = "file".', key=key)
@@ -287,7 +287,7 @@ def _listed(data: DataSection, folder: Path) -> DataSection:
         raise ConfigError(
             f"{quoted(str(data.folder))} has no file of a client: those end in {', '.join(SUFFIXES)}.", key="folder"
         )
-    _check_names(files, "folder")
+    _checknamed(files, "folder")
     inside = {Path(file).stem: os.path.join(str(data.folder), file) for file in files}
     return data.model_copy(update={"files": inside, "folder": None})
 

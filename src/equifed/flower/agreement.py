@@ -44,8 +44,9 @@ class Setting:
     schema: Schema
 
     @classmethod
-    def load(cls, path: str | Path) -> Setting:
-        config = load_config(path)
+    def load(cls, path: str | Path, *, received: bool = False) -> Setting:
+        """received: it is only looked at, so that modules that it names are not imported unless they are trusted."""
+        config = load_config(path, received=received)
         with blaming(source=config.source):
             _check(config)
         assert config.data.schema_ is not None

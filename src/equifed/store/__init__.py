@@ -17,7 +17,7 @@ from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, bla
 from equifed.files import writable_folder
 from equifed.simulation import Training
 from equifed.simulator import Job
-from equifed.store.environment import environment, federations_of, fingerprint
+from equifed.store.environment import environment, federations_of, fingerprint, sources
 from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder, not_begun
 from equifed.store.index import Index
 from equifed.store.locks import take
@@ -124,7 +124,7 @@ class Store:
     def same(self, config: Config, job: Job) -> RunFolder | None:
         """The newest run of this configuration on these rows by these versions, finished or interrupted."""
         rows, versions = fingerprint(federations_of(config, job)), environment(job)
-        frozen = modules.fingerprint(job.task.module)
+        frozen, code = modules.fingerprint(job.task.module), sources(config)
         for entry in self.entries():
             folder = self._folder(entry)
             if entry.method != config.method.name or entry.status not in ("finished", "interrupted"):
@@ -134,6 +134,7 @@ class Store:
                     identity(folder.settings()) == identity(config.resolved(folder.path))
                     and folder.record("data.json")["fingerprint"] == rows
                     and folder.record("data.json").get("frozen", "") == frozen
+                    and folder.record("data.json").get("code", {}) == code
                     and folder.record("environment.json") == versions
                 ):
                     return folder

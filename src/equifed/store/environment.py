@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 
 import equifed
 from equifed import modules
-from equifed.config import Config
+from equifed.config import Config, identity, named
 from equifed.federation import Federation
+from equifed.metrics.catalogue import METRICS
 
 if TYPE_CHECKING:
     from equifed.simulator import Job
@@ -41,9 +43,21 @@ def versions() -> dict[str, Any]:
     }
 
 
+def sources(config: Config) -> dict[str, str]:
+    """A hash of the file of every module that something of the configuration is from, by `module:Name`: neither the
+    configuration nor a version says that it has changed."""
+    sections = identity(config.resolved())
+    for name in named({"run": sections["run"]}):  # metrics, which are not imported when a configuration is read
+        if ":" in name:
+            METRICS[name]
+    modules = {name.partition(":")[0] for name in named(sections) if ":" in name}
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in sorted(modules)}
+    return {module: _hash(Path(file)) for module, file in files.items() if file and Path(file).is_file()}
+
+
 def data_record(config: Config, job: Job) -> dict[str, Any]:
     """Which data a run used: names, file hashes, a fingerprint of the rows as each seed's clients hold them, and of
-    what is frozen in the model, which is not in the configuration either."""
+    what is frozen in the model and of the user's own code, which are not in the configuration either."""
     federations = federations_of(config, job)
     first, frozen = federations[0], modules.fingerprint(job.task.module)
     return {
@@ -54,6 +68,7 @@ def data_record(config: Config, job: Job) -> dict[str, Any]:
         "files": {name: _hash(path) for name, path in config.tables().items() if path.is_file()},
         "fingerprint": fingerprint(federations),
         **({"frozen": frozen} if frozen else {}),
+        **({"code": code} if (code := sources(config)) else {}),
     }
 
 

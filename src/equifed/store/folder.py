@@ -88,6 +88,8 @@ SCORED = re.compile(r"\d{5,}\.safetensors")
 """Names of the files of scores."""
 BEFORE = (CONFIG, "environment.json", "data.json")
 """Files that a folder has before its run begins."""
+OWN = (SUMS, STATUS, LINES, RESULT, *(name for name in BEFORE if name != CONFIG))
+"""Files that tell the configuration of a run's folder, even of a part of one, from the user's own."""
 Status = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -119,6 +121,15 @@ class RunFolder:
     def is_one(path: Path) -> bool:
         """Whether the folder is a run's."""
         return (path / STATUS).is_file()
+
+    @staticmethod
+    def holds(file: Path) -> bool:
+        """Whether the file is of a run's folder, or a configuration beside any of the files that such a folder has."""
+        return any(
+            RunFolder.is_one(each.parent)
+            or (each.name.lower() == CONFIG and any((each.parent / name).is_file() for name in OWN))
+            for each in (file, file.resolve())
+        )
 
     @property
     def id(self) -> str:

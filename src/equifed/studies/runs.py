@@ -24,8 +24,8 @@ from equifed.federation import Federation
 from equifed.files import read_regular, to_json, write_atomic
 from equifed.settings import Cluster
 from equifed.simulation import Training
-from equifed.store import ID, Recording, RunFolder, Store
-from equifed.store.environment import fingerprint, versions
+from equifed.store import ID, Recording, RunFolder, Store, trackers
+from equifed.store.environment import fingerprint, sources, versions
 from equifed.store.locks import is_held, lock_at, take
 from equifed.studies.jobs import Job, Load, Watch, carry_out
 
@@ -71,7 +71,8 @@ def _cut(over: Mapping[str, Sequence[float]], most: int | None) -> list[Mapping[
 
 
 def opened(store: Store, config: Config, id: str, make: Callable[[Config], Training]) -> Recording | None:
-    """The run with this id, new or from its last checkpoint on; None where it has finished. make: its training."""
+    """The run with this id, new or from its last checkpoint on, followed by the trackers of this configuration, which
+    may be others than it began with; None where it has finished. make: its training."""
     folder = RunFolder(store.root / id)
     until = time.monotonic() + GONE
     while is_held(folder.lock) and time.monotonic() < until:  # by a process that is about to die
@@ -80,7 +81,7 @@ def opened(store: Store, config: Config, id: str, make: Callable[[Config], Train
         return store.start(config, make(config), id)
     if folder.is_finished():
         return None
-    return store.resume(str(folder.path), make=make)
+    return store.resume(str(folder.path), make=make, callbacks=trackers(config))
 
 
 def train(federations: Sequence[Federation], config: Config, root: Path, id: str) -> None:
@@ -140,14 +141,28 @@ class Study:
         self.store = Store(store.root.resolve())
         """By its full name: workers have working folders of their own."""
         self._loaded = loaded
-        self._fingerprints = [config.fingerprint(self.store.root) for config in configs]
+        # code of one's own that has changed makes another job
+        code = [json.dumps(sources(config)) for config in configs]
+        self._fingerprints = [
+            config.fingerprint(self.store.root) + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            for config, text in zip(configs, code, strict=True)
+        ]
         # another version, or other rows, make another study: what was computed before must not become a part of it
         identity = [name or self._fingerprints, versions(), [fingerprint(feds) for feds in loaded.values()]]
         digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=8)
         self._record = self.store.root / f"study-{digest.hexdigest()}.json"
         self._known = self._recorded()
-        self.before = sum(RunFolder.is_one(self.store.root / id) for ids in self._known.values() for id in ids)
+        self.before = sum(
+            RunFolder.is_one(self.store.root / id)
+            for each in dict.fromkeys(self._fingerprints)
+            for id in self._known.get(each, ())
+        )
         """Jobs that a process before this one had begun."""
+
+    def going_on(self, noun: str = "jobs") -> str:
+        """Return what to say where a process before this one had begun some of them, with the way to begin anew."""
+        begun = f"Going on with {self.before} of {len(self.configs)} {noun}, which were begun before."
+        return f"{begun} (To begin anew, remove {self._record}.)"
 
     def carry_out(self, watch: Watch = lambda states: None, train: Callable[..., Any] = train) -> Iterator[Finished]:
         """Each run as it ends. train: the work of a job, where that is more than training."""
