@@ -143,10 +143,9 @@ FORMULAS = (
     "\t=1",
     "\r=1",
     "\n=1",
-    "-",
     "\t5x",
 )
-PLAIN = ("-1.5", "+2", "-1e9", "plain", "a=b", "'quoted", "a\r=1+1", "a\r\n=1+1")
+PLAIN = ("-", "-1.5", "+2", "-1e9", "plain", "a=b", "'quoted", "a\r=1+1", "a\r\n=1+1")
 
 
 @pytest.mark.parametrize("to_file", [True, False])
