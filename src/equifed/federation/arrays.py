@@ -124,14 +124,7 @@ def _check_part(label: str, part: Any, task: TaskKind) -> tuple[np.ndarray, np.n
             f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does)."
         )
     x = _as_float32(x)
-    bad = ~np.isfinite(x)
-    if bad.any():
-        row, *place = (int(i) for i in np.argwhere(bad)[0])
-        column = place[0] if len(place) == 1 else place
-        raise DataError(
-            f"{label}: feature {column} of row {row} is NaN or infinite, or too large for a 32-bit number. "
-            "Drop the row or impute it."
-        )
+    check_finite(x, f"{label}: ")
     if task == "regression":
         if y.dtype.kind not in "biuf":
             raise DataError(f"{label}: labels of a regression must be finite numbers.")
@@ -267,3 +260,15 @@ def client_group_codes(client_groups: Sequence[Any], ids: Sequence[str]) -> np.n
 
 def _numpy(value: Any) -> Any:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def check_finite(x: np.ndarray, where: str = "") -> None:
+    """Refuse features that are not finite numbers; name the first one's row."""
+    bad = ~np.isfinite(x)
+    if bad.any():
+        row, *place = (int(i) for i in np.argwhere(bad)[0])
+        column = place[0] if len(place) == 1 else place
+        raise DataError(
+            f"{where}feature {column} of row {row} is NaN or infinite, or too large for a 32-bit number. "
+            "Drop the row or impute it."
+        )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equifed import randomness, tree
 from equifed.errors import ConfigError, DataError, unknown_name
+from equifed.federation.arrays import check_finite
 from equifed.partition.base import UNKNOWN, is_missing
 from equifed.protocol import Data, Method, Task, adjusted
 from equifed.tree import Tree
@@ -61,14 +62,7 @@ class FinalState:
         if rows.shape[1:] != tuple(self.shape):
             expected, got = list(self.shape), list(rows.shape)
             raise DataError(f"x must be rows of the federation's features, shape {expected} each; got shape {got}.")
-        bad = ~np.isfinite(rows)
-        if bad.any():
-            row, *place = (int(i) for i in np.argwhere(bad)[0])
-            column = place[0] if len(place) == 1 else place
-            raise DataError(
-                f"feature {column} of row {row} is NaN or infinite, or too large for a 32-bit number. Drop the row or "
-                "impute it."
-            )
+        check_finite(rows)
         scaled = rows if self.scaling is None else (rows - self.scaling[0]) * self.scaling[1]
         return torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float32))
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from equifed.config import Config, build, load_federations
 from equifed.errors import EquifedError, RunError
 from equifed.federation import Federation
-from equifed.files import read_regular, to_json, write_atomic
+from equifed.files import MOST_JSON, read_regular, to_json, write_atomic
 from equifed.settings import Cluster
 from equifed.simulation import Training
 from equifed.store import ID, Recording, RunFolder, Store, trackers
@@ -31,10 +31,6 @@ from equifed.studies.jobs import Job, Load, Watch, carry_out
 
 GONE = 120.0
 """Seconds within which a process that was killed lets go of its run."""
-
-
-MOST_BYTES = 2**28
-"""Of the file of a study."""
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
@@ -203,7 +199,7 @@ class Study:
     def _recorded(self) -> dict[str, list[str]]:
         """The folders' names that a process before this one has left, by their configurations' fingerprints."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            recorded = json.loads(read_regular(self._record, MOST_BYTES))["runs"]
+            recorded = json.loads(read_regular(self._record, MOST_JSON))["runs"]
             # no other names than a study gives: a folder of another name is not its own
             return {each: [id for id in map(str, ids) if ID.fullmatch(id)] for each, ids in recorded.items()}
         return {}
