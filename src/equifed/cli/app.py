@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -267,18 +268,19 @@ def list_runs(
 ) -> None:
     """List the runs, newest first."""
     from equifed.cli.tables import runs_table
-    from equifed.store import Store
+    from equifed.store import Store, read_entries
 
     store = Store(output.runs)
-    entries = store.entries()
+    folders = store.folders()
+    entries = list(islice(read_entries(folders), limit))
     if output.json:
-        print_json([entry._asdict() for entry in entries[:limit]])
+        print_json([entry._asdict() for entry in entries])
     elif not entries:
         say(f"There are no runs in {store.root}. Start one with `equifed run` or `equifed compare`.")
     else:
-        show(runs_table(entries[:limit]))
-        if len(entries) > limit:
-            say(f"{len(entries) - limit} more; see them with -n {len(entries)}.")
+        show(runs_table(entries))
+        if len(folders) > limit:
+            say(f"{len(folders) - limit} more; see them with -n {len(folders)}.")
 
 
 @command(app, "show")

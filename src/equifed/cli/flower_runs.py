@@ -227,12 +227,12 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
     """The run to go on with; None, after saying so, where there is nothing left to do."""
     store = Store(folder.runs)
     if reference is None:
-        entries = store.entries()
-        if not entries:
+        folders = store.folders()
+        if not folders:
             raise ConfigError(
                 f"{near(folder.runs)} has no run yet. Start one with: equifed flower run {_typed(folder.path)}"
             )
-        reference = next((entry.id for entry in entries if entry.status != "finished"), None)
+        reference = next((run.id for run in folders if run.status()["status"] != "finished"), None)
         if reference is None:
             say(f"All runs in {near(folder.runs)} have finished.")
             return None
