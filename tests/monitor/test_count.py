@@ -67,8 +67,13 @@ def test_inputs_are_counted_in_the_schemas_bins() -> None:
     assert counts.inputs["job"][:3] == jobs[["clerk", "farmer", "nurse"]].tolist()
     assert dict(zip(counted.hand_in.bins["job"], counts.inputs["job"], strict=True))["(other)"] == 60
     assert counted.left_out == [("income", "the table does not have the column")]
+    assert not counted.without_range
     with_income = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS)
     assert with_income.left_out == [("income", "the schema does not say its range")]
+    assert with_income.without_range == ["income"]
+    empty = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS, ranges={"income": (9, 9)})
+    assert empty.left_out == [("income", "its range is empty")]
+    assert not empty.without_range
     given = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS, ranges={"income": (0, 9)})
     assert not given.left_out
     assert "income" in given.hand_in.bins
