@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, type], Pat
 def sources(package: str) -> set[str]:
     """The files of a package, data included, as they are in its folder src."""
     home = PROJECTS[package] / "src"
-    files = (path for path in (home / package).rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = (path for path in (home / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(home).as_posix() for path in files}
 
 
