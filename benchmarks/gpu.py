@@ -1,7 +1,7 @@
 """The simulator on a GPU: its kernels against plain NumPy, every method against the reference engine, and times.
 
     PYTHONPATH=src python benchmarks/gpu.py                    # kernels, contract and speed
-    PYTHONPATH=src python benchmarks/gpu.py tables             # all twelve columns of FAIR-FATE's tables, 11 rows each
+    PYTHONPATH=src:papers/src python benchmarks/gpu.py tables  # all twelve columns of FAIR-FATE's tables, 11 rows each
 
 Needs torch for CUDA with Triton, and for `tables` the data (EQUIFED_DATA). Ends with an error where a result is wrong.
 """
