@@ -72,7 +72,7 @@ def test_federations_are_the_papers(
 def test_each_of_many_models_is_measured_by_itself(needs: Callable[[str], Path]) -> None:
     needs("drug")
     feds = fedfair.federations("drug", 2)
-    arm = fedfair.TableArm("ST", SeparateTraining(step_size=0.5), rounds=20)
+    arm = fedfair.FedFairArm("ST", SeparateTraining(step_size=0.5), rounds=20)
     sim = fedfair.simulation(arm, feds)
     values = fedfair.measured(sim, carry_out(sim, "", unwatched))
     assert values["AC"].shape == (2, 10)
@@ -167,7 +167,7 @@ def test_rows_by_label_or_method() -> None:
 def test_noise_counts_our_constructions(needs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two constructions of ours say less than the paper's five."""
     needs("drug")
-    arm = fedfair.TableArm("FedAvg", FedAvg())
+    arm = fedfair.FedFairArm("FedAvg", FedAvg())
     sim = fedfair.simulation(arm, fedfair.federations("drug", 2))
     last = carry_out(sim, "", unwatched)
     own = fedfair.cells("drug", arm, sim, last, "test")[0]

@@ -55,6 +55,8 @@ class Arm:
     method: Method
     over: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Values of hyper-parameters that are swept."""
+    round_factor: float = field(default=1.0, kw_only=True)
+    """Rounds, as a multiple of the others'."""
 
 
 AnyArm = TypeVar("AnyArm", bound=Arm)

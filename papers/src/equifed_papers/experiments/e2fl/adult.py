@@ -45,16 +45,16 @@ RATES = (2.0, 0.2, 0.05, 0.02)
 
 
 @dataclass(frozen=True)
-class TableArm(Arm):
+class AdultArm(Arm):
     rate: float = 2.0
     """The paper's for scores. For weights one with which FedAvg was among the most accurate on validation rows: small
     network, alpha 1, seed 100, 8 rounds."""
 
 
 ARMS = (
-    TableArm("FedAvg", FedAvg(), rate=0.05),
-    TableArm("FairFed", FairFed(), rate=0.05),
-    TableArm("E2FL", E2FL(groups="sensitive")),
+    AdultArm("FedAvg", FedAvg(), rate=0.05),
+    AdultArm("FairFed", FairFed(), rate=0.05),
+    AdultArm("E2FL", E2FL(groups="sensitive")),
 )
 
 
@@ -76,7 +76,7 @@ class TwoOutputs(MLP):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableCell(Cell):
+class AdultCell(Cell):
     """Accuracy in percent, or a signed gap between the sexes."""
 
     alpha: str
@@ -105,9 +105,9 @@ def validation_accuracy(result: Result) -> float:
     return float(result.final("validation")["accuracy"].mean())
 
 
-def cells(alpha: str, width: int, label: str, result: Result) -> list[TableCell]:
+def cells(alpha: str, width: int, label: str, result: Result) -> list[AdultCell]:
     theirs = published_figures(4, f"alpha {alpha}")
-    return TableCell.row(
+    return AdultCell.row(
         measured(result),
         {metric: (value, NAN) for (row, metric), value in theirs.items() if row == label},
         their_runs=SEEDS,

@@ -25,21 +25,21 @@ from equifed.results import Result
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
 from equifed.simulator import Step, make_job
-from equifed_papers.experiments.base import NAN, Cell
+from equifed_papers.experiments.base import NAN, Arm, Cell
 from equifed_papers.experiments.e2fl import settings as e2fl
-from equifed_papers.experiments.e2fl.settings import CLIENTS, GROUPS, TableArm
+from equifed_papers.experiments.e2fl.settings import CLIENTS, GROUPS
 
 DATASET = "femnist"
 LOCAL = Local(epochs=2, batch_size=10, learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
 """Of all methods."""
 CLUSTERS = (2, 3, 4, 5)
 ARMS = (
-    TableArm("Local training", LocalOnly()),
-    TableArm("FedAvg", FedAvg()),
-    TableArm("q-FFL", QFFL(0.1), round_factor=2),
-    TableArm("E2FL (OneShot)", E2FL(groups="one-shot", num_groups=2)),
-    TableArm("E2FL (Rank Clustering)", E2FL(groups="rank-clustering", num_groups=5)),
-    TableArm("E2FL (Lowest Loss)", E2FL(groups="lowest-loss", num_groups=2)),
+    Arm("Local training", LocalOnly()),
+    Arm("FedAvg", FedAvg()),
+    Arm("q-FFL", QFFL(0.1), round_factor=2),
+    Arm("E2FL (OneShot)", E2FL(groups="one-shot", num_groups=2)),
+    Arm("E2FL (Rank Clustering)", E2FL(groups="rank-clustering", num_groups=5)),
+    Arm("E2FL (Lowest Loss)", E2FL(groups="lowest-loss", num_groups=2)),
 )
 
 
@@ -76,7 +76,7 @@ def cells(label: str, result: Result, published: bool) -> list[Cell]:
     )
 
 
-def byte_cells(arm: TableArm) -> list[Cell]:
+def byte_cells(arm: Arm) -> list[Cell]:
     # once the server has clustered the rankings, which takes long, a round has the messages of known groups
     method = E2FL() if arm.label == "E2FL (Rank Clustering)" else arm.method
     return e2fl.byte_cells(arm.label, method, 2, DATASET, CLASSES, 1)

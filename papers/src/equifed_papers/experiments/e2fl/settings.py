@@ -113,12 +113,6 @@ def simulation(method: Method, feds: list[Federation], size: Size, rounds: int, 
 
 
 @dataclass(frozen=True)
-class TableArm(Arm):
-    round_factor: int = 1
-    """Rounds, as a multiple of the others': the paper gives q-FFL twice as many."""
-
-
-@dataclass(frozen=True)
 class Row:
     """One method of the table: mean and sample deviation over seeds, in percent (variances in its square)."""
 
@@ -142,24 +136,24 @@ class Row:
         return Cell.row(self.values, theirs, their_runs=SEEDS, dataset=DATASET, method=self.method)
 
 
-def arms(size: Size) -> list[TableArm]:
+def arms(size: Size) -> list[Arm]:
     groups = size.groups
     return [
-        TableArm("Local training", LocalOnly()),
-        TableArm("FedAvg", FedAvg()),
-        TableArm("IFCA", IFCA(groups, known=True)),
-        TableArm("q-FFL", QFFL(0.1), round_factor=2),
-        TableArm("FRL", FRL()),
-        TableArm("E2FL", E2FL()),
-        TableArm("E2FL (lowest loss)", E2FL(groups="lowest-loss", num_groups=groups)),
-        TableArm("E2FL (rank clustering)", E2FL(groups="rank-clustering", num_groups=groups)),
+        Arm("Local training", LocalOnly()),
+        Arm("FedAvg", FedAvg()),
+        Arm("IFCA", IFCA(groups, known=True)),
+        Arm("q-FFL", QFFL(0.1), round_factor=2),  # as the paper
+        Arm("FRL", FRL()),
+        Arm("E2FL", E2FL()),
+        Arm("E2FL (lowest loss)", E2FL(groups="lowest-loss", num_groups=groups)),
+        Arm("E2FL (rank clustering)", E2FL(groups="rank-clustering", num_groups=groups)),
     ]
 
 
 PAPER_ROWS = ("Local training", "FedAvg", "IFCA", "q-FFL", "E2FL")
 
 
-def chosen(size: Size, labels: Sequence[str] | None) -> list[TableArm]:
+def chosen(size: Size, labels: Sequence[str] | None) -> list[Arm]:
     """The paper's rows, or those that are named; E2FL with inferred groups only by the row's own name."""
     names = labels or PAPER_ROWS
     inferred = {arm.label for arm in arms(size) if arm.label.startswith("E2FL (")}
@@ -167,7 +161,7 @@ def chosen(size: Size, labels: Sequence[str] | None) -> list[TableArm]:
     return [arm for arm in arms_named(arms(size), names) if arm.label not in inferred or arm.label.lower() in lower]
 
 
-def rows(arm: TableArm, sim: Simulation, step: Step, result: Result) -> list[Row]:
+def rows(arm: Arm, sim: Simulation, step: Step, result: Result) -> list[Row]:
     """One row, but two of E2FL: with the groups' rankings and with the global one (GM)."""
     shares = [NAN]
     if isinstance(arm.method, E2FL) and arm.method.groups != "known":

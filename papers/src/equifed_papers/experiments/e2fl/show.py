@@ -57,7 +57,7 @@ def table1(request: Request, watch: Watch) -> Iterator[Part]:
     feds = e2fl.federations(size, range(seeds))
     rows: list[Row] = []
     for arm in arms:
-        count = rounds * arm.round_factor
+        count = round(rounds * arm.round_factor)
         sim = e2fl.simulation(arm.method, feds, size, count, count)
         step = carry_out(sim, f"FairMNISTRotate ({name}) {arm.label}", watch)
         result = sim.result()
@@ -181,7 +181,7 @@ def table4(request: Request, watch: Watch) -> Iterator[Part]:
     tables = []
     for alpha in alphas:
         feds = adult.federations(alpha, range(seeds))
-        cells: list[adult.TableCell] = []
+        cells: list[adult.AdultCell] = []
         for arm in arms:
             what, results = f"alpha {alpha} {arm.label}", []
             for rate in adult.RATES if request.select else [arm.rate]:
@@ -204,7 +204,7 @@ def table4(request: Request, watch: Watch) -> Iterator[Part]:
     yield Part(shown=[*tables, note])
 
 
-def _gap(cell: adult.TableCell) -> str:
+def _gap(cell: adult.AdultCell) -> str:
     digits = 2 if cell.metric == "accuracy" else 4
     theirs = "" if np.isnan(cell.published_mean) else f" ({cell.published_mean:.{digits}f})"
     return plus_minus(cell.mean, cell.std, digits) + theirs + cell.mark
@@ -220,7 +220,7 @@ def table2(request: Request, watch: Watch) -> Iterator[Part]:
     yield Part(tuple(cells))  # for which FEMNIST is not needed
     feds = femnist.federations(range(seeds))
     for arm in arms:
-        sim = femnist.simulation(arm.method, feds, size, rounds * arm.round_factor)
+        sim = femnist.simulation(arm.method, feds, size, round(rounds * arm.round_factor))
         carry_out(sim, f"FEMNIST ({name}) {arm.label}", watch)
         result = sim.result()
         row = femnist.cells(arm.label, result, published=name == "full")
@@ -270,7 +270,7 @@ EXPERIMENTS = {
     "table4": Experiment(
         table4,
         "cells",
-        kept=adult.TableCell,
+        kept=adult.AdultCell,
         jobs=[Request(datasets=["small"], alpha=[alpha]) for alpha in adult.ALPHAS],
         gpu_jobs=[Request(datasets=["full"], alpha=[alpha]) for alpha in adult.ALPHAS],
     ),

@@ -74,7 +74,7 @@ READINGS = ("as-published", "algorithm-1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableCell(Cell):
+class FairFateCell(Cell):
     sigma: str
     reading: str
     printed: float = NAN
@@ -215,12 +215,12 @@ def published_figures(dataset: str, sigma: str) -> dict[tuple[str, ...], tuple[f
     return published("fair_fate", ("method", "fairness", "metric"), ("mean", "std"), dataset=dataset, sigma=sigma)
 
 
-def cells(dataset: str, sigma: str, arm: Arm, reading: str, last: Step) -> list[TableCell]:
+def cells(dataset: str, sigma: str, arm: Arm, reading: str, last: Step) -> list[FairFateCell]:
     values = measured(last, "test", compat=reading == "as-published")
     theirs, short = published_figures(dataset, sigma), short_name(arm.method)
     key = ("method", "fairness", "metric")
     printed = published("fair_fate", key, ("printed",), dataset=dataset, sigma=sigma)
-    row = TableCell.row(
+    row = FairFateCell.row(
         {metric: values[metric] for metric in MEASURES},
         {metric: theirs.get((arm.method.name, short, metric)) for metric in MEASURES},
         their_runs=SEEDS,

@@ -32,7 +32,7 @@ from equifed_papers.experiments.base import (
     within_noise,
 )  # fmt: skip
 from equifed_papers.experiments.fair_fate import settings as fair_fate
-from equifed_papers.experiments.fair_fate.settings import TableCell
+from equifed_papers.experiments.fair_fate.settings import FairFateCell
 
 
 def _scope(request: Request, known: Sequence[str], default: str) -> tuple[list[tuple[str, str]], list[int], int]:
@@ -52,7 +52,7 @@ def table(datasets: Sequence[str], request: Request, watch: Watch) -> Iterator[P
         raise ConfigError(f"--select takes only validation, got {request.select!r}.", key="--select")
     methods = len(arms_named(fair_fate.arms(*places[0], readings[0]), request.methods))
     total = len(places) * len(readings) * methods
-    cells: list[TableCell] = []
+    cells: list[FairFateCell] = []
     tables = []
     for dataset, sigma in places:
         feds = fair_fate.federations(dataset, sigma, seeds)
@@ -82,7 +82,7 @@ def table(datasets: Sequence[str], request: Request, watch: Watch) -> Iterator[P
     yield Part(shown=[*tables, *_notes(summary, len(seeds), rounds)], record={"summary": summary})
 
 
-def _summary(cells: Sequence[TableCell]) -> dict[str, Any]:
+def _summary(cells: Sequence[FairFateCell]) -> dict[str, Any]:
     compared = [cell for cell in cells if cell.within is not None and cell.reading == "as-published"]
     return {
         "compared": len(compared),
@@ -97,7 +97,7 @@ def _summary(cells: Sequence[TableCell]) -> dict[str, Any]:
     }
 
 
-def _changed(cells: Sequence[TableCell]) -> list[str]:
+def _changed(cells: Sequence[FairFateCell]) -> list[str]:
     """Cells that differ between the readings by more than noise."""
     by_key = {(cell.dataset, cell.sigma, cell.method, cell.metric, cell.reading): cell for cell in cells}
     lines = []
@@ -231,7 +231,7 @@ EXPERIMENTS = {
         name: Experiment(
             partial(table, datasets),
             "cells",
-            kept=TableCell,
+            kept=FairFateCell,
             jobs=[
                 Request(datasets=[dataset], sigma=[sigma], reading="as-published")
                 for dataset, sigma in product(datasets, fair_fate.SIGMAS)

@@ -66,7 +66,7 @@ KNOWN_ERRORS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableCell(Cell):
+class FedFairCell(Cell):
     """degenerate and the deviations are over all clients' models where each has one."""
 
     opt: float | None
@@ -77,7 +77,7 @@ class TableCell(Cell):
 
 
 @dataclass(frozen=True)
-class TableArm(Arm):
+class FedFairArm(Arm):
     rounds: int = 1
     local: Local = Local(epochs=1, batch_size=32, learning_rate=0.01)  # noqa: RUF009
     model: str = "logistic"
@@ -86,20 +86,20 @@ class TableArm(Arm):
     """"all", or "insensitive": the sensitive column is not an input."""
 
 
-def arms(dataset: str, rounds: int | None = None, model: str = "logistic") -> list[TableArm]:
+def arms(dataset: str, rounds: int | None = None, model: str = "logistic") -> list[FedFairArm]:
     """The table's rows, of networks without AF; `rounds` bounds those of the constrained methods instead of ROUNDS."""
     network, most = model == "network", rounds or ROUNDS[dataset]
     grid = {"epsilon": (NETWORK_EPSILONS if network else EPSILONS)[dataset]}
     lco_grid = {"epsilon": NETWORK_LCO_EPSILONS if network else LCO_EPSILONS}
     short = (FEDAVG_ROUNDS, FEDAVG_LOCAL)
     rows = [
-        TableArm("FedAvg", FedAvg(), {}, *short),
-        TableArm("EO", EqualizedOdds(FedAvg()), {}, *short),
-        TableArm("CEO", CalibratedEqualizedOdds(FedAvg()), {}, *short),
-        TableArm("ST", SeparateTraining(step_size=STEP_SIZE), grid, max(1, most // 2)),
-        TableArm("AF", AgnosticFair(), {"tau": TAUS}, ADVERSARIAL_ROUNDS, inputs="insensitive"),
-        TableArm("LCO", LCO(tolerance=TOLERANCE), lco_grid, most),
-        TableArm("FedFair", FedFair(step_size=STEP_SIZE, tolerance=TOLERANCE), grid, most),
+        FedFairArm("FedAvg", FedAvg(), {}, *short),
+        FedFairArm("EO", EqualizedOdds(FedAvg()), {}, *short),
+        FedFairArm("CEO", CalibratedEqualizedOdds(FedAvg()), {}, *short),
+        FedFairArm("ST", SeparateTraining(step_size=STEP_SIZE), grid, max(1, most // 2)),
+        FedFairArm("AF", AgnosticFair(), {"tau": TAUS}, ADVERSARIAL_ROUNDS, inputs="insensitive"),
+        FedFairArm("LCO", LCO(tolerance=TOLERANCE), lco_grid, most),
+        FedFairArm("FedFair", FedFair(step_size=STEP_SIZE, tolerance=TOLERANCE), grid, most),
     ]
     return [replace(arm, model=model) for arm in rows if not (network and arm.label == "AF")]
 
@@ -128,7 +128,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
     ]
 
 
-def simulation(arm: TableArm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
+def simulation(arm: FedFairArm, feds: list[Federation], dropout: float = 0.0) -> Simulation:
     settings = RunSettings(arm.rounds, "all", eval_every=arm.rounds, dropout=dropout, local=arm.local)
     return Simulation(make_job(arm.method, feds, MODELS[arm.model], settings, over=arm.over))
 
@@ -161,14 +161,14 @@ def published_choices(dataset: str, model: str = "logistic") -> dict[str, float]
     return {method: opt for (method,), (opt,) in figures.items()}
 
 
-def cells(dataset: str, arm: TableArm, sim: Simulation, last: Step, select: str) -> list[TableCell]:
+def cells(dataset: str, arm: FedFairArm, sim: Simulation, last: Step, select: str) -> list[FedFairCell]:
     """The row's cells, at the setting that is best on test rows (as in the paper) or on training rows."""
     best = best_setting(sim, last, select)
     runs = runs_of(sim, best)
     values = {name: value[runs] for name, value in measured(sim, last).items()}
     stopped = {log.run for log in sim.collector.logs if log.stopped}
     theirs = published_figures(dataset, arm.model)
-    return TableCell.row(
+    return FedFairCell.row(
         {metric: values[metric] for metric in MEASURES},
         {metric: theirs[arm.label, metric] for metric in MEASURES},
         runs=len(runs),

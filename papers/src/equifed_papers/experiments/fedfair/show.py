@@ -22,7 +22,7 @@ from equifed_papers.experiments.base import (
     table_of_cells,
 )  # fmt: skip
 from equifed_papers.experiments.fedfair import settings as fedfair
-from equifed_papers.experiments.fedfair.settings import TableCell
+from equifed_papers.experiments.fedfair.settings import FedFairCell
 
 
 def _scope(request: Request) -> tuple[list[str], int, int | None]:
@@ -34,7 +34,7 @@ def table(model: str, request: Request, watch: Watch) -> Iterator[Part]:
     datasets, seeds, rounds = _scope(request)
     select = request.select or "test"
     check_names("selection", [select], ("test", "train"))
-    cells: list[TableCell] = []
+    cells: list[FedFairCell] = []
     for dataset in datasets:
         arms = arms_named(fedfair.arms(dataset, rounds, model), request.methods)
         feds = {inputs: fedfair.federations(dataset, seeds, inputs) for inputs in {arm.inputs for arm in arms}}
@@ -67,7 +67,7 @@ def table(model: str, request: Request, watch: Watch) -> Iterator[Part]:
     )
 
 
-def _choice(cell: TableCell) -> str:
+def _choice(cell: FedFairCell) -> str:
     ours = "" if cell.opt is None else f"{cell.opt:g}"
     return ours + ("" if cell.published_opt is None else f" ({cell.published_opt:g})")
 
@@ -164,8 +164,8 @@ def figure4(request: Request, watch: Watch) -> Iterator[Part]:
 _DATASETS = [Request(datasets=[dataset]) for dataset in fedfair.DATASETS]
 
 EXPERIMENTS = {
-    "table1": Experiment(partial(table, "logistic"), "cells", kept=TableCell, jobs=_DATASETS),
-    "table2": Experiment(partial(table, "network"), "cells", kept=TableCell, jobs=_DATASETS),
+    "table1": Experiment(partial(table, "logistic"), "cells", kept=FedFairCell, jobs=_DATASETS),
+    "table2": Experiment(partial(table, "network"), "cells", kept=FedFairCell, jobs=_DATASETS),
     "figure1": Experiment(figure1, jobs=_DATASETS),
     "figure2": Experiment(partial(over_epsilon, "logistic"), jobs=_DATASETS),
     "figure3": Experiment(partial(over_epsilon, "network"), jobs=_DATASETS),

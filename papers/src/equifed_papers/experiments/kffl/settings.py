@@ -78,7 +78,7 @@ DEFECTIVE = ("FairFed/FairBatch", "KHSIC-Local", "MinMax")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableCell(Cell):
+class KFFLCell(Cell):
     """The published setting was not chosen as ours, so that no two numbers need agree."""
 
     skew: str
@@ -171,11 +171,11 @@ def best_setting(result: Result, disparity: str, floor: float) -> dict[str, floa
 
 def cells(
     number: int, dataset: str, skew: str, label: str, result: Result, setting: Mapping[str, float]
-) -> list[TableCell]:
+) -> list[KFFLCell]:
     # the numbers of Table 6 are among Table 7's
     runs, theirs = of_setting(result, setting), published_figures(max(number, 7), dataset, skew)
     metrics = ("accuracy", *MEASURES.values())
-    return TableCell.row(
+    return KFFLCell.row(
         {metric: runs[metric] for metric in metrics},
         {metric: theirs.get((label, "", metric)) for metric in metrics},
         their_runs=CLASSIFICATION_SEEDS,
@@ -314,7 +314,7 @@ def published_at_equal_rmse(number: int) -> AtEqualRmse:
     return at_equal_rmse(pd.DataFrame(rows))
 
 
-def regression_cells(number: int, result: Result) -> list[TableCell]:
+def regression_cells(number: int, result: Result) -> list[KFFLCell]:
     """Every row of a regression table beside ours at equal loss, chosen on validation rows: lambda = 0 beside
     lambda = 0, every other beside the fairest that costs at most MAX_RMSE_RISE, or what the published one does
     where that is more."""
@@ -326,7 +326,7 @@ def regression_cells(number: int, result: Result) -> list[TableCell]:
         best = unregularised(points) if float(weight) == 0 else fairest(points, rise)
         setting = {name: float(best[name]) for name in result.swept}
         runs = of_setting(result, setting)
-        cells += TableCell.row(
+        cells += KFFLCell.row(
             {"rmse": runs["rmse"], "ks_distance": runs["ks_distance"]},
             {"rmse": rmse, "ks_distance": ks},
             their_runs=REGRESSION_SEEDS,

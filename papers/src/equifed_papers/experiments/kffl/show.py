@@ -22,7 +22,7 @@ from equifed_papers.experiments.base import (
     table_of_cells,
 )  # fmt: skip
 from equifed_papers.experiments.kffl import settings as kffl
-from equifed_papers.experiments.kffl.settings import CommunicationCell, TableCell
+from equifed_papers.experiments.kffl.settings import CommunicationCell, KFFLCell
 
 SHORT = {"accuracy": "Acc.", **{name: short for short, name in kffl.MEASURES.items()}}
 """The paper's names of the metrics."""
@@ -70,7 +70,7 @@ def table(number: int, default: Sequence[str], request: Request, watch: Watch) -
     seeds, rounds = request.amount(kffl.CLASSIFICATION_SEEDS, kffl.NETWORK_ROUNDS if network else kffl.ROUNDS)
     tables = []
     for dataset in datasets:
-        cells: list[TableCell] = []
+        cells: list[KFFLCell] = []
         floor = -np.inf
         feds = kffl.federations(dataset, "non-iid", range(seeds))
         arms = kffl.chosen(kffl.arms("SPD", kffl.scale(feds), network=network), request.methods)
@@ -100,7 +100,7 @@ def table(number: int, default: Sequence[str], request: Request, watch: Watch) -
     )
 
 
-def _beside(cell: TableCell) -> str:
+def _beside(cell: KFFLCell) -> str:
     mark = "x" if cell.method in kffl.DEFECTIVE else ""
     theirs = "" if np.isnan(cell.published_mean) else f" ({cell.published_mean:.3g}{mark})"
     return plus_minus(cell.mean, cell.std, 3) + theirs
@@ -232,12 +232,12 @@ EXPERIMENTS = {
     "table6": Experiment(
         partial(table, 6, kffl.CLASSIFICATION[1:]),
         "cells",
-        kept=TableCell,
+        kept=KFFLCell,
         jobs=(),  # all in table 7
     ),
     **{
         f"table{number}": Experiment(
-            partial(table, number, kffl.CLASSIFICATION), "cells", kept=TableCell, jobs=_DATASETS
+            partial(table, number, kffl.CLASSIFICATION), "cells", kept=KFFLCell, jobs=_DATASETS
         )
         for number in (7, 8)
     },

@@ -45,13 +45,11 @@ NO_CLIP = 1e9
 
 
 @dataclass(frozen=True)
-class TableArm(Arm):
+class SharingArm(Arm):
     """One method, or several settings of one that share a computation."""
 
     labels: tuple[str, ...] = ()
     """The name of each setting, where a hyper-parameter is swept."""
-    round_factor: float = 1.0
-    """Rounds, as a multiple of the others': FCFL's are single gradients."""
 
     @property
     def settings(self) -> dict[str, dict[str, float]]:
@@ -62,15 +60,15 @@ class TableArm(Arm):
         return {label: {name: value} for label, value in zip(self.labels, values, strict=True)}
 
 
-def arms(components: int = 3) -> list[TableArm]:
+def arms(components: int = 3) -> list[SharingArm]:
     """The paper's methods; with weights held at n_k / n, SFFL is its ablation "Fair-EM only"."""
     clips = {"Fair-EM only": 1.0, "SFFL": 5.0, "SFFL, no clip": NO_CLIP}
     return [
-        TableArm("FedAvg", FedAvg()),
-        TableArm("FedEM", FedEM(components)),
-        TableArm("FCFL", FCFL(step_size=0.3), round_factor=8 / 3),
-        TableArm("FairFed", FairFed(debias="reweighing")),
-        TableArm("SFFL", SFFL(components), {"weight_clip": list(clips.values())}, tuple(clips)),
+        SharingArm("FedAvg", FedAvg()),
+        SharingArm("FedEM", FedEM(components)),
+        SharingArm("FCFL", FCFL(step_size=0.3), round_factor=8 / 3),  # its rounds are single gradients
+        SharingArm("FairFed", FairFed(debias="reweighing")),
+        SharingArm("SFFL", SFFL(components), {"weight_clip": list(clips.values())}, tuple(clips)),
     ]
 
 
@@ -109,7 +107,7 @@ def simulation(
     return Simulation(make_job(method, feds, Logistic(), settings, over=over))
 
 
-def cells(alpha: float, arm: TableArm, sim: Simulation, result: Result) -> list[list[ClientCell]]:
+def cells(alpha: float, arm: SharingArm, sim: Simulation, result: Result) -> list[list[ClientCell]]:
     """Accuracy and EOP of an arm that was carried out, for each of its settings."""
     dataset, clients = sim.job.federation.name, sim.job.federation.num_clients
     components = getattr(arm.method, "components", 1)
@@ -169,7 +167,7 @@ def noise_floor(counts: np.ndarray) -> float:
     return float(np.mean(gaps))
 
 
-def chosen(arms: Sequence[TableArm], labels: Sequence[str] | None) -> list[TableArm]:
+def chosen(arms: Sequence[SharingArm], labels: Sequence[str] | None) -> list[SharingArm]:
     """Arms by their name, or that of one of their settings."""
     return arms_named(arms, labels, {arm.label: arm.labels for arm in arms})
 

@@ -16,7 +16,7 @@ from equifed.methods import SFFL
 from equifed_papers.experiments import Request
 from equifed_papers.experiments.base import Experiment, Part, Table, Watch, carry_out, plus_minus, requested
 from equifed_papers.experiments.sffl import settings as sffl
-from equifed_papers.experiments.sffl.settings import ClientCell, TableArm
+from equifed_papers.experiments.sffl.settings import ClientCell, SharingArm
 
 COMPONENTS, CLIENTS = (1, 2, 3, 4), (10, 20, 30, 40, 50)
 
@@ -38,7 +38,7 @@ def _scope(
 
 
 def grid(
-    plans: Mapping[int, Sequence[TableArm]],
+    plans: Mapping[int, Sequence[SharingArm]],
     request: Request,
     watch: Watch,
     datasets: Iterable[str] = sffl.DATASETS,
@@ -204,7 +204,7 @@ def figure7(request: Request, watch: Watch) -> Iterator[Part]:
     yield Part(shown=["Correlation over clients of w and pi, mean over components. Only a simulation sees pi."])
 
 
-def _arms(*labels: str, components: int = 3) -> list[TableArm]:
+def _arms(*labels: str, components: int = 3) -> list[SharingArm]:
     return [arm for arm in sffl.arms(components) if arm.label in labels]
 
 
@@ -213,7 +213,10 @@ def _jobs(alphas: Sequence[float], datasets: Iterable[str] = sffl.DATASETS) -> l
 
 
 def _grid(
-    plans: Mapping[int, Sequence[TableArm]], alphas: Sequence[float], own: Callable[[ClientCell], bool], **options: Any
+    plans: Mapping[int, Sequence[SharingArm]],
+    alphas: Sequence[float],
+    own: Callable[[ClientCell], bool],
+    **options: Any,
 ) -> Experiment:
     parts = partial(grid, plans, alphas=alphas, **options)
     return Experiment(parts, "cells", kept=ClientCell, jobs=_jobs(alphas), own=own)
