@@ -75,6 +75,7 @@ def test_a_command_of_another_package_is_listed_and_runs(install: Callable[..., 
     listed = invoke("--help").stdout
     assert "Greet someone by name." in listed
     assert listed.index("compare") < listed.index("greet")
+    assert "greet" not in invoke("data", "--help").stdout
     described = invoke("greet", "--help").stdout
     assert "Who is greeted." in described
     assert "Folder of the runs." in described

@@ -49,7 +49,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(
-    cls=Commands,
     help="Data sets, and your own tables: list, look at and fetch data sets; describe, check and summarise files.",
     no_args_is_help=True,
 )
