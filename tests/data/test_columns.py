@@ -88,7 +88,8 @@ def test_commands_have_the_declared_options_with_their_meaning(command: str, has
     options = {parameter.name: parameter for parameter in found.params}
     for option, declared in zip(options_of(ef.Columns), fields(ef.Columns), strict=True):
         if "metavar" in declared.metadata and has(declared.metadata):
-            assert " ".join(option.description.split()) in options[option.name].help, option.name
+            said, *_ = option.description.split("\n\n")
+            assert " ".join(said.split()) in options[option.name].help, option.name
         else:
             assert option.name not in options
 

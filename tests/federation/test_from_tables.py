@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 import equifed as ef
+from equifed.config import parse_config
+from equifed.config.build import load_federations
 from equifed.errors import ConfigError, DataError
 
 COLUMNS = ef.Columns(label="ill", sensitive="sex", features=["age"])
@@ -87,6 +89,23 @@ def test_a_schema_in_place_of_columns_reads_the_same_numbers(folder: Path) -> No
     (folder / "schema.json").write_text(first.schema.to_json())
     for schema in (first.schema, folder / "schema.json", str(folder / "schema.json")):
         same(ef.Federation.from_tables(folder, schema), first)
+
+
+def test_a_configuration_reads_the_tables_as_python_does(folder: Path) -> None:
+    for name in ("north", "south"):
+        gaps = table(seed=len(name)).assign(bp=np.where(np.arange(60) % 4, 120.0, np.nan))
+        gaps.loc[::5, "age"] = np.nan
+        gaps.to_csv(folder / f"{name}.csv", index=False)
+    rules = {"age": "mean", "bp": "drop"}
+    data = {"folder": ".", "label": "ill", "sensitive": "sex", "missing": rules, "test": 0.25, "min-count": 5}
+    config = parse_config({"data": data, "method": {"name": "fedavg"}, "run": {"seeds": [3]}}, folder=folder)
+    (made,) = load_federations(config)
+    columns = ef.Columns(label="ill", sensitive="sex", missing=rules, min_count=5)  # type: ignore[arg-type]
+    same(made, ef.Federation.from_tables(folder, columns, holdout=ef.Holdout(test=0.25), seed=3))
+    assert made.schema is not None
+    assert {column.name: column.missing for column in made.schema.columns} == rules | {"site": "category"}
+    assert made.provenance["dropped_rows"] == 30
+    assert config.resolved()["data"]["missing"] == rules
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,9 @@ def _of(kind: type, fits: Callable[[Mapping[str, Any]], bool] = bool, panels: bo
         facts = option.field.metadata
         if "metavar" not in facts or not fits(facts):
             continue
-        repeated = " May be repeated: admitted=year,month." if "repeated" in facts else ""
-        own = {"key": f"data.{option.key.replace('_', '-')}", "help": option.description + repeated}
+        repeated = " E.g. admitted=year,month. May be repeated." if "repeated" in facts else ""
+        text = option.description.partition("\n\n")[0]
+        own = {"key": f"data.{option.key.replace('_', '-')}", "help": text + repeated}
         panel = {"panel": DATA if "named" in facts else OWN} if panels else {}
         hint = _KINDS.get(facts["metavar"], str)
         yield option.name, hint | None, field(default=None, metadata={**facts, **own, **panel})

@@ -33,8 +33,8 @@ class Columns:
     """Meaning of the columns of a table, from which its schema is made.
 
     Fields marked `agreed` are settled when the summaries of all silos are there; every silo must know the others to
-    summarise its table. Those with a `metavar` are options of commands and keys of [data], too; those that are `named`
-    also go with a named data set.
+    summarise its table. Those with a `metavar` are options of commands, whose help is the first paragraph, and keys of
+    [data], too; those that are `named` also go with a named data set.
     """
 
     label: str | None = field(default=None, metadata={"metavar": "COLUMN"})
@@ -42,9 +42,10 @@ class Columns:
     sensitive: str | Sensitive | Sequence[str | Sensitive] | None = field(
         default=None, metadata={"metavar": "A,B,...", "named": True}
     )
-    """Columns whose values are the groups; of several, their intersections. Where one of them is empty, the group is
-    unknown: the row takes part in training, but in nothing said of groups. None at all, `()`: all rows are one group.
-    Default for a named data set: the preset's."""
+    """Columns whose values are the groups; of several, their intersections. Default for a named data set: the preset's.
+
+    Where one of them is empty, the group is unknown: the row takes part in training, but in nothing said of groups. An
+    empty list makes all rows one group."""
     features: Sequence[str] | None = field(default=None, metadata={"metavar": "A,B,..."})
     """Input columns. Default: all that look like inputs; `equifed data describe` says which."""
     drop: Sequence[str] = field(default=(), metadata={"metavar": "A,B,..."})
@@ -52,17 +53,21 @@ class Columns:
     dates: Mapping[str, Sequence[DatePart]] | None = field(
         default=None, metadata={"metavar": "COLUMN=PARTS", "flags": ("--date",), "repeated": True}
     )
-    """Columns of dates that are inputs, each with its parts, such as year and month for admitted (also quarter, week,
-    day, weekday, hour, days, ...)."""
+    """Columns of dates that are inputs, and the parts that become numbers: year, quarter, month, week, day, weekday,
+    hour, days, ..."""
     missing: Missing | Mapping[str, Missing] | None = field(default=None, metadata={"metavar": "RULE", "agreed": True})
     """What is done about missing values: impute (the median, and a category of its own), median, mean, category, drop
-    or refuse; in Python and configurations also a rule for each of several columns. Default: impute."""
+    or refuse. Default: impute.
+
+    Or a rule for each of some columns, {"age": "mean"}; the others have the default."""
     na_values: Sequence[str | int | float] | None = field(default=None, metadata={"metavar": "A,B,..."})
     """Words that mean a missing value, as an empty cell does: NA, ?, -9. Default: none, and a warning says which values
     look like it."""
     min_count: int | None = field(default=None, metadata={"metavar": "N", "low": 0})
     """Rows that a value must have in a table to be written into a schema; a rarer category becomes part of "other".
-    Default: 10; of mapped files, always 0."""
+    Default: 10.
+
+    Of mapped files it is 0: everything is written."""
     min_group: int = field(default=0, metadata={"metavar": "N", "low": 0, "agreed": True, "named": True})
     """Groups with fewer rows than this, of all clients' rows, become one, "other (merged)". Default: 0."""
     positive: str | int | float | None = field(default=None, metadata={"metavar": "VALUE", "agreed": True})
@@ -168,12 +173,15 @@ class Holdout:
     """Rows that are held out of training: to test on, and for the server to choose settings on."""
 
     test: float | None = field(default=None, metadata={"metavar": "X", "low": 0, "below": 1})
-    """Share of the rows to test on: of one table or mapped files, of all rows; of a table per client, of each client's.
-    Default: 0.2; of mapped files 0.01."""
+    """Share of the rows to test on; of a file per client, of each client's rows. Default: 0.2.
+
+    Of mapped files, default: 0.01."""
     validation: float = field(default=0.0, metadata={"metavar": "X", "low": 0, "below": 1, "named": True})
     """Share of the rows that the server takes from the training rows, to choose settings on; the test rows stay the
-    same. Default: 0; of a named data set, the preset's. Configurations and commands with a target to choose by: 0.1,
-    where there would be no such rows."""
+    same. Default: 0; of a named data set, the preset's; 0.1 where a target chooses among settings and there would be
+    none.
+
+    In Python, default: 0."""
     client_test: float = 0.0
     """Share of each client's training rows for a test of its own, where one table is dealt to clients. Of a table per
     client, each client's test rows are its own anyway."""
@@ -183,9 +191,9 @@ class Holdout:
     """File with the server's validation rows, in place of a share of mapped files or of the clients' tables."""
 
     def __post_init__(self) -> None:
-        for key in ("test", "validation", "client_test"):
-            if getattr(self, key) is not None:
-                check_number(key, getattr(self, key), low=0, high=1)
+        test = TEST if self.test is None else self.test
+        for key, share in (("test", test), ("validation", self.validation), ("client_test", self.client_test)):
+            check_number(key, share, low=0, high=1)
         for part in ("test", "validation"):
             if getattr(self, f"{part}_file") is not None and getattr(self, part):
                 text = f"Give the {part} rows as a file or as a share of the rows, not both; keep one of them."
