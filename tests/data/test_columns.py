@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from dataclasses import FrozenInstanceError, fields
 from hashlib import blake2b
@@ -127,6 +129,14 @@ def test_columns_that_mean_nothing_are_refused_when_they_are_made(given: dict, k
     with pytest.raises(ConfigError, match=message) as error:
         ef.Columns(**given)
     assert error.value.key == key
+
+
+def test_the_commands_start_without_waiting_for_tables() -> None:
+    code = "import sys, equifed.cli.app; print(sorted({'numpy', 'pandas', 'pydantic', 'torch'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    with pytest.raises(AttributeError, match="has no attribute 'fetch_nothing'"):
+        ef.data.fetch_nothing()
+    assert ef.data.fetch_adult == ef.data.get_dataset("adult").fetch
 
 
 # -- held out ----------------------------------------------------------------------------------------------------------

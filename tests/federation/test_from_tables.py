@@ -122,6 +122,8 @@ def test_a_configuration_reads_the_tables_as_python_does(folder: Path) -> None:
         ({"a": "a.csv"}, {"holdout": ef.Holdout(client_test=0.1)}, "client_test is only for one table"),
         ({"a": "a.csv"}, {"holdout": ef.Holdout(test_file="t.csv")}, "test_file is only for mapped files"),
         ({"a": "a.csv"}, {"columns": {"label": "ill"}}, r"columns must be an equifed\.Columns, a schema .* got dict"),
+        (ef.Mapped("rows.csv", "site"), {"columns": {"label": "ill"}}, r"columns must be an equifed\.Columns"),
+        (ef.Mapped("rows.csv", "site"), {"columns": ef.Columns(label="ill")}, "Tables need a schema"),
         ({"a": "a.csv"}, {"columns": ef.Columns(label="ill")}, "Tables need a schema, or the names of the label and"),
     ],
 )

@@ -155,12 +155,6 @@ class Columns:
         agreed = {each.name for each in fields(self) if each.metadata.get("agreed")}
         return Columns(**{name: value for name, value in self.given.items() if name in agreed})
 
-    def check_named(self) -> None:
-        """Refuse to make a federation without a label or sensitive columns."""
-        if self.label is None or self.sensitive is None:
-            text = "Tables need a schema, or the names of the label and the sensitive columns."
-            raise ConfigError(text, key="columns")
-
     def check_mapped(self) -> None:
         """Refuse what is not for files that are read piece by piece."""
         for key in ("min_group", "min_count"):

@@ -146,7 +146,7 @@ class Federation:
         seed: int = 0,
         name: str = "",
     ) -> Federation:
-        """From tables of rows: encoded, and split by `seed` into rows for training, validation and test.
+        """Make a federation of tables, whose rows are encoded, and split by `seed` for training, validation and test.
 
         tables: what holds the rows. A table is a data frame, a `pyarrow.Table` or a Hugging Face `datasets.Dataset`; a
         file is CSV, Parquet or Arrow.
@@ -198,7 +198,7 @@ class Federation:
     def _from_mapped(
         cls, mapped: Mapped, columns: Columns | Schema | str | Path, holdout: Holdout, seed: int, name: str
     ) -> Federation:
-        """From files that are larger than memory; `holdout` is filled in. Rows that are held out are in memory."""
+        """Make one of files that are larger than memory, of which the rows that are held out are read into memory."""
         from equifed.federation import prepare, tables
 
         source = prepare.Source.of(mapped, columns)

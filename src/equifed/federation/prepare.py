@@ -58,8 +58,9 @@ class Source:
 
     @classmethod
     def of(cls, mapped: Mapped, columns: Columns | str | Path | Schema) -> Source:
+        if not isinstance(columns, str | Path):  # a schema's file is a part of what a folder is recognised by
+            columns = columns_given(columns)
         if isinstance(columns, Columns):
-            columns.check_named()
             columns.check_mapped()
         files = mapped.files
         paths = [files] if isinstance(files, str | Path) else list(files)

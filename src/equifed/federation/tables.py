@@ -137,7 +137,9 @@ def read_summary(path: str | Path) -> Summary:
 def columns_given(columns: object) -> Columns | Schema:
     """Return the columns or the schema that they are given as; a schema's file is read."""
     if isinstance(columns, Columns):
-        columns.check_named()
+        if columns.label is None or columns.sensitive is None:
+            text = "Tables need a schema, or the names of the label and the sensitive columns."
+            raise ConfigError(text, key="columns")
         if columns.features == ():
             text = "must be a list of column names with at least one, got none."
             raise ConfigError(text, key="features", value=columns.features)
