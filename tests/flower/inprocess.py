@@ -136,7 +136,7 @@ def write_files(folder: Path) -> None:
     table(rng, 60).to_parquet(folder / "validation.parquet")
     everyone = pd.concat(tables.values())
     said = "the customer has bought"
-    schema = Schema.infer(everyone, label="bought", sensitive="sex", positive="yes", meaning=said)
+    schema = Schema.infer(everyone, ef.Columns(label="bought", sensitive="sex", positive="yes", meaning=said))
     (folder / "schema.json").write_text(schema.to_json())
 
 

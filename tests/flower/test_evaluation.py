@@ -279,7 +279,9 @@ def test_regression(tmp_path: Path) -> None:
     for silo, frame in frames.items():
         frame.drop(columns="bought").to_parquet(tmp_path / f"{silo}.parquet")
     together = pd.concat(frames.values()).drop(columns="bought")
-    schema = Schema.infer(together, label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    schema = Schema.infer(
+        together, ef.Columns(label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    )
     (tmp_path / "schema.json").write_text(schema.to_json())
     sections = {
         "run": {"clients-per-round": "all"},

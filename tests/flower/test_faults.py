@@ -573,9 +573,7 @@ def test_one_silo_is_no_federation(silos: Path, tmp_path: Path) -> None:
     made = setting(silos, flower=QUICK | {"min-count": 20})
     shy = federate(made, nodes(made), tmp_path, "shy")
     roster = json.loads((tmp_path / "shy" / "federation.json").read_text())
-    fed = ef.Federation.from_files(
-        {silo: silos / f"{silo}.parquet" for silo in "acf"}, schema=silos / "schema.json", seed=3
-    )
+    fed = ef.Federation.from_tables({silo: silos / f"{silo}.parquet" for silo in "acf"}, silos / "schema.json", seed=3)
     np.testing.assert_allclose(roster["scaling"][0], fed.rows.x[fed.train.index].mean(0), rtol=1e-5)
     assert shy.log["applied"].all()
 
@@ -633,9 +631,7 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
     link.gather(1.0, 6)
     scaling = standardisation(made, link.members)
     assert scaling is not None
-    fed = ef.Federation.from_files(
-        {silo: silos / f"{silo}.parquet" for silo in GROUPS}, schema=silos / "schema.json", seed=3
-    )
+    fed = ef.Federation.from_tables({silo: silos / f"{silo}.parquet" for silo in GROUPS}, silos / "schema.json", seed=3)
     rows = fed.rows.x[fed.train.index].astype(float)
     np.testing.assert_allclose(scaling[0], rows.mean(0), rtol=1e-6)
     np.testing.assert_allclose(scaling[1], 1 / rows.std(0), rtol=1e-6)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from equifed import Columns
 from equifed.cli.app import app
 from equifed.data import Schema
 from equifed.errors import ConfigError, DataError
@@ -83,7 +84,8 @@ def test_a_schema_that_was_read_off_a_table_says_the_ranges() -> None:
     """By ends that ten rows are beyond at least; dates are not counted."""
     frame = decisions()
     schema = Schema.infer(
-        frame.drop(columns="decision"), label="outcome", sensitive="sex", positive="granted", dates={"when": ["month"]}
+        frame.drop(columns="decision"),
+        Columns(label="outcome", sensitive="sex", positive="granted", dates={"when": ["month"]}),
     )
     counted = count(frame, schema=schema, **COLUMNS)
     assert counted.left_out == [("when", "dates are not counted: new ones are always later")]

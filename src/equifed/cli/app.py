@@ -13,9 +13,8 @@ from equifed.cli.flower import flower_app
 from equifed.cli.monitor import monitor_app
 from equifed.cli.options import (
     MARGIN,
-    Agreed,
-    Asked,
-    Columns,
+    AgreementOptions,
+    ColumnOptions,
     FailIf,
     Goal,
     Margin,
@@ -23,7 +22,8 @@ from equifed.cli.options import (
     ReportOptions,
     Settings,
     Sharing,
-    Tables,
+    SummaryOptions,
+    TableOptions,
     Tracking,
     Trust,
     Which,
@@ -32,6 +32,7 @@ from equifed.cli.options import (
     naming_options,
 )
 from equifed.cli.plugins import Commands
+from equifed.data.columns import Columns
 from equifed.settings import SeekSettings
 
 EXITS = (
@@ -110,7 +111,7 @@ def run(
     goal: Goal,
     tracking: Tracking,
     sharing: Sharing,
-    tables: Tables,
+    tables: TableOptions,
     output: Output,
 ) -> None:
     """Train what a configuration file describes: a run, a sweep if the file has a [sweep] section, or as many as it
@@ -151,7 +152,7 @@ def compare(
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
     *,
-    tables: Tables,
+    tables: TableOptions,
     settings: Settings,
     output: Output,
 ) -> None:
@@ -182,7 +183,7 @@ def sweep(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report to this file.")] = None,
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
-    tables: Tables,
+    tables: TableOptions,
     seek: SeekSettings,
     settings: Settings,
     output: Output,
@@ -375,7 +376,7 @@ def data_describe(
     ],
     json: Json = False,
     *,
-    columns: Columns,
+    columns: ColumnOptions,
 ) -> None:
     """Describe a data set: where it comes from, its presets, its files. Or your own files: columns, kinds, missing
     values, labels and groups, what would be an input, and what would not and why.
@@ -393,9 +394,9 @@ def data_describe(
     name = names[0]
     typed(name)
     if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):
-        describe(names, columns, json)
+        describe(names, Columns(**columns.given), json)
         return
-    if columns.section():
+    if columns.given:
         raise ConfigError("Options about columns belong to your own files, not to a data set.")
     about = get_dataset(name).describe()
     if json:
@@ -441,7 +442,7 @@ def data_summarise(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A silo's table.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
     *,
-    asked: Asked,
+    columns: SummaryOptions,
 ) -> None:
     """At a silo: write what may be told of its table, so that all can agree on a schema. Give the same options at every
     silo.
@@ -452,7 +453,7 @@ def data_summarise(
     from equifed.cli.own import summarise_file
 
     with naming_options():
-        summarise_file(file, asked, out)
+        summarise_file(file, Columns(**columns.given), out)
 
 
 @command(data_app, "agree")
@@ -460,13 +461,13 @@ def data_agree(
     files: Annotated[list[Path], typer.Argument(metavar="SUMMARY...", help="Of `equifed data summarise`.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
     *,
-    agreed: Agreed,
+    columns: AgreementOptions,
 ) -> None:
     """Make the schema that all silos share, from their summaries."""
     from equifed.cli.own import agree_on
 
     with naming_options():
-        agree_on(files, agreed, out)
+        agree_on(files, Columns(**columns.given), out)
 
 
 @command(app)
