@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from verdict.made import BIAS, Shift, evenly, weight_at
 
 import equifed as ef
 from equifed import methods, seeking
 from equifed.errors import ConfigError
-from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, Phase, Record, notions, unchanged
+from equifed.protocol import Knob
 from equifed.seeking import Search, Tried, aimed
 from equifed.settings import SeekSettings
 from equifed.target import Target
@@ -220,53 +218,6 @@ def test_what_cannot_be_sought(method: methods.Method, targets: list[str], words
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
-
-BIAS = 0.4
-"""The gap of the labels, and of the model that follows them."""
-
-
-@dataclass(frozen=True)
-class Shift(methods.Method):
-    """Selects the rows of group s whose score is above 1/2 - (s - 1/2) gap, with a gap that falls from BIAS to `floor`.
-
-    Scores are spread evenly over 0..1 in both groups and the labels are those of gap = BIAS. So the gap between the
-    groups is gap, and (BIAS - gap) / 2 of the rows are wrong.
-    """
-
-    name: ClassVar[str] = "shift"
-    knob: ClassVar[Knob | None] = Knob("weight", 1.0, 1000.0, notions(demographic_parity={"on": True}), neutral=0.0)
-
-    weight: float = hyper(1.0, low=0)
-    """How much fairness counts."""
-    floor: float = hyper(0.0, low=0)
-    """The gap that no weight can close."""
-    on: bool = False
-    """Whether it does."""
-
-    @property
-    def round(self) -> tuple[Phase, ...]:
-        def rows(down: Record, state: Any, data: Data) -> tuple[Record, Any]:
-            return {"rows": data.n}, state
-
-        return (Phase("count", (), ("rows",), rows, unchanged, gather="sum"),)
-
-    def predict(self, task: Any, server: Any, client: Any, x: torch.Tensor) -> torch.Tensor:
-        score, s = x[:, 0], x[:, 1]
-        gap = self.floor + (BIAS - self.floor) / (1 + self.weight / 20) if self.on else BIAS
-        return (score > 0.5 - (s - 0.5) * gap).to(x.dtype)
-
-
-def weight_at(gap: float) -> float:
-    return 20 * (BIAS / gap - 1)
-
-
-def evenly(rows: int = 2000) -> ef.Federation:
-    """Scores spread evenly over 0..1 in both groups, the same rows for training, validation and test."""
-    score = (np.arange(rows) + 0.5) / rows
-    x = np.concatenate([np.stack([score, np.full(rows, s)], 1) for s in (0.0, 1.0)]).astype(np.float32)
-    s = x[:, 1].astype(int)
-    y = (x[:, 0] > 0.5 - (s - 0.5) * BIAS).astype(int)
-    return ef.Federation.from_arrays([(x, y, s)], validation=(x, y, s), test=(x, y, s))
 
 
 def test_the_toy_is_what_it_says() -> None:

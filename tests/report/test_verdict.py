@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from verdict.made import GAP, made, validated
 
 import equifed as ef
 from equifed.metrics.seeds import seeds_needed
@@ -17,9 +17,6 @@ from equifed.report import Verdict, verdict
 from equifed.report.comparison import Comparison, variants_of
 from equifed.report.verdict import choose
 from report.cases import recorded, result_of
-
-GAP = "demographic_parity_difference"
-
 
 # -- recorded results --------------------------------------------------------------------------------------------------
 
@@ -116,13 +113,6 @@ def test_methods_on_compas_take_none_that_is_only_noisier():
 # -- made results ------------------------------------------------------------------------------------------------------
 
 
-def made(method: str, quality: list[float], gap: list[float] | None = None, **more: Any) -> ef.Result:
-    """A result with these numbers by seed."""
-    columns: dict[str, Any] = {"method": method, "seed": range(len(quality)), "accuracy": quality}
-    columns |= {} if gap is None else {GAP: gap}
-    return result_of(pd.DataFrame(columns | {"degenerate": 0.0} | more))
-
-
 def test_the_margin_is_held_by_the_interval_and_not_by_the_mean():
     best = made("fedavg", [0.80, 0.82, 0.81, 0.81], [0.20, 0.21, 0.19, 0.20])
     near = made("fedprox", [0.799, 0.816, 0.805, 0.807], [0.05, 0.06, 0.05, 0.06])
@@ -184,25 +174,12 @@ def test_the_rule_stands_under_the_sentences(tmp_path):
     assert verdict(alone[:1]).rule == ""
 
 
-def swept(rows: dict[str, dict[int, tuple[list[float], list[float]]]], method: str = "kffl") -> ef.Result:
-    """A sweep over w, with accuracies and gaps by seed: {split: {w: (accuracies, gaps)}}."""
-    results = {}
-    for split, settings in rows.items():
-        tables = [
-            pd.DataFrame({"method": method, "w": w, "seed": range(len(a)), "accuracy": a, GAP: g, "degenerate": 0.0})
-            for w, (a, g) in settings.items()
-        ]
-        results[split] = result_of(pd.concat(tables))
-        results[split].metrics["split"] = split
-    return replace(results["test"], metrics=pd.concat([result.metrics for result in results.values()]))
-
-
 def test_settings_are_chosen_on_validation_rows_and_told_by_test_rows():
     accuracy, other = [0.80, 0.82, 0.81], [0.799, 0.819, 0.8095]
     fair, unfair = [0.05, 0.06, 0.05], [0.20, 0.21, 0.19]
     validation = {1: (accuracy, unfair), 2: (other, fair), 3: (other, [0.09, 0.1, 0.08])}
     test = {1: (accuracy, unfair), 2: ([0.79, 0.81, 0.78], [0.07, 0.08, 0.06]), 3: (other, [0.08, 0.09, 0.08])}
-    said = verdict([swept({"test": test, "validation": validation})])
+    said = verdict([validated({"test": test, "validation": validation})])
     assert said.chosen == "kffl (w=2)"  # by the test rows it would be 3
     assert said.sentences[0] == (
         "Take kffl (w=2), chosen on validation rows: on test rows, a demographic parity difference of 0.070 in place "
@@ -215,14 +192,14 @@ def test_settings_are_chosen_on_validation_rows_and_told_by_test_rows():
     assert said.rule.startswith("Rule, on validation rows: ")
     assert not any("chosen by the rows that its numbers are from" in caveat for caveat in said.caveats)
     # without validation rows, or where the method trains on them, by the test rows, which is said
-    for result in (swept({"test": test}), swept({"test": test, "validation": validation}, "fair-fate")):
+    for result in (validated({"test": test}), validated({"test": test, "validation": validation}, "fair-fate")):
         said = verdict([result])
         assert said.chosen.endswith("(w=3)")
         assert said.rule.startswith("Rule: ")
         assert any("chosen by the rows that its numbers are from" in caveat for caveat in said.caveats)
     # too thin: the seeds that are missing are those of the validation rows
     noisy = {**validation, 2: ([0.79, 0.83, 0.80], fair), 3: ([0.7, 0.7, 0.7], fair)}
-    said = verdict([swept({"test": validation, "validation": noisy})])
+    said = verdict([validated({"test": validation, "validation": noisy})])
     assert said.chosen is None
     lost = np.array(accuracy) - np.array(noisy[2][0])
     needed = next(
@@ -242,7 +219,7 @@ def test_what_test_rows_contradict_is_not_taken():
     validation = {1: (accuracy, unfair), 2: (other, fair), 3: (worse, unfair)}
 
     def said_of(test: dict, validation: dict = validation) -> Verdict:
-        return verdict([swept({"test": test, "validation": validation})])
+        return verdict([validated({"test": test, "validation": validation})])
 
     began = "kffl (w=2) was chosen on validation rows, but the test rows contradict it: on them "
     # not fairer than the best; fairer, but another setting beats it
@@ -273,7 +250,7 @@ def test_degenerate_on_the_rows_that_choose_is_out_and_on_test_rows_not_taken():
     rows = {1: (accuracy, unfair), 2: (other, fair), 3: (other, middle)}
 
     def flat(split: str) -> Verdict:
-        result = swept({"test": rows, "validation": rows})
+        result = validated({"test": rows, "validation": rows})
         frame = result.metrics
         is_flat = (frame["split"] == split) & (frame["w"] == 2) & (frame["metric"] == "degenerate")
         return verdict([replace(result, metrics=frame.assign(value=frame["value"].where(~is_flat, 1.0)))])
@@ -289,7 +266,7 @@ def test_degenerate_on_the_rows_that_choose_is_out_and_on_test_rows_not_taken():
 
 
 def test_one_swept_value_is_not_chosen():
-    single = swept({"test": {1: ([0.8, 0.82, 0.81], [0.1, 0.2, 0.1])}})
+    single = validated({"test": {1: ([0.8, 0.82, 0.81], [0.1, 0.2, 0.1])}})
     assert not any("chosen" in caveat for caveat in verdict([single]).caveats)
 
 

@@ -10,99 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from verdict.made import GAP, RATIO, ROWS, SWEEP, flagged, result
 
 import equifed as ef
 from equifed.files import plain
 from equifed.metrics import evidence
 from equifed.results.answer import judge
 
-GAP, RATIO = "demographic_parity_difference", "demographic_parity_ratio"
-ROWS = 10_000
-
 
 @pytest.fixture(autouse=True)
 def fewer_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here does not need fine intervals."""
     monkeypatch.setattr(evidence, "TABLES", 400)
-
-
-def table(gap: float, accuracy: float, rows: int = ROWS) -> np.ndarray:
-    """Counts [2 groups, label, prediction]: both groups as large and half positive; selected by 0.5 -+ gap / 2."""
-    n = rows // 2
-    made = np.zeros((2, 2, 2))
-    for g, selected in enumerate((0.5 - gap / 2, 0.5 + gap / 2)):
-        # true positives and true negatives add up to the accuracy, true and false positives to those selected
-        tp = n * (accuracy + selected - 0.5) / 2
-        made[g] = [[n * accuracy - tp, n * selected - tp], [n / 2 - tp, tp]]
-    made = made.round()
-    assert (made >= 0).all()
-    return made
-
-
-def result(
-    settings: dict[float | None, dict[str, Any]],
-    method: str = "kffl",
-    seeds: int = 4,
-    spread: float = 0.004,
-    target: Any = (),
-    **more: Any,
-) -> ef.Result:
-    """As a run would leave it: {fairness weight (None: not swept): {split: (gap, accuracy)}}, gaps a little different
-    in every seed."""
-    counts, metrics = [], []
-    for value, splits in settings.items():
-        noise, better = np.random.default_rng(int(10 * (value or 0))).normal(size=(2, seeds)) * spread
-        for split, (gap, accuracy, *size) in splits.items():
-            for seed in range(seeds):
-                key = {"method": method, **({} if value is None else {"fairness_weight": value}), "seed": seed}
-                cells = table(gap + noise[seed], accuracy + better[seed] / 3, *size)
-                counts += [
-                    {**key, "split": split, "group": "ab"[g], "label": str(y), "predicted": str(p), "rows": rows}
-                    for (g, y, p), rows in np.ndenumerate(cells)
-                ]
-                selected = cells[:, :, 1].sum(1) / cells.sum((1, 2))
-                found = {
-                    "rows": cells.sum(),
-                    "accuracy": np.trace(cells, axis1=1, axis2=2).sum() / cells.sum(),
-                    GAP: selected.max() - selected.min(),
-                    RATIO: selected.min() / selected.max(),
-                    "degenerate": float((selected > 0.99).any() or (selected < 0.01).any()),
-                    "loss": 1 - accuracy + noise[seed],
-                }
-                metrics += [
-                    {**key, "round": 3, "split": split, "scope": "global", "metric": name, "value": number}
-                    for name, number in found.items()
-                ]
-    swept = [] if None in settings else ["fairness_weight"]
-    sizes = {
-        split: size[0] if size else ROWS for splits in settings.values() for split, (_, _, *size) in splits.items()
-    }
-    return ef.Result(
-        metrics=pd.DataFrame(metrics),
-        counts=pd.DataFrame(counts),
-        **{name: pd.DataFrame() for name in ("calibration", "local_gaps", "messages", "log", "rejections")},
-        parameters={},
-        info={
-            "method": method,
-            "hyper_parameters": {},
-            "swept": swept,
-            "data": "made",
-            "groups": ["a", "b"],
-            "classes": ["0", "1"],
-            "rows": sizes,
-            "shared_rows": {"test": 1.0, "validation": 1.0},
-        },
-        settings=ef.RunSettings(seeds=seeds, target=target, **more),
-        timings={},
-    )
-
-
-SWEEP: dict[float | None, dict[str, Any]] = {
-    0.0: {"validation": (0.20, 0.850), "test": (0.21, 0.848)},
-    1.0: {"validation": (0.09, 0.840), "test": (0.09, 0.841)},
-    2.0: {"validation": (0.04, 0.830), "test": (0.05, 0.829)},
-    3.0: {"validation": (0.02, 0.810), "test": (0.02, 0.812)},
-}
 
 
 def weight(answer: ef.Answer) -> float:
@@ -370,12 +289,6 @@ def several(**methods: Any) -> ef.Answer:
     """method = ((gap, accuracy) on validation rows, the same on test rows)"""
     splits = {name: {"validation": val, "test": test} for name, (val, test) in methods.items()}
     return ef.answer([result({None: both}, name) for name, both in splits.items()], f"{GAP} <= 0.05")
-
-
-def flagged(given: ef.Result, split: str) -> ef.Result:
-    """Degenerate on these rows."""
-    these = (given.metrics["metric"] == "degenerate") & (given.metrics["split"] == split)
-    return replace(given, metrics=given.metrics.assign(value=given.metrics["value"].mask(these, 1.0)))
 
 
 def test_a_cost_that_only_test_rows_show_is_said() -> None:
