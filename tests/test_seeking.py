@@ -12,12 +12,13 @@ import pytest
 from verdict.made import BIAS, Shift, evenly, weight_at
 
 import equifed as ef
-from equifed import methods, seeking
+from equifed import methods
 from equifed.errors import ConfigError
 from equifed.protocol import Knob
-from equifed.seeking import Search, Tried, aimed
 from equifed.settings import SeekSettings
+from equifed.studies import seeking
 from equifed.target import Target
+from equifed.verdict.seek import Point, Search, aimed
 
 Curve = Callable[[float], float]
 WEIGHT = Knob("weight", 1.0, 1000.0, {}, neutral=0.0)
@@ -43,7 +44,7 @@ def searched(
         assert len(values) <= at_once
         assert not set(values) & set(search.tried)
         search.add(
-            Tried(value, gap(value) <= bound, gap(value) - bound, tuple(cost(value) + each for each in noise))
+            Point(value, gap(value) <= bound, gap(value) - bound, tuple(cost(value) + each for each in noise))
             for value in values
         )
         assert search.steps <= steps
@@ -129,7 +130,7 @@ def test_the_best_that_was_seen_is_never_lost() -> None:
         search = Search(WEIGHT, SeekSettings(steps=5), (0.0, None))
         while values := search.values():
             search.add(
-                Tried(value, bool(rng.random() < 0.4), float(rng.normal()), tuple(rng.normal(rising(value), 0.01, 3)))
+                Point(value, bool(rng.random() < 0.4), float(rng.normal()), tuple(rng.normal(rising(value), 0.01, 3)))
                 for value in values
             )
         met = [tried for tried in search.tried.values() if tried.met]
@@ -159,17 +160,17 @@ def test_one_validation_row_does_not_turn_the_search_away_from_the_target() -> N
     while values := search.values():
         if search.steps == 1:
             assert all(0.0173 < value < 0.3 for value in values)
-        search.add(Tried(value, value <= 0.1, value - 0.1, (cost(value),), rows=600) for value in values)
+        search.add(Point(value, value <= 0.1, value - 0.1, (cost(value),), rows=600) for value in values)
     assert max(value for value, tried in search.tried.items() if tried.met) > 0.08
     # a difference far beyond chance: still, half of the step goes where the target begins to be met
     surprising = Search(BOUND, SeekSettings(), (0.0, 1.0))
     outcome = {1.0: 0.25, 0.3: 0.25, 0.0173: 0.35, 0.001: 0.30}
-    surprising.add(Tried(value, value <= 0.1, value - 0.1, (one,), rows=600) for value, one in outcome.items())
+    surprising.add(Point(value, value <= 0.1, value - 0.1, (one,), rows=600) for value, one in outcome.items())
     assert surprising.best.value == 0.001
     assert sum(0.0173 < value < 0.3 for value in surprising.values()) == 2
     # what lies there is better by one row at most
     even = Search(BOUND, SeekSettings(), (0.0, 1.0))
-    even.add(Tried(v, v <= 0.1, v - 0.1, (0.35 - (v > 0.1) / 600,), rows=600) for v in outcome)
+    even.add(Point(v, v <= 0.1, v - 0.1, (0.35 - (v > 0.1) / 600,), rows=600) for v in outcome)
     assert even.values() == []
     assert "within the noise" in even.ended
 

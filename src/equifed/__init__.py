@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, load, load_femnist
     from equifed.methods import postprocess
-    from equifed.results.answer import answer
     from equifed.results.model import Model
     from equifed.results.result import Result
-    from equifed.seeking import Sought, seek
     from equifed.settings import Local, RunSettings
     from equifed.simulation import simulate, sweep
     from equifed.store import load_model, load_result, save_result
+    from equifed.studies.seeking import seek
     from equifed.target import Target
+    from equifed.verdict.answering import answer
+    from equifed.verdict.seek import Sought
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
@@ -34,7 +35,7 @@ _HOMES = {
     "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
-    "answer": "equifed.results.answer",
+    "answer": "equifed.verdict.answering",
     "Target": "equifed.target",
     "load": "equifed.federation",
     "Model": "equifed.results.model",
@@ -43,8 +44,8 @@ _HOMES = {
     "save_result": "equifed.store",
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
-    "Sought": "equifed.seeking",
-    "seek": "equifed.seeking",
+    "Sought": "equifed.verdict.seek",
+    "seek": "equifed.studies.seeking",
     "simulate": "equifed.simulation",
     "sweep": "equifed.simulation",
 }

@@ -12,10 +12,11 @@ import pytest
 import equifed as ef
 from equifed.cli.tables import metrics_table, record
 from equifed.metrics import evidence
-from equifed.report.comparison import Comparison, variants_of
 from equifed.report.numbers import page_data, records
-from equifed.report.verdict import verdict
 from equifed.store import RunFolder
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.sentences import verdict
+from equifed.verdict.variants import variants_of
 from report.runs import federation, run
 
 DP = "demographic_parity_difference"

@@ -14,8 +14,9 @@ from verdict.made import GAP, made, validated
 import equifed as ef
 from equifed.metrics.seeds import seeds_needed
 from equifed.report import Verdict, verdict
-from equifed.report.comparison import Comparison, variants_of
-from equifed.report.verdict import choose
+from equifed.verdict.choose import choose
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.variants import variants_of
 from report.cases import recorded, result_of
 
 # -- recorded results --------------------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def test_results_on_other_data_are_not_paired():
     best = made("fedavg", [0.80, 0.82, 0.81], [0.20, 0.21, 0.19])
     near = made("fedprox", [0.80, 0.819, 0.809], [0.05, 0.06, 0.05])
     assert verdict([best, near]).chosen == "fedprox"
-    near.info["data"] = "other"
+    near.info = {**near.info, "data": "other"}
     said = verdict([best, near])
     assert said.chosen is None
     assert "cannot be compared seed by seed" in said.sentences[0]
@@ -401,10 +402,9 @@ def drawn(rng: np.random.Generator) -> list[pd.DataFrame]:
 
 
 def taken(tables: list[pd.DataFrame]) -> str | None:
-    variants = [
-        replace(EMPTY, label=table["method"][0], final=table.set_index("seed").drop(columns="method"))
-        for table in tables
-    ]
+    variants = [EMPTY.named(table["method"][0]) for table in tables]
+    for variant, table in zip(variants, tables, strict=True):
+        vars(variant)["final"] = table.set_index("seed").drop(columns="method")
     choice = choose(Comparison([], variants, ["accuracy", GAP], GAP, variants[0]))
     return choice.pick.label if choice is not None and choice.taken else None
 

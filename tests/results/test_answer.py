@@ -15,7 +15,7 @@ from verdict.made import GAP, RATIO, ROWS, SWEEP, flagged, result
 import equifed as ef
 from equifed.files import plain
 from equifed.metrics import evidence
-from equifed.results.answer import judge
+from equifed.verdict import Aim
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,8 @@ def test_test_rows_choose_nothing() -> None:
                 for value, splits in SWEEP.items()
             }
             found = result(other).answer(target, confidence)  # type: ignore[arg-type]
-            assert found.chosen == usual.chosen
-            assert found.best == usual.best
+            for chosen in ("chosen", "best_without_target"):
+                assert found.to_dict()[chosen] == usual.to_dict()[chosen]
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,14 @@ def test_results_on_other_data_are_not_chosen_from() -> None:
 
 def test_judging_every_setting() -> None:
     """What a search for the target goes by."""
-    judged = judge(result(SWEEP), [ef.Target(GAP, "<=", 0.15)], 0.95)
-    assert [each.candidate.setting["fairness_weight"] for each in judged] == [0, 1, 2, 3]
-    assert [each.met for each in judged] == [False, True, True, True]
-    assert [each.excess > 0 for each in judged] == [True, False, False, False]
-    ends = [each.estimates[0].upper_end - 0.15 for each in judged]
-    np.testing.assert_allclose([each.excess for each in judged], ends)
-    assert all(each.quality.shape == (4,) for each in judged)
+    aim = Aim((ef.Target(GAP, "<=", 0.15),), 0.95)
+    variants = [variant.on("validation") for variant in result(SWEEP).variants]
+    assert [each.setting["fairness_weight"] for each in variants] == [0, 1, 2, 3]
+    assert [aim.met(each) for each in variants] == [False, True, True, True]
+    assert [aim.excess(each) > 0 for each in variants] == [True, False, False, False]
+    ends = [aim.estimates(each)[0].upper_end - 0.15 for each in variants]
+    np.testing.assert_allclose([aim.excess(each) for each in variants], ends)
+    assert all(each.values("accuracy").shape == (4,) for each in variants)
 
 
 def test_the_answer_in_words_and_as_json() -> None:
@@ -382,8 +383,9 @@ def test_a_metric_with_two_targets_is_said_once() -> None:
 def test_a_choice_among_seeds_with_their_own_splits_is_held_to_a_stricter_level() -> None:
     swept = result(SWEEP)
     assert (swept.answer(f"{GAP} <= 0.05").compared, swept.answer(f"{GAP} <= 0.05").level) == (1, 0.95)
-    swept.info["shared_rows"] = {"test": 0.2, "validation": 0.2}
-    ends = [each.estimates[0] for each in judge(swept, [ef.Target(GAP, "<=", 0.045)], 0.95)]
+    swept.info = {**swept.info, "shared_rows": {"test": 0.2, "validation": 0.2}}
+    aim = Aim((ef.Target(GAP, "<=", 0.045),), 0.95)
+    ends = [aim.estimates(variant.on("validation"))[0] for variant in swept.variants]
     found = swept.answer(f"{GAP} <= 0.045")
     assert found.compared == 1 + sum(end.low <= 0.045 < end.high for end in ends[:3]) == 2
     assert found.level == pytest.approx(0.975)

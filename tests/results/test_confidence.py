@@ -19,7 +19,7 @@ from scipy.stats import binom, norm
 
 import equifed as ef
 from equifed.metrics import evidence
-from equifed.results.answer import _Answering
+from equifed.verdict import choose
 
 GAP = "demographic_parity_difference"
 MEANS = np.array([[0.0, 0.0, 0.0], [0.9, 0.3, 0.0]])
@@ -164,7 +164,7 @@ def split_anew(rng: np.random.Generator, settings: int, seeds: int, rows: int = 
 def test_the_best_of_many_by_luck(corrected: bool, federations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every claim is wrong. Made as for one setting alone, too many would be."""
     if not corrected:
-        monkeypatch.setattr(_Answering, "_compared", lambda *_: 1)
+        monkeypatch.setattr(choose, "_compared", lambda *_: 1)
     answers = [
         split_anew(np.random.default_rng(number), settings=16, seeds=6).answer(f"{GAP} <= 0.1999")
         for number in range(federations)

@@ -14,8 +14,8 @@ import equifed as ef
 from equifed.federation import RowSets
 from equifed.metrics import counts
 from equifed.metrics.calibration import BINS, histograms
-from equifed.report.comparison import variants_of
 from equifed.store.results import load_result, save_result
+from equifed.verdict.variants import variants_of
 
 GROUPS = ["a", "b", "c"]
 SETTINGS = {"model": ef.models.Logistic(), "rounds": 2, "local": ef.Local(batch_size=20, learning_rate=0.3)}

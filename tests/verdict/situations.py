@@ -61,7 +61,7 @@ def _regression() -> list[ef.Result]:
 
 def _elsewhere() -> list[ef.Result]:
     near = made("fedprox", [0.80, 0.819, 0.809], FAIR[:3])
-    near.info["data"] = "other"
+    near.info = {**near.info, "data": "other"}
     return [made("fedavg", ACCURACY[:3], UNFAIR[:3]), near]
 
 

@@ -40,22 +40,22 @@ from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY, make
 from equifed.notes import Note
-from equifed.report.comparison import Comparison, check_margin
 from equifed.report.page import write_page
-from equifed.report.silos import NOT_AVAILABLE, Secure, other_notes
-from equifed.report.verdict import Verdict, verdict_of
-from equifed.report.wording import outcome
 from equifed.results import Result
-from equifed.results.answer import answer_if_asked
 from equifed.results.merge import merged
-from equifed.results.outcome import Answer
-from equifed.seeking import need_validation
 from equifed.settings import MARGIN, Cluster
 from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store, trackers
 from equifed.studies import Study, blocks, data_key, opened
+from equifed.verdict.answering import answer
+from equifed.verdict.comparison import Comparison, check_margin
+from equifed.verdict.outcome import Answer
+from equifed.verdict.seek import need_validation
+from equifed.verdict.sentences import Verdict, verdict_of
+from equifed.verdict.silos import NOT_AVAILABLE, Secure, other_notes
+from equifed.verdict.wording import outcome
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
@@ -155,10 +155,10 @@ def resume_run(
         say(f"Run {folder.id} has already finished.")
         if output.json or checks:
             result = folder.result()
-            answer = answer_if_asked([result])
-            failed = failures(checks, [result], answer)
+            met = answer([result]) if result.settings.target else None
+            failed = failures(checks, [result], met)
             if output.json:
-                print_json(record(folder, result) | {"status": "finished"} | _answered(answer, failed))
+                print_json(record(folder, result) | {"status": "finished"} | _answered(met, failed))
             fail(failed)
         return
     recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]), track=track)

@@ -14,13 +14,14 @@ import numpy as np
 
 from equifed.data.schema import MISSING
 from equifed.metrics.catalogue import describe
-from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant
-from equifed.report.groups import rate_interval
 from equifed.report.messages import messages_of
-from equifed.report.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
-from equifed.report.verdict import verdict_of
 from equifed.results.stored import StoredStates
+from equifed.verdict import wording
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import rate_interval
+from equifed.verdict.sentences import verdict_of
+from equifed.verdict.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
+from equifed.verdict.variants import Variant
 
 if TYPE_CHECKING:
     from equifed.data.schema import Column
@@ -90,8 +91,8 @@ def with_facts(info: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, A
 def card_of(result: Result, facts: Mapping[str, Any] | None = None) -> Card:
     """The card of a result's models. facts: what is known besides, by the names of `Result.info`; `weights`: the
     checksum of the file that holds them."""
+    comparison = None if result.metrics.empty else result.compared
     result = replace(result, info=with_facts(result.info, facts or {}))
-    comparison = None if result.metrics.empty else Comparison.of([result])
     info = result.info
     named = f"{info['method']} on {info['data']}" if info.get("data") else str(info["method"])
     sections = (

@@ -12,7 +12,7 @@ import pandas as pd
 
 from equifed.metrics.local import SIGNED, gap_interval
 from equifed.metrics.seeds import LEVEL
-from equifed.report.groups import SMALL_GROUP
+from equifed.verdict.groups import SMALL_GROUP
 
 Mark = Literal["", "opposite by sign", "opposite"]
 

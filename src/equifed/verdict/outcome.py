@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from equifed.metrics.catalogue import describe
 from equifed.metrics.evidence import Estimate
-from equifed.metrics.seeds import LEVEL, MIN_SEEDS
-from equifed.results.candidates import Candidate
-from equifed.target import Target
+from equifed.metrics.seeds import MIN_SEEDS
+from equifed.results.counts import Split
+from equifed.target import Confidence, Target
+from equifed.verdict.choose import level_of
+from equifed.verdict.variants import Variant
+from equifed.verdict.wording import listed
 
-Split = Literal["validation", "test"]
-Confidence = float | Literal["mean"]
+if TYPE_CHECKING:
+    from equifed.results.result import Result
+
 Status = Literal[
     "met",
     "met over seeds",  # on the rows at hand: the intervals do not cover which rows were drawn
@@ -68,14 +72,14 @@ class Finding:
         return {"target": str(self.target), **named, "noise_floor": floor, "row_noise": self.row_noise}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Answer:
     """What came of a target. `str(answer)` says it in sentences."""
 
     status: Status
     targets: tuple[Target, ...]
     confidence: Confidence
-    chosen: Candidate | None = None
+    chosen: Variant | None = None
     """What to take; where nothing meets the targets, what comes nearest. None where nothing could be chosen."""
     chosen_meets: bool = False
     """Whether it meets all targets on the rows on which it was chosen."""
@@ -85,13 +89,13 @@ class Answer:
     """The main quality: accuracy, or RMSE."""
     reached: float = math.nan
     """Its mean over seeds, on test rows; on validation rows where there are none."""
-    best: Candidate | None = None
+    best: Variant | None = None
     """What would be taken without the targets, chosen on validation rows too."""
     cost: float = math.nan
     """How much worse the quality of `chosen` is than that of `best`, on the same rows; negative where it is better."""
     cost_interval: tuple[float, float] | None = None
     """95 %, paired over seeds; None for too few of them."""
-    ahead: Candidate | None = None
+    ahead: Variant | None = None
     """What has the best quality on test rows, where that is better than that of `chosen`. It is said, never taken."""
     ahead_by: float = 0.0
     """How much better it is there."""
@@ -111,6 +115,8 @@ class Answer:
     """The confidence of the test rows' intervals, each: the one asked for, corrected for `compared`."""
     reason: str = ""
     """Why nothing could be chosen."""
+    results: Sequence[Result] = field(default=(), repr=False)
+    """Those that were asked about."""
 
     @property
     def met(self) -> bool:
@@ -170,14 +176,14 @@ class Answer:
             "met": self.met,
             "targets": [str(target) for target in self.targets],
             "confidence": self.confidence,
-            "chosen": None if self.chosen is None else asdict(self.chosen),
+            "chosen": self._named(self.chosen),
             "findings": [finding.to_dict() for finding in self.findings],
             "quality": self.quality,
             "reached": self.reached,
-            "best_without_target": None if self.best is None else asdict(self.best),
+            "best_without_target": self._named(self.best),
             "cost": self.cost,
             "cost_interval": self.cost_interval,
-            "ahead_on_test_rows": None if self.ahead is None else asdict(self.ahead),
+            "ahead_on_test_rows": self._named(self.ahead),
             "ahead_by": self.ahead_by,
             "seeds": self.seeds,
             "rows": self.rows,
@@ -189,6 +195,13 @@ class Answer:
             "sentences": self.sentences,
             "rule": self.rule,
         }
+
+    def _named(self, variant: Variant | None) -> dict[str, Any] | None:
+        if variant is None:
+            return None
+        position = next(i for i, result in enumerate(self.results) if result is variant.result)
+        about = {"label": variant.label, "method": variant.method, "result": position}
+        return {**about, "setting": variant.setting, "hyper": variant.hyper}
 
     @property
     def _sure(self) -> str:
@@ -250,7 +263,7 @@ class Answer:
         title = describe(self.quality).title
         without = f"{self.best.label}, which the validation rows choose without the target"
         amount, more = self._difference(self.cost)
-        if self.best == self.chosen:
+        if self.best is self.chosen:
             text = "; without the target the validation rows choose it too"
         elif not amount:
             text = f"; the same {title} as {without}"
@@ -342,17 +355,7 @@ class Answer:
         return [f"The interval of {listed(names)} covers how seeds differ, not which rows were drawn."]
 
 
-def level_of(confidence: Confidence) -> float:
-    """The confidence of intervals; also where they do not decide."""
-    return 1 - LEVEL if confidence == "mean" else float(confidence)
-
-
 # -- words -------------------------------------------------------------------------------------------------------------
-
-
-def listed(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def shortened(names: Sequence[str], most: int = 3) -> list[str]:

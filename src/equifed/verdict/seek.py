@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +22,13 @@ from equifed.methods import REGISTRY, Method, make, options
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.protocol import Knob
-from equifed.results import Result
-from equifed.results.answer import Judged, answer, judge
-from equifed.results.outcome import Answer
-from equifed.settings import RunOptions, RunSettings, SeekSettings
-from equifed.simulation import DEFAULTS, sweep, with_fields
+from equifed.results.result import Result
+from equifed.settings import RunSettings, SeekSettings
 from equifed.target import Target, parse_targets
-from equifed.tracking import Callback
+from equifed.verdict.answering import answer
+from equifed.verdict.choose import Aim
+from equifed.verdict.outcome import Answer
+from equifed.verdict.variants import Variant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +43,8 @@ STRETCH = 0.5
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A value of the knob, judged on validation rows."""
+class Point:
+    """A value of the knob, and how it came out on validation rows: all that a search knows of a variant."""
 
     value: float
     met: bool
@@ -61,7 +61,7 @@ class Tried:
         return float(np.mean(self.costs))
 
 
-def _noise(one: Tried, other: Tried) -> float:
+def _noise(one: Point, other: Point) -> float:
     """The standard error of the difference between their mean costs: by seeds, and at least by rows. Settings whose
     accuracies differ by d are right about different rows in a share of d at least, which gives d an error of at least
     sqrt(d / rows), as in McNemar's test: a difference of one row is nothing."""
@@ -78,7 +78,7 @@ class Search:
     def __init__(self, knob: Knob, settings: SeekSettings, allowed: tuple[float | None, float | None]) -> None:
         """allowed: the least and the largest value that the hyper-parameter may have at all."""
         self.knob, self.settings, self.allowed = knob, settings, allowed
-        self.tried: dict[float, Tried] = {}
+        self.tried: dict[float, Point] = {}
         self.steps = 0
         self.ended = ""
         """Why the search has ended; "" until it has."""
@@ -108,12 +108,12 @@ class Search:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     @property
-    def order(self) -> list[Tried]:
+    def order(self) -> list[Point]:
         """What was tried, from the least to the most that was done for fairness."""
         return sorted(self.tried.values(), key=lambda each: self._place(each.value))
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> Point:
         """Where to look closer: of those that meet the targets, the one that did least for fairness among all that
         cannot be told from the best (two standard errors); where none meets them, the nearest."""
         met = [each for each in self.order if each.met]
@@ -128,7 +128,7 @@ class Search:
         places = [self._place(value) for value in self.tried]
         return round((max(places) - min(places)) / self._finest) + 1
 
-    def add(self, tried: Iterable[Tried]) -> None:
+    def add(self, tried: Iterable[Point]) -> None:
         """How the values of a step came out."""
         self.tried |= {each.value: each for each in tried}
         self.steps += 1
@@ -188,13 +188,13 @@ class Search:
             return []
         return self._around(before, best, after, self.settings.at_once)
 
-    def _around(self, before: Tried | None, best: Tried, after: Tried | None, count: int) -> list[float]:
+    def _around(self, before: Point | None, best: Point, after: Point | None, count: int) -> list[float]:
         """Values on both sides of the best, more on the less fair one."""
         if before is None or after is None:
             return self._inside(before or best, after or best, count)
         return [*self._inside(before, best, count - count // 2), *self._inside(best, after, count // 2)]
 
-    def _inside(self, one: Tried, other: Tried, count: int) -> list[float]:
+    def _inside(self, one: Point, other: Point, count: int) -> list[float]:
         a, b = self._place(one.value), self._place(other.value)
         self._finest = min(self._finest, (b - a) / (count + 1))
         return self._between(a, b, count)
@@ -313,8 +313,8 @@ class Seeking:
     def __init__(
         self, method: Method, federations: Sequence[Federation], settings: RunSettings, seek: SeekSettings
     ) -> None:
-        self.targets, self.confidence = parse_targets(settings.target), settings.confidence
-        self.method, self.knob = aimed(method, self.targets)
+        self.aim = Aim(parse_targets(settings.target), settings.confidence)
+        self.method, self.knob = aimed(method, self.aim.targets)
         self.aims = {name: value for name, value in self.method.hyper.items() if value != method.hyper[name]}
         """The hyper-parameters that were set so that the method aims at the targets."""
         need_validation(federations)
@@ -323,7 +323,7 @@ class Seeking:
                 f"{self.method.name} trains on the validation rows, on which settings are judged: its settings cannot "
                 "be sought. Choose among values of your own on other rows, or take another method."
             )
-        of_clients = [each.metric for each in self.targets if describe(each.metric).over_clients]
+        of_clients = [each.metric for each in self.aim.targets if describe(each.metric).over_clients]
         if of_clients:
             raise ConfigError(
                 f"{of_clients[0]} is measured on the clients' own test rows only, and settings are judged on "
@@ -333,7 +333,6 @@ class Seeking:
         allowed = options(self.method)[self.knob.name]
         self.search = Search(self.knob, seek, (allowed.low, allowed.high))
         self.results: list[Result] = []
-        self._judged: list[tuple[int, Judged]] = []
 
     def over(self) -> dict[str, list[float]]:
         """The next step: the knob and its values; {} when the search has ended."""
@@ -343,37 +342,36 @@ class Seeking:
     def add(self, result: Result) -> None:
         """How the sweep over what `over` said came out."""
         self.results.append(result)
-        judged = judge(result, self.targets, self.confidence)
-        self._judged += [(len(self.results), each) for each in judged]
-        self.search.add(self._tried(each, self._rows(result)) for each in judged)
+        self.search.add(self._point(variant.on("validation")) for variant in result.variants)
 
-    def _rows(self, result: Result) -> float:
-        """The validation rows that the mean quality over seeds rests on: seeds with rows of their own add theirs."""
-        if not describe(self._quality).rests_on:
-            return math.inf
-        shared, seeds = result.info["shared_rows"]["validation"], len(result.settings.seed_list)
-        return float(result.info["rows"]["validation"] / (shared + (1 - shared) / seeds))
-
-    def _tried(self, judged: Judged, rows: float) -> Tried:
+    def _point(self, variant: Variant) -> Point:
         """By the targets of fairness alone: of the settings that meet them, the one of the best quality is most likely
         to meet the others too."""
         decisive = [
-            (target, estimate.mean if self.confidence == "mean" else target.conservative(estimate))
-            for target, estimate in zip(self.targets, judged.estimates, strict=True)
+            (target, self.aim.decisive(target, estimate))
+            for target, estimate in zip(self.aim.targets, self.aim.estimates(variant), strict=True)
             if target.metric in self.knob.aims or describe(target.metric).disparity
         ]
-        fair = all(target.met(value) for target, value in decisive) and not judged.degenerate
-        excess = math.inf if judged.degenerate else max(target.excess(value) for target, value in decisive)
-        costs = tuple(map(float, describe(self._quality).cost(judged.quality)))
-        return Tried(judged.candidate.setting[self.knob.name], fair, excess, costs, rows)
+        degenerate = variant.degenerate.any()
+        fair = all(target.met(value) for target, value in decisive) and not degenerate
+        excess = math.inf if degenerate else max(target.excess(value) for target, value in decisive)
+        costs = tuple(variant.costs(self._quality).tolist())
+        return Point(variant.setting[self.knob.name], fair, excess, costs, self._rows(variant))
+
+    def _rows(self, variant: Variant) -> float:
+        """The validation rows that the mean quality over seeds rests on: seeds with rows of their own add theirs."""
+        if not describe(self._quality).rests_on:
+            return math.inf
+        shared = variant.shared_rows
+        return float(variant.result.info["rows"]["validation"] / (shared + (1 - shared) / variant.seeds))
 
     @property
     def _quality(self) -> str:
-        return catalogue.main_pair(self.results[0].final("validation").columns)[0]
+        return catalogue.main_pair(self.results[0].variants[0].on("validation").final.columns)[0]
 
     def sought(self) -> Sought:
         """The answer from all that was tried."""
-        found = answer(self.results, self.targets, self.confidence)
+        found = answer(self.results, self.aim.targets, self.aim.confidence)
         search = self.search
         return Sought(found, self._frame(found), self.results, self.method, search.ended, search.grid)
 
@@ -381,45 +379,17 @@ class Seeking:
         import pandas as pd
 
         rows = []
-        for step, each in self._judged:
-            value = each.candidate.setting[self.knob.name]
+        tried = [(step, each.on("validation")) for step, of in enumerate(self.results, 1) for each in of.variants]
+        for step, each in tried:
+            value = each.setting[self.knob.name]
             chosen = found.chosen is not None and found.chosen.setting[self.knob.name] == value
-            rows.append({"step": step, self.knob.name: value, self._quality: float(each.quality.mean())})
-            for target, estimate in zip(self.targets, each.estimates, strict=True):
+            rows.append({"step": step, self.knob.name: value, self._quality: float(each.values(self._quality).mean())})
+            for target, estimate in zip(self.aim.targets, self.aim.estimates(each), strict=True):
                 ends = {target.metric: estimate.mean, f"{target.metric}_end": target.conservative(estimate)}
-                rows[-1] |= {target.metric: estimate.mean} if self.confidence == "mean" else ends
-            rows[-1] |= {"met": each.met, "degenerate": each.degenerate, "chosen": chosen}
+                rows[-1] |= {target.metric: estimate.mean} if self.aim.confidence == "mean" else ends
+            rows[-1] |= {"met": self.aim.met(each), "degenerate": bool(each.degenerate.any()), "chosen": chosen}
             if chosen and found.rows["test"]:
                 reached = {finding.target.metric: finding.test for finding in found.findings if finding.test}
                 means = {self._quality: found.reached} | {name: each.mean for name, each in reached.items()}
                 rows[-1] |= {f"test_{name}": value for name, value in means.items()}
         return pd.DataFrame(rows).sort_values(self.knob.name, ignore_index=True)
-
-
-def seek(
-    method: Method,
-    federations: Federation | Sequence[Federation],
-    *,
-    model: Any,
-    steps: int = SeekSettings.steps,
-    at_once: int = SeekSettings.at_once,
-    initial_parameters: Any = None,
-    callbacks: Sequence[Callback | str] = (),
-    settings: RunSettings = DEFAULTS,
-    **options: Unpack[RunOptions],
-) -> Sought:
-    """Turn the method's knob until the targets are met with the confidence asked for, at the least loss of quality.
-
-    target, confidence: as in `RunSettings`. steps: sweeps at most; at_once: settings in each. The other arguments are
-    those of `simulate`.
-    """
-    settings = replace(settings, **options)
-    given = [federations] if isinstance(federations, Federation) else list(federations)
-    seeking = Seeking(method, given, settings, SeekSettings(steps, at_once))
-    while over := seeking.over():
-        common: dict[str, Any] = {"initial_parameters": initial_parameters, "callbacks": callbacks}
-        seeking.add(sweep(seeking.method, federations, model=model, over=over, settings=settings, **common))
-    return seeking.sought()
-
-
-with_fields(seek)

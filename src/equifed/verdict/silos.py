@@ -12,7 +12,7 @@ import pandas as pd
 
 from equifed.metrics.catalogue import describe
 from equifed.notes import Note, ranges, when
-from equifed.report import wording
+from equifed.verdict import wording
 
 if TYPE_CHECKING:
     from equifed.results.result import Result

@@ -15,16 +15,18 @@ from equifed.metrics.disparities import BY_CLASS
 from equifed.metrics.fronts import dominated
 from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import MAX_SEEDS, MIN_SEEDS, ROUNDING, paired, seeds_needed
-from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant, against, more_of
-from equifed.report.groups import SMALL_GROUP, Pair, widest_class
-from equifed.report.local import Local
-from equifed.report.silos import Silos, other_notes
 from equifed.settings import MARGIN
+from equifed.verdict import wording
+from equifed.verdict.choose import Choice, choose, is_share, loss_of, margin_of, more_of, ranked, unclear, whole_of
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import SMALL_GROUP, Pair, widest_class
+from equifed.verdict.local import Local
+from equifed.verdict.silos import Silos, other_notes
+from equifed.verdict.variants import Variant
 
 if TYPE_CHECKING:
-    from equifed.results.outcome import Answer, Confidence
     from equifed.results.result import Result
+    from equifed.verdict.outcome import Answer, Confidence
 
 
 @dataclass(frozen=True)
@@ -91,95 +93,13 @@ def _answered(comparison: Comparison, answer: Answer, caveats: list[str]) -> Ver
     """The answer to a target takes the first place; between which groups it is least fair follows."""
     # a method's or a setting's name may be anything; spaces that must not break stay
     sentences = ["\u00a0".join(wording.plain(part, 1000) for part in s.split("\u00a0")) for s in answer.sentences]
-    named = [variant for variant in comparison.variants if answer.chosen and variant.label == answer.chosen.label]
-    sentences[2:2] = [line for variant in named for line in _groups(comparison, variant)]
-    return Verdict(named[0].label if named else None, sentences, answer.rule, caveats)
+    if answer.chosen is None:
+        return Verdict(None, sentences, answer.rule, caveats)
+    sentences[2:2] = _groups(comparison, answer.chosen)
+    return Verdict(answer.chosen.label, sentences, answer.rule, caveats)
 
 
-def ranked(variants: list[Variant], metric: str) -> list[Variant]:
-    """Best mean first; variants that are degenerate in a seed, pooled references, and undefined ones are left out."""
-    usable = [variant for variant in variants if variant.eligible and np.isfinite(variant.cost(metric))]
-    return sorted(usable, key=lambda variant: variant.cost(metric))
-
-
-def unclear(order: list[Variant], metric: str) -> list[Variant]:
-    """Who cannot be told apart from the first of the order; without a test, nobody is claimed to be as good."""
-    tests = against(order, order[0], metric) if order else []
-    return [variant for variant, test in zip(order, tests, strict=True) if test is not None and not test.clear]
-
-
-# -- the choice --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Whom the rule takes, or who leads where it takes nobody yet."""
-
-    best: Variant
-    """Of the best mean quality."""
-    pick: Variant
-    """The one to take, or the fairest that may be within the margin."""
-    taken: bool
-    """False where the evidence is too thin."""
-    unsettled: list[Variant]
-    """Fairer than the pick, fairest first, and shown neither to be within the margin nor beyond it."""
-    on: Comparison
-    """The numbers by which it was chosen, which are those of all the variants here."""
-
-
-def choose(comparison: Comparison) -> Choice | None:
-    """The rule of `verdict`; None when no predictor is usable.
-
-    Noise earns nothing. Who is not the best must be shown to be within the margin, which a larger deviation makes
-    harder; and the best is only taken where the mean of nobody fairer is within it: as long as somebody's is and the
-    seeds do not show it, nobody is. Somebody fairer whose mean is beyond the margin stands in nobody's way, but stays
-    unsettled until the seeds show that, too.
-    """
-    quality, disparity = comparison.quality, comparison.disparity
-    usable = ranked(comparison.variants, quality)
-    if not usable:
-        return None
-    gap = {variant: variant.cost(disparity) if disparity else math.inf for variant in usable}
-    gap = {variant: math.inf if math.isnan(cost) else cost for variant, cost in gap.items()}
-    best = min(usable, key=lambda variant: (variant.cost(quality), gap[variant], variant.label))
-    allowed = _allowed(comparison, best)
-    beaten = comparison.dominated(disparity) if disparity else [False] * len(comparison.variants)
-    kept = {variant for variant, is_beaten in zip(comparison.variants, beaten, strict=True) if not is_beaten}
-    # none that is as fair as the best is in reach: by the first key the best comes before it, or it is dominated
-    fairer = [
-        variant
-        for variant in sorted(usable, key=lambda variant: (gap[variant], variant.cost(quality), variant.label))
-        if variant in kept and gap[variant] < gap[best]
-    ]
-    tests = {variant: paired(more_of(variant, best, quality)) for variant in fairer}
-    within = [variant for variant in fairer if _lost(comparison, variant, best) <= allowed]
-    shown = [variant for variant in within if (test := tests[variant]) is not None and test.high <= allowed]
-    if best.over_seeds(quality).n < MIN_SEEDS or (within and not shown):
-        return Choice(best, within[0] if within else best, False, [], comparison)
-    pick = shown[0] if shown else best
-    ahead = fairer[: fairer.index(pick)] if shown else fairer
-    unsettled = [variant for variant in ahead if (test := tests[variant]) is None or test.low <= allowed]
-    return Choice(best, pick, True, unsettled, comparison)
-
-
-def _allowed(comparison: Comparison, best: Variant) -> float:
-    """The margin in units of the quality: of a share as it is, otherwise relative to the best mean."""
-    return comparison.margin * _whole(comparison, best)
-
-
-def _whole(comparison: Comparison, best: Variant) -> float:
-    """What the margin is a share of."""
-    return 1.0 if _is_share(comparison.quality) else abs(best.over_seeds(comparison.quality).mean)
-
-
-def _is_share(metric: str) -> bool:
-    return describe(metric).range == (0.0, 1.0)
-
-
-def _lost(comparison: Comparison, variant: Variant, best: Variant) -> float:
-    """Of the mean quality, over the seeds that both have where they have some."""
-    lost = more_of(variant, best, comparison.quality)
-    return float(lost.mean()) if len(lost) else variant.cost(comparison.quality) - best.cost(comparison.quality)
+# -- the rows that are told --------------------------------------------------------------------------------------------
 
 
 def _told(comparison: Comparison, choice: Choice) -> tuple[Variant, Variant]:
@@ -352,7 +272,7 @@ def _instead(pick: Variant, best: Variant, disparity: str) -> str:
 
 def _change(comparison: Comparison, variant: Variant, best: Variant) -> str:
     """`a loss of 1.4 points of accuracy [−0.8, 3.5]`, with the paired interval where there is one."""
-    lost, test = _lost(comparison, variant, best), paired(more_of(variant, best, comparison.quality))
+    lost, test = loss_of(comparison, variant, best), paired(more_of(variant, best, comparison.quality))
     sign = 1 if lost >= 0 else -1
     said = f"a {'loss' if lost >= 0 else 'gain'} of {_amount(comparison, abs(lost), best)}"
     if test is None:
@@ -379,7 +299,7 @@ def _confirmation(comparison: Comparison, choice: Choice) -> str:
     """What the test rows do not confirm of a choice on validation rows."""
     pick, best = _told(comparison, choice)
     test = paired(more_of(pick, best, comparison.quality))
-    if not choice.taken or pick is best or test is None or test.high <= _allowed(comparison, best):
+    if not choice.taken or pick is best or test is None or test.high <= margin_of(comparison, best):
         return ""
     return f" They do not confirm the margin: it may lose up to {_amount(comparison, test.high, best)} on them."
 
@@ -390,7 +310,7 @@ _AT_LEAST = "Run at least 3, better 10."
 def _missing_seeds(comparison: Comparison, choice: Choice, variant: Variant) -> str:
     """Why it is shown neither to be within the margin nor beyond it, and how many seeds would show which."""
     on, best = choice.on, choice.best
-    lost, allowed = more_of(variant, best, on.quality), _allowed(on, best)
+    lost, allowed = more_of(variant, best, on.quality), margin_of(on, best)
     if variant.data != best.data:
         return "it ran on other data or another partition, so that the two cannot be compared seed by seed."
     beyond = bool(len(lost)) and lost.mean() > allowed
@@ -431,20 +351,20 @@ def _best_word(metric: str) -> str:
 def _margin(comparison: Comparison) -> str:
     """`1 point of accuracy`, `1 % of RMSE`."""
     title, percent = describe(comparison.quality).title, f"{100 * comparison.margin:g}"
-    if not _is_share(comparison.quality):
+    if not is_share(comparison.quality):
         return f"{percent}\u00a0% of {title}"
     return f"{percent} point{'' if percent == '1' else 's'} of {title}"
 
 
 def _amount(comparison: Comparison, lost: float, best: Variant) -> str:
     """A loss of quality in the units of the margin."""
-    unit = " points" if _is_share(comparison.quality) else "\u00a0%"
+    unit = " points" if is_share(comparison.quality) else "\u00a0%"
     return f"{_percent(comparison, lost, best)}{unit} of {describe(comparison.quality).title}"
 
 
 def _percent(comparison: Comparison, lost: float, best: Variant) -> str:
     """The same as a number alone."""
-    whole = _whole(comparison, best)
+    whole = whole_of(comparison, best)
     return wording.percent(lost / whole if whole else math.inf)
 
 
@@ -465,7 +385,7 @@ def _rule(comparison: Comparison) -> str:
 
 def _groups(comparison: Comparison, variant: Variant) -> list[str]:
     """Between which groups it is least fair, and which class is positive."""
-    info = comparison.results[variant.result].info
+    info = variant.result.info
     said = " ".join(filter(None, [_widest(comparison, variant, info), wording.outcome(info)]))
     return [said] if said else []
 
@@ -673,7 +593,7 @@ _ALIKE = ("data", "rounds", "clients_per_round", "dropout", "clip", "robust", "l
 def _unlike(comparison: Comparison) -> Iterator[str]:
     # a reference on pooled rows has one client, which another caveat mentions
     variants = [variant for variant in comparison.variants if not variant.pooled] or comparison.variants
-    results = [comparison.results[i] for i in dict.fromkeys(variant.result for variant in variants)]
+    results = [*{id(variant.result): variant.result for variant in variants}.values()]
     known = [{**result.info, **result.settings.to_dict()} for result in results]
     differing = [name for name in _ALIKE if len({repr(facts.get(name)) for facts in known}) > 1]
     if "data" not in differing and len({variant.data for variant in variants}) > 1:

@@ -13,7 +13,7 @@ from equifed.metrics import evidence
 from equifed.metrics.catalogue import describe
 from equifed.metrics.disparities import class_rates
 from equifed.metrics.seeds import wilson
-from equifed.report.silos import DISCLOSED
+from equifed.verdict.silos import DISCLOSED
 
 SMALL_GROUP = 50
 """Test rows below which a group's rates are mostly noise."""
