@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from equifed.results.model import Model
     from equifed.results.result import Result
     from equifed.settings import Local, RunSettings
-    from equifed.simulation import simulate, sweep
+    from equifed.simulation import simulate
     from equifed.store import load_model, load_result, save_result
-    from equifed.studies.seeking import seek
+    from equifed.studies.comparing import compare, seek, sweep
     from equifed.target import Target
-    from equifed.verdict.answering import answer
-    from equifed.verdict.seek import Sought
+    from equifed.verdict import Comparison, Sought, answer
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
@@ -35,7 +34,6 @@ _HOMES = {
     "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
-    "answer": "equifed.verdict.answering",
     "Target": "equifed.target",
     "load": "equifed.federation",
     "Model": "equifed.results.model",
@@ -44,10 +42,9 @@ _HOMES = {
     "save_result": "equifed.store",
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
-    "Sought": "equifed.verdict.seek",
-    "seek": "equifed.studies.seeking",
+    **dict.fromkeys(("Comparison", "Sought", "answer"), "equifed.verdict"),
+    **dict.fromkeys(("compare", "seek", "sweep"), "equifed.studies.comparing"),
     "simulate": "equifed.simulation",
-    "sweep": "equifed.simulation",
 }
 _MODULES = ("data", "methods", "metrics", "models", "partition", "report", "tracking")
 

@@ -421,7 +421,7 @@ def test_a_notebook_shows_a_result(pair):
 
 def test_sweep(tmp_path):
     fed = federation()
-    result = ef.sweep(
+    result = ef.simulate(
         ef.methods.FedProx(), fed, over={"mu": [0.0, 1.0, 20.0]}, model=ef.models.Logistic(), rounds=3, seeds=[0, 1, 2]
     )
     data = page_of([result], tmp_path).data

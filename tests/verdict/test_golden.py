@@ -14,18 +14,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import equifed as ef
-from equifed.cli.app import app
-from equifed.data import DATASETS, Dataset, Preset, Sensitive
 from equifed.files import plain
 from equifed.metrics import evidence
 from equifed.report import verdict, write_report
-from verdict.made import evenly
 from verdict.situations import BY_MARGIN, BY_TARGET, Situation, complete
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -145,34 +139,6 @@ TERMINAL = {
     ],
 }
 """Commands whose numbers have a closed form."""
-
-
-def _read(files: Any) -> pd.DataFrame:
-    rows = evenly(200).rows
-    columns = {"score": rows.x[:, 0], "side": rows.x[:, 1], "s": rows.s, "y": rows.y}
-    return pd.DataFrame({name: np.asarray(values) for name, values in columns.items()})
-
-
-@pytest.fixture
-def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EQUIFED_RUNS", raising=False)
-    preset = Preset(
-        name="default",
-        description="made up",
-        rows=1200,
-        inputs=2,
-        groups=("0", "1"),
-        label="y",
-        positive="1",
-        features=("score", "side"),
-        sensitive=(Sensitive(column="s"),),
-        split=(0.4, 0.3, 0.3),
-        num_partitions=3,
-    )
-    made = Dataset("even", "Even", (), _read, {"default": preset}, "made up", "none", "none")
-    monkeypatch.setitem(DATASETS, "even", made)
-    return lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "160", "NO_COLOR": "1"})
 
 
 def without_what_changes(text: str) -> str:

@@ -24,7 +24,6 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
     from equifed.report.page import write_page
     from equifed.report.tables import check_format, table_of
     from equifed.verdict.comparison import Comparison
-    from equifed.verdict.sentences import verdict_of
 
     printed = [*options.for_programs, *(["--json"] if output.json else [])]
     if len(printed) > 1:
@@ -59,7 +58,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
                 "report": None if page is None else str(page),
                 "figures": [str(path) for path in drawn],
                 "runs": [folder.id for folder in folders],
-                "verdict": asdict(verdict_of(comparison)),
+                "verdict": asdict(comparison.verdict),
                 "answer": None if comparison.answer is None else comparison.answer.to_dict(),
                 "disparity": comparison.disparity,
                 "margin": comparison.margin,

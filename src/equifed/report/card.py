@@ -19,7 +19,6 @@ from equifed.results.stored import StoredStates
 from equifed.verdict import wording
 from equifed.verdict.comparison import Comparison
 from equifed.verdict.groups import rate_interval
-from equifed.verdict.sentences import verdict_of
 from equifed.verdict.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
 from equifed.verdict.variants import Variant
 
@@ -307,7 +306,7 @@ def _by_group(variant: Variant) -> list[Any]:
 
 
 def _limits(result: Result, comparison: Comparison | None) -> list[str]:
-    said = [] if comparison is None else list(verdict_of(comparison).caveats)
+    said = [] if comparison is None else list(comparison.verdict.caveats)
     said += [str(note) for note in result.notes if comparison is None]
     said.append(
         "The figures are of rows of the same clients that were held back from training; they say nothing of other "

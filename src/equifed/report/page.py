@@ -32,7 +32,7 @@ from equifed.settings import MARGIN
 from equifed.verdict import wording
 from equifed.verdict.comparison import Comparison
 from equifed.verdict.groups import SMALL_GROUP, parts
-from equifed.verdict.sentences import Verdict, verdict_of
+from equifed.verdict.sentences import Verdict
 from equifed.verdict.silos import DISCLOSED, NOT_AVAILABLE, Secure, Silos
 from equifed.verdict.variants import Variant, differing_names
 
@@ -79,7 +79,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     """The page's text."""
     variants, results = comparison.variants, comparison.results
     data = page_data(comparison)
-    verdict = verdict_of(comparison)
+    verdict = comparison.verdict
     return (
         templates()
         .get_template("page.html.j2")
@@ -119,15 +119,14 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     )
 
 
-def summary_html(result: Result) -> str:
-    """A result where a notebook shows it: the verdict and the table, without script or style sheet."""
-    comparison = result.compared
+def summary_html(comparison: Comparison) -> str:
+    """A comparison where a notebook shows it: the verdict and the table, without script or style sheet."""
     template = templates().get_template("summary.html.j2")
     return template.render(
-        title=_title([result]),
-        verdict=verdict_of(comparison),
+        title=_title(comparison.results),
+        verdict=comparison.verdict,
         data=summary_data(comparison),
-        rounds=result.settings.rounds,
+        rounds=comparison.results[0].settings.rounds,
     )
 
 

@@ -333,9 +333,7 @@ class Result:
 
     def _repr_html_(self) -> str | None:
         """How a notebook shows it; None, so that it falls back on the text, where nothing was measured."""
-        from equifed.report.page import summary_html
-
-        return None if self.metrics.empty else summary_html(self)
+        return None if self.metrics.empty else self.compared._repr_html_()
 
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()

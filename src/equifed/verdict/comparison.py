@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from equifed.results.result import Result
     from equifed.target import Confidence
     from equifed.verdict.outcome import Answer
+    from equifed.verdict.sentences import Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,34 @@ class Comparison:
             return self
         variants = [variant.on("validation") for variant in self.variants]
         return replace(self, variants=variants, baseline=self.baseline.on("validation"))
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Which to take, and how sure that is: see `equifed.report.verdict`."""
+        from equifed.verdict.sentences import verdict_of
+
+        return verdict_of(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table: see `equifed.report.summary_table`."""
+        return summary_of(self)
+
+    def report(self, path: str | Path, title: str | None = None) -> Path:
+        """Write the report, one self-contained HTML page."""
+        from equifed.report.page import write_page
+
+        return write_page(self, path, title)
+
+    def __repr__(self) -> str:
+        frame, said = self.to_frame(), self.verdict
+        means = pd.DataFrame({column: frame[column, "mean"] for column in (*self.metrics, "bytes_up", "seconds")})
+        return "\n".join([str(means), "", *said.sentences, *filter(None, [said.rule])])
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from equifed.report.page import summary_html
+
+        return summary_html(self)
 
     def position(self, variant: Variant) -> int:
         """Which of the results it is in."""

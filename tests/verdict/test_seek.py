@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from verdict.made import BIAS, Shift, evenly, weight_at
 
 import equifed as ef
 from equifed import methods
 from equifed.errors import ConfigError
 from equifed.protocol import Knob
 from equifed.settings import SeekSettings
-from equifed.studies import seeking
+from equifed.simulation import train
+from equifed.simulator import Job
+from equifed.studies import comparing
 from equifed.target import Target
 from equifed.verdict.seek import Point, Search, aimed
+from verdict.made import BIAS, Shift, evenly, weight_at
 
 Curve = Callable[[float], float]
 WEIGHT = Knob("weight", 1.0, 1000.0, {}, neutral=0.0)
@@ -222,7 +224,7 @@ def test_what_cannot_be_sought(method: methods.Method, targets: list[str], words
 
 
 def test_the_toy_is_what_it_says() -> None:
-    swept = ef.sweep(Shift(on=True), evenly(), model=ef.models.Logistic(), over={"weight": [0.0, 20.0]}, rounds=1)
+    swept = ef.simulate(Shift(on=True), evenly(), model=ef.models.Logistic(), over={"weight": [0.0, 20.0]}, rounds=1)
     final = swept.final().set_index("weight")
     np.testing.assert_allclose(final["demographic_parity_difference"], [BIAS, BIAS / 2], atol=1e-3)
     np.testing.assert_allclose(final["accuracy"], [1, 1 - BIAS / 4], atol=1e-3)
@@ -236,11 +238,11 @@ def sought(target: Any, method: methods.Method | None = None, **changes: Any) ->
 def test_seeking_lands_on_the_best_setting_in_three_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(*args: Any, **options: Any) -> ef.Result:
-        calls.append(options["over"]["weight"])
-        return ef.sweep(*args, **options)
+    def counted(job: Job, callbacks: Any = ()) -> ef.Result:
+        calls.append({run.hyper["weight"] for run in job.runs})
+        return train(job, callbacks)
 
-    monkeypatch.setattr(seeking, "sweep", counted)
+    monkeypatch.setattr(comparing, "train", counted)
     found = sought("demographic_parity_difference <= 0.1")
     assert [len(values) for values in calls] == [4, 4, 4]
     assert found.method == Shift(on=True)  # it aims at what is asked for

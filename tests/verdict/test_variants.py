@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report.runs import federation, run
 
 import equifed as ef
 from equifed.cli.tables import metrics_table, record
@@ -17,7 +18,6 @@ from equifed.store import RunFolder
 from equifed.verdict.comparison import Comparison
 from equifed.verdict.sentences import verdict
 from equifed.verdict.variants import variants_of
-from report.runs import federation, run
 
 DP = "demographic_parity_difference"
 
@@ -73,7 +73,7 @@ def test_show_has_it(result: ef.Result, tmp_path: Path) -> None:
     assert "low" not in found["metrics"]["loss"]
     table = metrics_table(found)
     assert [column.header for column in table.columns][2:4] == ["95 % interval", "noise floor"]
-    swept = ef.sweep(
+    swept = ef.simulate(
         ef.methods.FedProx(), federation(), over={"mu": [0.0, 1.0]}, model=ef.models.Logistic(), rounds=1, seeds=[0]
     )
     assert "low" not in record(RunFolder(tmp_path), swept)["metrics"][DP]  # of several settings

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from verdict.made import GAP, RATIO, ROWS, SWEEP, flagged, result
 
 import equifed as ef
 from equifed.files import plain
 from equifed.metrics import evidence
 from equifed.verdict import Aim
+from verdict.made import GAP, RATIO, ROWS, SWEEP, flagged, result
 
 
 @pytest.fixture(autouse=True)

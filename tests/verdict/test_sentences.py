@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from report.cases import recorded, result_of
 from scipy import stats
-from verdict.made import GAP, made, validated
 
 import equifed as ef
 from equifed.metrics.seeds import seeds_needed
@@ -17,7 +17,7 @@ from equifed.report import Verdict, verdict
 from equifed.verdict.choose import choose
 from equifed.verdict.comparison import Comparison
 from equifed.verdict.variants import variants_of
-from report.cases import recorded, result_of
+from verdict.made import GAP, made, validated
 
 # -- recorded results --------------------------------------------------------------------------------------------------
 
