@@ -37,15 +37,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_methods_beside_each_other() -> None:
     """Half closes half of the gap of the labels and is wrong about a quarter of it; Blind closes all."""
     found = ef.compare(evenly(), [Shift(), Half(), Blind()], model=MODEL, rounds=1, seeds=3, margin=0.15)
-    assert [variant.label for variant in found.variants] == [
-        f"verdict.made:{name}" for name in ("Shift", "Half", "Blind")
-    ]
+    labels = [variant.label for variant in found.variants]
+    assert labels == [method.name for method in (Shift, Half, Blind)]
     frame = found.to_frame()
     np.testing.assert_allclose(frame[GAP, "mean"], [BIAS, BIAS / 2, 0], atol=2e-3)
     np.testing.assert_allclose(frame["accuracy", "mean"], [1, 1 - BIAS / 4, 1 - BIAS / 2], atol=2e-3)
-    assert found.verdict.chosen == "verdict.made:Half"  # which loses 0.1 of the 0.15 that may be lost
-    assert "Take verdict.made:Half" in repr(found)
-    assert "Take verdict.made:Half" in found._repr_html_()
+    assert found.verdict.chosen == Half.name  # which loses 0.1 of the 0.15 that may be lost
+    assert f"Take {Half.name}" in repr(found)
+    assert f"Take {Half.name}" in found._repr_html_()
     assert found.answer is None
 
 
@@ -114,10 +113,16 @@ def test_own_code_that_has_changed_is_trained_again(
 
 
 def test_without_methods_all_that_fit_are_compared(monkeypatch: pytest.MonkeyPatch, trained: list[str]) -> None:
-    monkeypatch.setattr(comparing.REGISTRY, "usable", lambda: ["fedavg", "agnostic-fair", "kffl"])
-    found = ef.compare(evenly(100), model=ef.models.Logistic(), rounds=1, seeds=1, clip=1.0)
-    assert "fedavg" in trained
-    assert {variant.method for variant in found.variants} == {*trained}
+    monkeypatch.setattr(comparing.REGISTRY, "usable", lambda: ["fedavg", "local", "centralized-kernel"])
+    options: dict[str, Any] = {"model": MODEL, "rounds": 1, "seeds": 1}
+    found = ef.compare(evenly(100), **options)
+    assert [variant.method for variant in found.variants] == trained == ["fedavg", "local", "centralized-kernel"]
+    monkeypatch.setattr(comparing, "PERSONAL_TESTS", 10)
+    with pytest.warns(ef.EquifedWarning, match="local is left out: every evaluation would test 1 models on 200 rows"):
+        ef.compare(evenly(100), **options)
+    assert trained[3:] == ["fedavg", "centralized-kernel"]
+    ef.compare(evenly(100), ["local"], **options)
+    assert trained[5:] == ["local"]
 
 
 @pytest.mark.parametrize(

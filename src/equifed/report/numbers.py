@@ -17,7 +17,7 @@ from equifed.metrics.seeds import Paired, moments_by
 from equifed.report import looks
 from equifed.report.calibration import calibration_data
 from equifed.verdict.choose import against, ranked, unclear
-from equifed.verdict.comparison import Comparison, summary_of
+from equifed.verdict.comparison import Comparison
 from equifed.verdict.groups import rate_interval
 from equifed.verdict.local import Local, local_data
 from equifed.verdict.silos import Secure
@@ -67,7 +67,9 @@ def summary_data(comparison: Comparison) -> dict[str, Any]:
     names = comparison.measured
     return {
         "metrics": _described([*names, *COSTS]),
-        "variants": [_variant(variant, comparison.position(variant), names) for variant in comparison.variants],
+        "variants": [
+            _variant(variant, comparison.results.index(variant.result), names) for variant in comparison.variants
+        ],
         "table": _table(comparison),
     }
 
@@ -126,7 +128,7 @@ def _final(variant: Variant, metric: str) -> dict[str, Any]:
 
 
 def _table(comparison: Comparison) -> dict[str, Any]:
-    frame = summary_of(comparison)
+    frame = comparison.to_frame()
     marks = {name: marks_of(comparison, name) for name in comparison.metrics}
     columns = [*comparison.metrics, *COSTS]
     rows: list[list[dict[str, Any]]] = [[] for _ in comparison.variants]

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ import numpy as np
 
 from equifed import modules, tree
 from equifed.config import Config
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, EquifedWarning
 from equifed.federation import Federation
 from equifed.files import writable_folder
 from equifed.methods import REGISTRY, Method, make
@@ -65,7 +66,7 @@ def fitting(
         if not named and method.personal and clients * rows > PERSONAL_TESTS:
             say(
                 f"{method.name} is left out: every evaluation would test {clients:,} models on {rows:,} rows each. "
-                "Name it with --methods to include it."
+                "Name it among the methods to include it."
             )
             continue
         try:
@@ -199,7 +200,7 @@ def compare(
     def job_of(number: int) -> Job:
         return make_job(made[number], feds, model, settings, initial_parameters=initial_parameters)
 
-    jobs = fitting(dict(enumerate(made)), job_of, feds, named, lambda text: None)
+    jobs = fitting(dict(enumerate(made)), job_of, feds, named, lambda text: warnings.warn(text, EquifedWarning, 4))
     if not jobs:
         raise ConfigError("There is no method to compare.", key="methods")
     results = [_kept(runs, job, known) for job in jobs.values()]

@@ -47,14 +47,6 @@ def answer(
     return answer_of(given, variants_of(given), aim_of(given, target, confidence))
 
 
-def answer_if_asked(
-    results: Sequence[Result], variants: Sequence[Variant], target: Any = None, confidence: Confidence | None = None
-) -> Answer | None:
-    """`answer` of these variants of the results, or None where nobody gave a target."""
-    asked = target or any(result.settings.target for result in results)
-    return answer_of(results, variants, aim_of(results, target or None, confidence)) if asked else None
-
-
 def aim_of(results: Sequence[Result], target: Any, confidence: Any) -> Aim:
     """What is given, or else what the results were made with; refused where they do not measure it."""
     if not results:

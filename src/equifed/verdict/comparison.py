@@ -16,7 +16,7 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.metrics.fronts import dominated
 from equifed.settings import MARGIN
-from equifed.verdict.answering import answer_if_asked
+from equifed.verdict.answering import aim_of, answer_of
 from equifed.verdict.variants import Variant, variants_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Comparison:
         measured = list(dict.fromkeys(str(name) for variant in variants for name in variant.final.columns))
         if disparity is not None and disparity not in measured:
             raise unknown_name("metric", disparity, measured)
-        answer = answer_if_asked(results, variants, target, confidence)
+        asked = target or any(result.settings.target for result in results)
+        answer = answer_of(results, variants, aim_of(results, target or None, confidence)) if asked else None
         wanted = [] if answer is None else [each.metric for each in answer.targets]
         gaps = [metric for metric in (*wanted, *_main(variants, measured)) if describe(metric).disparity]
         disparity = disparity or next(iter(gaps), None)
@@ -101,8 +102,29 @@ class Comparison:
         return verdict_of(self)
 
     def to_frame(self) -> pd.DataFrame:
-        """The table: see `equifed.report.summary_table`."""
-        return summary_of(self)
+        """Method and setting x (column, mean | std | n): last round, over seeds; n counts the seeds where it is
+        defined.
+
+        After the metrics come `bytes_up` and `bytes_down` (per client and round) and `seconds` (per run), with a mean
+        only, the number of `seeds`, and in how many of them the predictor is `degenerate`.
+        """
+        rows = []
+        for variant in self.variants:
+            result = variant.result
+            row: dict[tuple[str, str], float] = {}
+            for name in self.metrics:
+                row[name, "mean"], row[name, "std"], row[name, "n"] = variant.over_seeds(name)
+            each_round = result.messages[result.messages["stage"] == "round"]
+            row["bytes_up", "mean"] = float(each_round["bytes_up"].sum())
+            row["bytes_down", "mean"] = float(each_round["bytes_down"].sum())
+            runs = sum(other.seeds for other in result.variants)
+            row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs, 1)
+            row["seeds", "n"] = variant.seeds
+            row["degenerate", "n"] = int(variant.degenerate.sum())
+            rows.append(row)
+        frame = pd.DataFrame(rows, index=pd.Index([variant.label for variant in self.variants], name="method"))
+        frame.columns = pd.MultiIndex.from_tuples([*rows[0]], names=["column", "over seeds"])
+        return frame.astype({column: int for column in frame.columns if column[1] == "n"})
 
     def report(self, path: str | Path, title: str | None = None) -> Path:
         """Write the report, one self-contained HTML page."""
@@ -120,10 +142,6 @@ class Comparison:
         from equifed.report.page import summary_html
 
         return summary_html(self)
-
-    def position(self, variant: Variant) -> int:
-        """Which of the results it is in."""
-        return next(i for i, result in enumerate(self.results) if result is variant.result)
 
     def dominated(self, disparity: str) -> list[bool]:
         """Whether another variant is at least as good in the means of quality and disparity and better in one; who is
@@ -174,30 +192,5 @@ def _main(variants: list[Variant], measured: list[str]) -> list[str]:
 
 
 def summary_table(results: Sequence[Result], *, disparity: str | None = None) -> pd.DataFrame:
-    """Method and setting x (column, mean | std | n): last round, over seeds; n counts the seeds where it is defined.
-
-    After the metrics come `bytes_up` and `bytes_down` (per client and round) and `seconds` (per run), with a mean only,
-    the number of `seeds`, and in how many of them the predictor is `degenerate`.
-    """
-    return summary_of(Comparison.of(results, disparity))
-
-
-def summary_of(comparison: Comparison) -> pd.DataFrame:
-    variants = comparison.variants
-    rows = []
-    for variant in variants:
-        result = variant.result
-        runs = sum(other.seeds for other in result.variants)
-        row: dict[tuple[str, str], float] = {}
-        for name in comparison.metrics:
-            row[name, "mean"], row[name, "std"], row[name, "n"] = variant.over_seeds(name)
-        each_round = result.messages[result.messages["stage"] == "round"]
-        row["bytes_up", "mean"] = float(each_round["bytes_up"].sum())
-        row["bytes_down", "mean"] = float(each_round["bytes_down"].sum())
-        row["seconds", "mean"] = float(result.timings.get("seconds", np.nan)) / max(runs, 1)
-        row["seeds", "n"] = variant.seeds
-        row["degenerate", "n"] = int(variant.degenerate.sum())
-        rows.append(row)
-    frame = pd.DataFrame(rows, index=pd.Index([variant.label for variant in variants], name="method"))
-    frame.columns = pd.MultiIndex.from_tuples([*rows[0]], names=["column", "over seeds"])
-    return frame.astype({column: int for column in frame.columns if column[1] == "n"})
+    """The comparison table: see `Comparison.to_frame`."""
+    return Comparison.of(results, disparity).to_frame()

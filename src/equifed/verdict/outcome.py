@@ -199,8 +199,7 @@ class Answer:
     def _named(self, variant: Variant | None) -> dict[str, Any] | None:
         if variant is None:
             return None
-        position = next(i for i, result in enumerate(self.results) if result is variant.result)
-        about = {"label": variant.label, "method": variant.method, "result": position}
+        about = {"label": variant.label, "method": variant.method, "result": self.results.index(variant.result)}
         return {**about, "setting": variant.setting, "hyper": variant.hyper}
 
     @property

@@ -77,7 +77,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
     if choice is None:
         return Verdict(None, [_unusable(comparison.for_choosing)], _rule(comparison), caveats)
     contradiction = _contradiction(comparison, choice) if choice.taken else ""
-    pick, _ = _told(comparison, choice)
+    pick = choice.pick.shown
     if not choice.taken:
         sentences = _too_thin(comparison, choice)
     elif contradiction:
@@ -99,18 +99,9 @@ def _answered(comparison: Comparison, answer: Answer, caveats: list[str]) -> Ver
     return Verdict(answer.chosen.label, sentences, answer.rule, caveats)
 
 
-# -- the rows that are told --------------------------------------------------------------------------------------------
-
-
-def _told(comparison: Comparison, choice: Choice) -> tuple[Variant, Variant]:
-    """The pick and the best with the numbers that are told: those of test rows, where others chose."""
-    by_label = {variant.label: variant for variant in comparison.variants}
-    return by_label[choice.pick.label], by_label[choice.best.label]
-
-
 def _contradiction(comparison: Comparison, choice: Choice) -> str:
     """What the test rows say against a choice on validation rows; "" for nothing."""
-    (pick, best), metrics = _told(comparison, choice), comparison.judged
+    pick, best, metrics = choice.pick.shown, choice.best.shown, comparison.judged
     if choice.on is comparison:
         return ""
     if not pick.eligible:
@@ -196,7 +187,7 @@ def _unusable(comparison: Comparison) -> str:
 
 def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     """Whom to take and why; the numbers; who may be fairer still; who is fairest at what loss."""
-    disparity, (pick, best) = comparison.disparity, _told(comparison, choice)
+    disparity, pick, best = comparison.disparity, choice.pick.shown, choice.best.shown
     name, where = wording.plain(pick.label), _where(comparison, choice)
     numbers = _numbers(comparison, choice)
     highest = f"the {_best_word(comparison.quality)} mean {describe(comparison.quality).title}"
@@ -283,7 +274,7 @@ def _change(comparison: Comparison, variant: Variant, best: Variant) -> str:
 
 def _numbers(comparison: Comparison, choice: Choice) -> str:
     """The pick's quality and disparity, beside those of the best where it is another."""
-    pick, best = _told(comparison, choice)
+    pick, best = choice.pick.shown, choice.best.shown
     shown = [pick] if pick is best else [pick, best]
     values = [
         f"{describe(metric).title} {' against '.join(_value(variant, metric) for variant in shown)}"
@@ -297,7 +288,7 @@ def _numbers(comparison: Comparison, choice: Choice) -> str:
 
 def _confirmation(comparison: Comparison, choice: Choice) -> str:
     """What the test rows do not confirm of a choice on validation rows."""
-    pick, best = _told(comparison, choice)
+    pick, best = choice.pick.shown, choice.best.shown
     test = paired(more_of(pick, best, comparison.quality))
     if not choice.taken or pick is best or test is None or test.high <= margin_of(comparison, best):
         return ""
