@@ -110,6 +110,9 @@ def test_own_code_that_has_changed_is_trained_again(
     (tmp_path / "my_methods.py").write_text(code + "    # other code\n")
     compare()
     assert len(trained) == 2
+    monkeypatch.delattr(my_methods, "__file__")  # as of what is typed into a notebook
+    with pytest.raises(ConfigError, match="my_methods, which is not in a file"):
+        compare()
 
 
 def test_without_methods_all_that_fit_are_compared(monkeypatch: pytest.MonkeyPatch, trained: list[str]) -> None:

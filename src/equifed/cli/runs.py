@@ -45,7 +45,7 @@ from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store, trackers
-from equifed.studies.comparing import Ended, different, fitting, in_turn, share_out
+from equifed.studies.comparing import Ended, check_distinct, make_fitting_jobs, run_in_turn, share_out
 from equifed.verdict.answering import answer
 from equifed.verdict.comparison import Comparison, check_margin
 from equifed.verdict.outcome import Answer
@@ -172,7 +172,7 @@ def compare(
     store = Store(output.runs)
     methods = list(REGISTRY.usable()) if names is None else split_names(names, "--methods")
     if names is not None:
-        different(methods)
+        check_distinct(methods)
     configs = [_config(data, name, settings, methods) for name in methods]
     store.prepare()
     trackers(configs[0])
@@ -181,7 +181,7 @@ def compare(
     check_page(page, "--report")
     feds = load_federations(configs[0])
     given = {i: config.method for i, config in enumerate(configs)}
-    jobs = fitting(given, lambda i: job_of(configs[i], feds), feds, names is not None, say)
+    jobs = make_fitting_jobs(given, lambda i: job_of(configs[i], feds), feds, names is not None, say)
     say_held_back(configs[0])
     runs = [(configs[i], job) for i, job in jobs.items()]
     own_checks = checks_of_each(checks, [job for _, job in runs])
@@ -235,7 +235,7 @@ def _carried(
 
     try:
         if cluster is None:
-            yield from in_turn(store, runs, feds, train, say)
+            yield from run_in_turn(store, runs, feds, train, say)
         else:
             with Board() as board:
                 yield from share_out(store, cluster, [config for config, _ in runs], feds, board, say)

@@ -46,7 +46,7 @@ Say = Callable[[str], object]
 # -- which methods fit -------------------------------------------------------------------------------------------------
 
 
-def different(names: Sequence[str]) -> None:
+def check_distinct(names: Sequence[str]) -> None:
     """Refuse two names of one method, such as ditto and fedavg+ditto."""
     first: dict[str, str] = {}
     for name in names:
@@ -54,10 +54,10 @@ def different(names: Sequence[str]) -> None:
             raise ConfigError(f"--methods names one method twice, as {same} and as {name}. Leave out one of them.")
 
 
-def fitting(
+def make_fitting_jobs(
     methods: Mapping[T, Method], job_of: Callable[[T], Job], feds: Sequence[Federation], named: bool, say: Say
 ) -> dict[T, Job]:
-    """The job of each method. Of methods that nobody named, those are left out that do not fit the data.
+    """Make the job of each method. Unless they were named, methods that do not fit the data are left out.
 
     Every job is made before the first trains: what is wrong with the last method must not come after hours of others.
     """
@@ -96,15 +96,15 @@ class Ended(NamedTuple):
     error: str = ""
 
 
-def in_turn(
+def run_in_turn(
     store: Store,
     runs: Sequence[tuple[Config, Job]],
     feds: Sequence[Federation],
     train: Callable[[int, Recording], Result],
     say: Say,
 ) -> Iterator[Ended]:
-    """Every run in this process: a study of them, so that the same call goes on where it was interrupted and repeats
-    nothing that has finished. train: all rounds of a recording, given the run's number."""
+    """Carry out every run in this process: a study of them, so that the same call goes on where it was interrupted and
+    repeats nothing that has finished. train: all rounds of a recording, given the run's number."""
     study = Study([config for config, _ in runs], store, Cluster(), {data_key(runs[0][0]): feds})
     if study.before:
         say(study.going_on("runs"))
@@ -135,8 +135,8 @@ def share_out(
     watch: Watch,
     say: Say,
 ) -> Iterator[Ended]:
-    """Configurations on the same federations, cut into jobs that workers share, in their order; a result is that of all
-    its jobs."""
+    """Share out configurations on the same federations, cut into jobs, among workers. They end in their order; a result
+    is that of all its jobs."""
     pieces = [(number, block) for number, config in enumerate(configs) for block in blocks(config)]
     study = Study([block for _, block in pieces], store, cluster, {data_key(configs[0]): feds})
     folders: list[dict[int, RunFolder]] = [{} for _ in configs]
@@ -195,15 +195,16 @@ def compare(
     if isinstance(given, str | Method):
         raise ConfigError(f"must be a list of methods or of their names, got {given!r}.", key="methods")
     made = [each if isinstance(each, Method) else make(each) for each in given]
-    known: list[Callback | str] = list(callbacks)
 
     def job_of(number: int) -> Job:
         return make_job(made[number], feds, model, settings, initial_parameters=initial_parameters)
 
-    jobs = fitting(dict(enumerate(made)), job_of, feds, named, lambda text: warnings.warn(text, EquifedWarning, 4))
+    jobs = make_fitting_jobs(
+        dict(enumerate(made)), job_of, feds, named, lambda text: warnings.warn(text, EquifedWarning, 4)
+    )
     if not jobs:
         raise ConfigError("There is no method to compare.", key="methods")
-    results = [_kept(runs, job, known) for job in jobs.values()]
+    results = [_load_or_train(runs, job, callbacks) for job in jobs.values()]
     return Comparison.of(results, disparity, baseline, margin)
 
 
@@ -238,7 +239,7 @@ def sweep(
     job = make_job(method, feds, model, settings, over=over, initial_parameters=initial_parameters)
     if settings.target and math.prod(map(len, over.values())) > 1:
         need_validation(feds)
-    return Comparison.of([_kept(runs, job, callbacks)], disparity, None, margin)
+    return Comparison.of([_load_or_train(runs, job, callbacks)], disparity, None, margin)
 
 
 def seek(
@@ -267,13 +268,13 @@ def seek(
     return seeking.sought()
 
 
-def _kept(runs: str | Path | None, job: Job, callbacks: Sequence[Callback | str]) -> Result:
-    """The job's result: the one that the folder has, or a new one, which the folder then has."""
+def _load_or_train(runs: str | Path | None, job: Job, callbacks: Sequence[Callback | str]) -> Result:
+    """Return the job's result: the one that the folder has, or a new one, which the folder then has."""
     if runs is None:
         return train(job, callbacks)
-    code = _code(job)
+    code = _hash_code(job)
     name = re.sub(r"[^a-z0-9-]+", "-", job.method.name.lower())
-    folder = Path(runs) / f"{name}-{_identity(job, code)}"
+    folder = Path(runs) / f"{name}-{_fingerprint(job, code)}"
     if (folder / SUMS).is_file():  # which is written last
         return load_result(folder, trust=list(code))
     writable_folder(Path(runs), "Name another folder with runs.")
@@ -282,8 +283,8 @@ def _kept(runs: str | Path | None, job: Job, callbacks: Sequence[Callback | str]
     return result
 
 
-def _identity(job: Job, code: Mapping[str, str]) -> str:
-    """Equal for jobs whose results are: the same method, settings, rows, model and code."""
+def _fingerprint(job: Job, code: Mapping[str, str]) -> str:
+    """Return a hash that is equal for the same method, settings, rows, model, code and versions."""
     start = hashlib.blake2b()
     for leaf in (leaf for parameters in job.initial for leaf in tree.leaves(parameters)):
         start.update(np.ascontiguousarray(leaf.cpu().numpy()).data)
@@ -296,21 +297,24 @@ def _identity(job: Job, code: Mapping[str, str]) -> str:
     return hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=8).hexdigest()
 
 
-def _code(job: Job) -> dict[str, str]:
-    """A hash of the file of every module outside equifed and torch that method, model and metrics are from."""
+def _hash_code(job: Job) -> dict[str, str]:
+    """Return a hash of every module's file, outside equifed and torch, that method, model and metrics are from."""
     objects = [job.method, job.model, *job.task.module.modules(), *job.settings.metrics]
     objects += [value for value in vars(job.method).values() if isinstance(value, Method)]
-    names = {
-        kind.__module__
-        for each in objects
-        for kind in (inspect.getmro(type(each)) if not inspect.isroutine(each) else (each,))
-    }
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names)}
-    return {
-        name: hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
-        for name, file in files.items()
-        if file and name.partition(".")[0] not in ("equifed", "torch") and name not in sys.stdlib_module_names
-    }
+    kinds = [kind for each in objects for kind in ((each,) if inspect.isroutine(each) else inspect.getmro(type(each)))]
+    hashes = {}
+    for name in sorted({kind.__module__ for kind in kinds}):
+        if name.partition(".")[0] in {"equifed", "torch", *sys.stdlib_module_names} - {"__main__"}:
+            continue
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None:
+            raise ConfigError(
+                f"cannot keep a result of code from {name}, which is not in a file: whether it changes would not be "
+                "seen. Put the method or model in a module of its own, or leave runs out.",
+                key="runs",
+            )
+        hashes[name] = hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+    return hashes
 
 
 for each in (compare, sweep, seek):
