@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from equifed.settings import Local, RunSettings
     from equifed.simulation import simulate
     from equifed.store import load_model, load_result, save_result
-    from equifed.studies.comparing import compare, seek, sweep
+    from equifed.studies.api import compare, seek, sweep
     from equifed.target import Target
     from equifed.verdict import Comparison, Sought, answer
 
@@ -43,7 +43,7 @@ _HOMES = {
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
     **dict.fromkeys(("Comparison", "Sought", "answer"), "equifed.verdict"),
-    **dict.fromkeys(("compare", "seek", "sweep"), "equifed.studies.comparing"),
+    **dict.fromkeys(("compare", "seek", "sweep"), "equifed.studies.api"),
     "simulate": "equifed.simulation",
 }
 _MODULES = ("data", "methods", "metrics", "models", "partition", "report", "tracking")

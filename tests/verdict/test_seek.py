@@ -17,7 +17,7 @@ from equifed.protocol import Knob
 from equifed.settings import SeekSettings
 from equifed.simulation import train
 from equifed.simulator import Job
-from equifed.studies import comparing
+from equifed.studies import api
 from equifed.target import Target
 from equifed.verdict.seek import Point, Search, aimed
 from verdict.made import BIAS, Shift, evenly, weight_at
@@ -242,7 +242,7 @@ def test_seeking_lands_on_the_best_setting_in_three_sweeps(monkeypatch: pytest.M
         calls.append({run.hyper["weight"] for run in job.runs})
         return train(job, callbacks)
 
-    monkeypatch.setattr(comparing, "train", counted)
+    monkeypatch.setattr(api, "train", counted)
     found = sought("demographic_parity_difference <= 0.1")
     assert [len(values) for values in calls] == [4, 4, 4]
     assert found.method == Shift(on=True)  # it aims at what is asked for

@@ -35,7 +35,7 @@ from equifed.cli.tables import (
     warnings_of,
 )
 from equifed.config import Config, job_of, load_federations, parse_config
-from equifed.errors import RunError
+from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
 from equifed.methods import REGISTRY
 from equifed.notes import Note
@@ -45,7 +45,7 @@ from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store, trackers
-from equifed.studies.comparing import Ended, check_distinct, make_fitting_jobs, run_in_turn, share_out
+from equifed.studies.comparing import Ended, make_fitting_jobs, run_in_turn, share_out
 from equifed.verdict.answering import answer
 from equifed.verdict.comparison import Comparison, check_margin
 from equifed.verdict.outcome import Answer
@@ -171,9 +171,11 @@ def compare(
     check_margin(margin)
     store = Store(output.runs)
     methods = list(REGISTRY.usable()) if names is None else split_names(names, "--methods")
-    if names is not None:
-        check_distinct(methods)
     configs = [_config(data, name, settings, methods) for name in methods]
+    first: dict[str, str] = {}  # a method may have two names, ditto and fedavg+ditto
+    for name, config in zip(methods, configs, strict=True):
+        if names is not None and (same := first.setdefault(config.method.name, name)) != name:
+            raise ConfigError(f"--methods names one method twice, as {same} and as {name}. Leave out one of them.")
     store.prepare()
     trackers(configs[0])
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

@@ -13,7 +13,7 @@ from verdict.made import BIAS, Blind, Half, Shift, evenly
 import equifed as ef
 from equifed.errors import ConfigError
 from equifed.simulator import Job
-from equifed.studies import comparing
+from equifed.studies import api
 from equifed.verdict import Comparison
 
 GAP = "demographic_parity_difference"
@@ -29,8 +29,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(job.method.name)
         return original(job, callbacks)
 
-    original = comparing.train
-    monkeypatch.setattr(comparing, "train", train)
+    original = api.train
+    monkeypatch.setattr(api, "train", train)
     return names
 
 
@@ -116,11 +116,11 @@ def test_own_code_that_has_changed_is_trained_again(
 
 
 def test_without_methods_all_that_fit_are_compared(monkeypatch: pytest.MonkeyPatch, trained: list[str]) -> None:
-    monkeypatch.setattr(comparing.REGISTRY, "usable", lambda: ["fedavg", "local", "centralized-kernel"])
+    monkeypatch.setattr(api.REGISTRY, "usable", lambda: ["fedavg", "local", "centralized-kernel"])
     options: dict[str, Any] = {"model": MODEL, "rounds": 1, "seeds": 1}
     found = ef.compare(evenly(100), **options)
     assert [variant.method for variant in found.variants] == trained == ["fedavg", "local", "centralized-kernel"]
-    monkeypatch.setattr(comparing, "PERSONAL_TESTS", 10)
+    monkeypatch.setattr("equifed.studies.comparing.PERSONAL_TESTS", 10)
     with pytest.warns(ef.EquifedWarning, match="local is left out: every evaluation would test 1 models on 200 rows"):
         ef.compare(evenly(100), **options)
     assert trained[3:] == ["fedavg", "centralized-kernel"]
