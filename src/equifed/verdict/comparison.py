@@ -135,7 +135,9 @@ class Comparison:
     def __repr__(self) -> str:
         frame, said = self.to_frame(), self.verdict
         means = pd.DataFrame({column: frame[column, "mean"] for column in (*self.metrics, "bytes_up", "seconds")})
-        return "\n".join([str(means), "", *said.sentences, *filter(None, [said.rule])])
+        return "\n".join(
+            [means.to_string(float_format="{:.3f}".format), "", *said.sentences, *filter(None, [said.rule])]
+        )
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
