@@ -16,7 +16,7 @@ import equifed as ef
 from equifed import methods, seeking
 from equifed.errors import ConfigError
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, Phase, Record, notions, unchanged
+from equifed.protocol import Data, Knob, Phase, Record, ignore_replies, notions
 from equifed.seeking import Search, Tried, aimed
 from equifed.settings import SeekSettings
 from equifed.target import Target
@@ -248,7 +248,7 @@ class Shift(methods.Method):
         def rows(down: Record, state: Any, data: Data) -> tuple[Record, Any]:
             return {"rows": data.n}, state
 
-        return (Phase("count", (), ("rows",), rows, unchanged, gather="sum"),)
+        return (Phase("count", (), ("rows",), rows, ignore_replies, gather="sum"),)
 
     def predict(self, task: Any, server: Any, client: Any, x: torch.Tensor) -> torch.Tensor:
         score, s = x[:, 0], x[:, 1]

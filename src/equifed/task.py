@@ -1,4 +1,4 @@
-"""A task: a model as a function of its parameters, the loss of a row, and the sizes that methods may need."""
+"""The task: a model as a function of its parameters, the loss of a row, and the sizes that methods need."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equifed.dropout import dropping
-from equifed.modules import trained
+from equifed.dropout import use_dropout
+from equifed.modules import trained_parameters
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 TaskKind = Literal["classification", "regression"]
 LabelKind = Literal["binary", "multiclass", "regression"]
 LEAST_PROBABILITY = 1e-7
-"""How far the probabilities that a loss is computed from are kept off 0 and 1."""
+"""Smallest distance from 0 and 1 of a probability in a loss."""
 
 
 def label_kind(task: TaskKind, num_classes: int) -> LabelKind:
-    """What the labels of a task are, in the words of `Method.label_kinds`."""
+    """Return the kind of a task's labels, one of `Method.label_kinds`."""
     if task == "regression":
         return "regression"
     return "binary" if num_classes == 2 else "multiclass"
@@ -32,62 +32,61 @@ def label_kind(task: TaskKind, num_classes: int) -> LabelKind:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned, from how many, and for how long. Nothing in it changes during a run."""
+    """The learning task: model, labels, numbers of groups and clients, and training settings. Constant during a run."""
 
     module: nn.Module
-    """The model's architecture, and the values of what is frozen in it; those of the other parameters are not used."""
+    """The model's architecture and frozen values; its other parameters' values are not used."""
     kind: TaskKind
     """Classification or regression."""
     num_classes: int
     """Classes of the label (0 for regression)."""
     num_groups: int
-    """Groups of the sensitive attribute."""
+    """Number of groups of the sensitive attribute."""
     num_clients: int
-    """Clients of the federation, present or not."""
+    """Number of clients in the federation, present or not."""
     rounds: int
-    """Rounds planned (T)."""
+    """Number of planned rounds (T)."""
     local: Local
     """Settings of local training."""
     sensitive_size: int = 1
-    """Numbers that describe a row's sensitive attribute (`Data.sensitive`)."""
+    """Number of values that describe a row's sensitive attribute (`Data.sensitive`)."""
     num_client_groups: int = 0
-    """Known groups of clients (0: none known)."""
+    """Number of known groups of clients (0: unknown)."""
     binary: bool = False
-    """The model has one output, the logit of class 1, instead of one per class."""
+    """True if the model has one output, the logit of class 1, instead of one per class."""
     dropout: Tensor | None = None
-    """The key [2] by which the model's dropout layers drop units, in a step of local training (`equifed.dropout`);
-    None elsewhere: nothing is dropped."""
+    """Key [2] of the model's dropout in a step of local training (`equifed.dropout`). None elsewhere: no dropout."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are trained and sent, by name; their values mean nothing."""
-        return trained(self.module)
+        """The parameters that are trained and sent, by name; their values are not used."""
+        return trained_parameters(self.module)
 
     def in_step(self, dropout: Tensor) -> Task:
-        """The same in a step of local training with this key of dropout."""
+        """Return the task for a step of local training with this dropout key."""
         return replace(self, dropout=dropout)
 
     def rate(self, round: int) -> float:
-        """The step size of local training in this round; before round 1, that of round 1."""
+        """Return the step size of local training in this round; before round 1, that of round 1."""
         return self.local.rate(max(round, 1), self.rounds)
 
     def forward(self, parameters: Tree, x: Tensor) -> Tensor:
-        """The model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
+        """Return the model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
         out: Tensor
         if self.dropout is None:
             out = functional_call(self.module, parameters, (x,))
         else:
-            with dropping(self.dropout):
+            with use_dropout(self.dropout):
                 out = functional_call(self.module, parameters, (x,))
         scalar = self.binary or self.kind == "regression"
         return out.squeeze(-1) if scalar and out.dim() == 2 else out
 
     def row_loss(self, parameters: Tree, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row [n]: log loss, cross entropy, or squared error."""
+        """Return the loss of each row [n]: log loss, cross entropy, or squared error."""
         return self.loss_of(self.forward(parameters, x), y)
 
     def loss_of(self, output: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row from the model's raw output."""
+        """Return the loss of each row from the model's raw output."""
         if self.kind == "regression":
             return (output - y).square()
         if self.binary:
@@ -97,14 +96,14 @@ class Task:
         return torch.logsumexp(output, -1) - picked
 
     def predict(self, parameters: Tree, x: Tensor) -> Tensor:
-        """Probability of class 1 [n] (binary), of every class [n, classes], or the prediction [n]."""
+        """Return the probability of class 1 [n] (binary), of each class [n, classes], or the prediction [n]."""
         out = self.forward(parameters, x)
         if self.kind == "regression":
             return out
         return torch.sigmoid(out) if self.binary else torch.softmax(out, -1)
 
     def loss_of_prediction(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row from what `predict` returned; probabilities are kept off 0 and 1."""
+        """Return the loss of each row from the result of `predict`; probabilities are clamped away from 0 and 1."""
         if self.kind == "regression":
             return (prediction - y).square()
         if prediction.dim() == 1:
@@ -115,10 +114,10 @@ class Task:
 
     @staticmethod
     def decide(prediction: Tensor) -> Tensor:
-        """The predicted class from `predict`'s probabilities: above one half, or the largest."""
+        """Return the predicted class from `predict`'s probabilities: 1 if above one half, or the most probable one."""
         return (prediction > 0.5).long() if prediction.dim() == 1 else prediction.argmax(-1)
 
 
 def num_outputs(kind: TaskKind, num_classes: int) -> int:
-    """Outputs of a model that is made for the task: one logit for two classes, one value for regression."""
+    """Return the number of outputs of a model built for the task: one for two classes (a logit) and for regression."""
     return 1 if kind == "regression" or num_classes == 2 else num_classes

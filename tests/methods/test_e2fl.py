@@ -82,8 +82,8 @@ def test_the_footrule_by_hand() -> None:
 
 @pytest.mark.parametrize(("keep", "n", "expected"), [(0.5, 6, 3), (0.5, 7, 4), (0.1, 30, 3), (0.0, 9, 1), (1.0, 9, 9)])
 def test_how_many_edges_remain(keep: float, n: int, expected: int) -> None:
-    assert edge_popup.kept(keep, n) == expected
-    swept = edge_popup.kept(torch.tensor(keep), n)
+    assert edge_popup.num_kept(keep, n) == expected
+    swept = edge_popup.num_kept(torch.tensor(keep), n)
     assert int(swept) == expected
     values = torch.randperm(n).float()
     for share in (keep, torch.tensor(keep)):

@@ -16,7 +16,7 @@ import typer
 from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
-from equifed.registry import typed
+from equifed.registry import allow
 from equifed.settings import MARGIN, Cluster, Local, RunSettings
 from equifed.words import quoted
 
@@ -310,7 +310,7 @@ class Tables(make_dataclass("GeneratedTables", _of_data(*_DATA, panels=True), fr
         if name is not None and self.data:
             raise ConfigError(f"The data set {quoted(name)} and --data are both given. Keep one of them.")
         if name is not None:
-            typed(name)
+            allow(name)
         if name is not None and name not in DATASETS and Path(name).exists():
             raise ConfigError(f"{quoted(name)} is no data set but a file or a folder. Give it as --data {name}.")
         return ({} if name is None else {"name": name}) | self.section()
@@ -444,10 +444,10 @@ class Settings(Tracking, Sharing, make_dataclass("Generated", _generated(), froz
 
 
 def _is_method(name: str) -> bool:
-    from equifed.methods import REGISTRY, unwrapped
+    from equifed.methods import REGISTRY, unwrap
 
-    base, _ = unwrapped(name)
-    typed(base)
+    base, _ = unwrap(name)
+    allow(base)
     return base in REGISTRY
 
 

@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equifed import tree
-from equifed.bounds import Bounds, finite
+from equifed.bounds import Bounds, is_finite
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError, EquifedError, RowError, unknown_name
 from equifed.fixed_point import OutOfRange
@@ -140,7 +140,7 @@ def app_of(setting: Setting) -> ClientApp:
         with _in_range("its rows"):
             numbers = joining.integers(*silo.sizes, silo.sums(), len(exchange.names))
         layout = joining.layout_of(int(setting.scaled.sum()))
-        secrets.vouch(roster is not None)
+        secrets.record_vouched(roster is not None)
         put_masked(content, secrets.mask(exchange, layout, digest(message.content), numbers))
         return content
 
@@ -153,7 +153,7 @@ def app_of(setting: Setting) -> ClientApp:
             # the job's phases: what leaves the silo has gone through the channel
             phase = None if position is None else job.phases(stage)[position]
             # whether replies are masked follows from the configuration that the silos agreed on, never from a message
-            hidden = setting.secure and (phase is None or job.channel.hides(phase))
+            hidden = setting.secure and (phase is None or job.channel.is_hidden(phase))
             if setting.secure:
                 everyone = phase is None or job.asked(stage) == job.task.num_clients
                 if asked["evaluate"] and not (hidden and everyone):
@@ -171,9 +171,9 @@ def app_of(setting: Setting) -> ClientApp:
                     raise BadMessage("cannot be made: the others are told that this silo goes on from another exchange")
                 secrets.check_states(int(asked["from"]), states.values())
             if setting.secure:
-                secrets.hear(number, digest(message.content))
+                secrets.record_message(number, digest(message.content))
                 if phase is not None and asked["evaluate"]:  # so that the round before is not measured by itself, too
-                    secrets.hear(evaluation_number(int(asked["round"]) - 1), str(number).encode())
+                    secrets.record_message(evaluation_number(int(asked["round"]) - 1), str(number).encode())
             trained_with = () if phase is None else phase.down
             down = silo.received(message, (*trained_with, *(job.method.predicts_with if asked["evaluate"] else ())))
             state = memory.recall(int(asked["from"]), job.method.init_client(job.task, job.initial[0]))
@@ -298,13 +298,13 @@ class OpenSilo:
         with torch.no_grad():
             reply, state = self.engine.work(phase, down, self._on_device(state), 0, self.place, number)
         check_reply(self.engine.job.method, phase, reply)
-        if not finite(state):
+        if not is_finite(state):
             raise BadMessage("would leave NaN or Inf in what the silo remembers")
         _check_finite(reply)
         rows = int(self.engine.tables.sizes[0, self.place])
-        wrong = bounds.problem(down, reply, rows)
+        wrong = bounds.find_problem(down, reply, rows)
         if wrong and hidden:
-            field = bounds.impossible(down, reply, 1, rows)
+            field = bounds.find_impossible(down, reply, 1, rows)
             raise BadMessage(f"has {field} out of bounds (its own log says how far)") from BadMessage(wrong)
         if wrong:
             raise BadMessage(wrong)
@@ -362,7 +362,7 @@ def _check_step(job: Job, stage: Stage, position: int | None, round: int, number
     ends = round > 0 and (round == job.rounds or job.method.may_converge)
     measured = round > 0 and round % job.settings.eval_every == 0
     # where everyone is in a round's first exchange, the model of the round before is measured with it
-    along = job.asked("round") == job.task.num_clients and job.channel.hides(job.phases("round")[0])
+    along = job.asked("round") == job.task.num_clients and job.channel.is_hidden(job.phases("round")[0])
     if position is None:
         if number != evaluation_number(round) or not (ends or (measured and not along)):
             raise BadMessage("cannot be made: nothing is measured then")
@@ -431,6 +431,6 @@ def _scaling(message: Message, inputs: int) -> Scaling | None:
 
 def _check_finite(reply: Record) -> None:
     """A silo sends no NaN, whatever the server's numbers made of its own."""
-    for name, leaf in tree.named(reply).items():
+    for name, leaf in tree.to_named(reply).items():
         if not leaf.isfinite().all():
             raise BadMessage(f"would have NaN or Inf in {name}: training has run away (try a smaller learning rate)")

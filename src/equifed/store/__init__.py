@@ -14,7 +14,7 @@ from pathlib import Path
 from equifed import modules
 from equifed.config import Config, build, identity
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, blaming
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.simulation import Training
 from equifed.simulator import Job
 from equifed.store.environment import environment, federations_of, fingerprint, sources
@@ -46,7 +46,7 @@ class Store:
 
     def prepare(self) -> None:
         """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
-        writable_folder(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
+        check_writable(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
 
     def start(
         self,

@@ -14,7 +14,7 @@ from typing import TypeVar
 from filelock import FileLock
 
 from equifed.errors import ConfigError, DiskError, EquifedWarning, RunError
-from equifed.files import checksum, refuse_link, why_not
+from equifed.files import checksum, describe_os_error, refuse_link
 from equifed.store.folder import Entry, RunFolder
 from equifed.words import clean
 
@@ -127,7 +127,7 @@ class Index:
             if kind not in DISK or code == sqlite3.SQLITE_IOERR_SHORT_READ:
                 raise
             cause = OSError(errno.ENOSPC if kind == sqlite3.SQLITE_FULL else 0, str(error))
-            raise DiskError(f"{self.path} could not be written: {why_not(cause, self.root)}") from error
+            raise DiskError(f"{self.path} could not be written: {describe_os_error(cause, self.root)}") from error
 
 
 def _put(db: sqlite3.Connection, entries: Iterable[Entry]) -> None:

@@ -13,7 +13,7 @@ from equifed.data.sets.dutch import DUTCH
 from equifed.data.sets.german import GERMAN
 from equifed.data.sets.law import LAW
 from equifed.data.sets.mnist import MNIST
-from equifed.registry import Registry, typed
+from equifed.registry import Registry, allow
 
 _BUILT_IN = (
     *(ADULT, COMPAS, GERMAN, LAW, DUTCH, DRUG, BANK, BANK_ADDITIONAL, COMMUNITIES),
@@ -31,7 +31,7 @@ DATASETS: Registry[Dataset] = Registry(
 
 def get_dataset(name: str) -> Dataset:
     """A data set by a name that the user has typed; `bank-additional` is as good as `bank_additional`."""
-    typed(name)
+    allow(name)
     return recorded_dataset(name)
 
 
