@@ -1,6 +1,6 @@
 """The protocol: what a method is. This is the one file to read before writing one.
 
-A method is a frozen dataclass of hyper-parameters and three tuples of phases: `setup` (once, before round 1), `round`
+A method is a frozen dataclass of hyperparameters and three tuples of phases: `setup` (once, before round 1), `round`
 (every round) and `final` (once, after the last round). A phase is one exchange: the server sends the fields named in
 `down`, each client answers with the fields named in `up`, the server combines the answers. Everything is a pure
 function of tensors: state goes in and comes out, and random numbers arrive as data. That is why one method object

@@ -338,7 +338,7 @@ def test_a_report_counts_unknown_groups(tmp_path: Path):
         for method in (ef.methods.FedAvg(), ef.methods.LocalOnly())
     )
     page = one.to_html(tmp_path / "page.html").read_text()
-    assert "test rows is unknown: they take part in training" in page
+    assert "test rows is unknown: they are used for training" in page
     # rows of unknown group do not hide how many models the rows were given to
     assert [variant.models for variant in variants_of([one, own])] == [1, 3]
     (counts,) = own.count_tables("test").values()

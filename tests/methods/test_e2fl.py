@@ -338,7 +338,7 @@ def test_recorded_bytes_are_packed_bytes(engine: str, uneven: Federation) -> Non
     ("method", "model", "words"),
     [
         (FRL(), ef.models.MLP(hidden=(3,)), "biases|without biases"),
-        (E2FL(groups="lowest-loss"), MLP, "say how many"),
+        (E2FL(groups="lowest-loss"), MLP, "must be the number of groups"),
         (E2FL(num_groups=3), MLP, "come from the data"),
         (E2FL(groups="binary", num_groups=0), MLP, "num_groups"),
         (FRL(), ef.models.MLP(hidden=(3,), init="zeros", bias=False), "all initial values"),

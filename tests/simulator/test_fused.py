@@ -143,5 +143,8 @@ def test_which_kernel_ran_is_told(uneven: Federation) -> None:
     assert "neither linear nor a fully connected network" in str(gelu.notes[0])
     own = ef.simulate(ef.methods.LocalKernel(), uneven, model=ef.models.Logistic(), rounds=1)
     assert own.notes[-1].fields["obstacle"] == "loss"
-    with pytest.raises(ConfigError, match="kernel cannot be 'fused' for local-kernel, phase 'train': its loss"):
+    with pytest.raises(
+        ConfigError,
+        match="kernel cannot be 'fused' for local-kernel, phase 'train': compiled loops do not support its loss",
+    ):
         ef.simulate(ef.methods.LocalKernel(), uneven, model=ef.models.Logistic(), rounds=1, kernel="fused")
