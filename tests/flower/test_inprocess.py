@@ -105,7 +105,7 @@ def test_a_round_with_too_few_silos_for_the_rule_is_not_applied(silos: Path, tmp
     found = federate(made, grid, tmp_path)
     assert not found.log["applied"].any()
     (note,) = (note for note in found.notes if note.kind == "rounds-not-applied")
-    assert "krum needs 5 updates to withstand 1 liar, and fewer came" in str(note)
+    assert "krum needs 5 updates to tolerate 1 malicious client, and fewer came" in str(note)
     assert not len(found.cuts)
 
 
