@@ -490,7 +490,7 @@ class Squashed(nn.Linear):
         ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5), nn.Linear(3, 1))}, "a layer AlphaDropout"),
-        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "nothing is left"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "all is dropped"),
         ({"model": nn.Linear(7, 1)}, r"does not take this data's rows of shape \[4\]"),
         ({"model": nn.Linear(4, 5)}, r"needs \[rows, 1 or 2\]"),
         ({"model": "mlp"}, "model must be from equifed.models"),
