@@ -528,7 +528,7 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="needs a list of values"):
         ef.sweep(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
     ef.sweep(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
-    with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
+    with pytest.raises(ConfigError, match="Unknown hyperparameter"):
         ef.sweep(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
 
 
