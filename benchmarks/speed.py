@@ -309,7 +309,7 @@ def rankings(quick: bool) -> dict[str, float]:
     counting = edge_popup.threshold
 
     def topk(values: torch.Tensor, keep: float) -> torch.Tensor:
-        return values.topk(edge_popup.kept(keep, len(values)), sorted=False).values.amin()
+        return values.topk(edge_popup.num_kept(keep, len(values)), sorted=False).values.amin()
 
     def seconds(method: ef.Method, kernel: str) -> float:
         # the first round of a process loads the kernels

@@ -33,7 +33,7 @@ def phase_of(updates: dict[str, Update], reply: dict[str, torch.Tensor]) -> Phas
 
 
 def sent(clip: float | torch.Tensor, updates: dict[str, Update], down: object, reply: object) -> dict[str, object]:
-    phase = Channel(clip).through(phase_of(updates, reply))  # type: ignore[arg-type]
+    phase = Channel(clip).apply(phase_of(updates, reply))  # type: ignore[arg-type]
     return phase.client({"theta": down}, (), None)[0]  # type: ignore[arg-type]
 
 
@@ -83,9 +83,9 @@ def test_what_has_no_weight_or_no_bound() -> None:
 
 def test_an_empty_channel_hands_out_the_phase_itself() -> None:
     (phase,) = FedAvg().round
-    assert Channel().through(phase) is phase
+    assert Channel().apply(phase) is phase
     count = dataclasses.replace(phase, updates={})
-    assert Channel(1.0).through(count) is count
+    assert Channel(1.0).apply(count) is count
 
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])

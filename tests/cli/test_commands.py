@@ -340,7 +340,7 @@ def test_compare_by_other_columns(needs, place, invoke):
     assert outcome.exit_code == 0, outcome.stderr
     assert "groups by sex, foreign_worker" in outcome.stdout
     # a group-by of the table: the two with fewer than 40 rows
-    merged = "are one group, 'other (merged)': female & no (7 rows), male & no (30 rows)"
+    merged = "were merged into one group, 'other (merged)': female & no (7 rows), male & no (30 rows)"
     assert merged in " ".join(outcome.stderr.split())
     assert "other (merged)" in invoke("show", "latest").stdout
     found = data(invoke(*options, "--json"))

@@ -15,7 +15,7 @@ import torch
 
 import equifed as ef
 from equifed import methods, tree
-from equifed.bounds import bound_of, unbounded
+from equifed.bounds import bound_of, unbounded_fields
 from equifed.channel import Channel
 from equifed.errors import ConfigError
 from equifed.federation import Federation, Rows, RowSets
@@ -315,8 +315,8 @@ def test_a_secure_sum_is_of_three_or_more(uneven: Federation) -> None:
 def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
     """By a bound, as an update, whose norm is, or by its codec; those that the channel adds too."""
     stages = (method.setup, method.round, method.final)
-    for phase in (Channel(clip=1.0).through(phase) for stage in stages for phase in stage):
-        assert not unbounded(phase), f"{method.name}, phase {phase.name}: declare `bounds`"
+    for phase in (Channel(clip=1.0).apply(phase) for stage in stages for phase in stage):
+        assert not unbounded_fields(phase), f"{method.name}, phase {phase.name}: declare `bounds`"
         for name in set(phase.up) & {*BOUNDS, *phase.bounds}:
             bound = bound_of(phase, Channel(), name)
             ends = [end for end in (bound.low, bound.high) if callable(end) or abs(end) < np.inf]
@@ -483,7 +483,7 @@ def test_state_survives_names(method: Method, uneven: Federation) -> None:
     model = made.pop("model")
     simulation = Simulation(make_job(method, uneven, model, ef.RunSettings(**made)))  # type: ignore[arg-type]
     state = next(iter(simulation.rounds())).state
-    back = tree.from_named(simulation.engine.start(), tree.named(state))
+    back = tree.from_named(simulation.engine.start(), tree.to_named(state))
     assert type(back.server) is type(state.server)
     for a, b in zip(tree.leaves(state), tree.leaves(back), strict=True):
         assert torch.equal(a, b)

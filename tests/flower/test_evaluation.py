@@ -218,7 +218,7 @@ def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
     careful = federate(made, Nodes(SiloApp(made), configs), tmp_path, "careful")
     assert careful.info["federation"]["withheld"] == {"c": ALL}
     assert (
-        "c withholds how right its predictions are for f, m and what they are for f, m: the counts are too small to be "
+        "c withholds the confusion counts for f, m and the prediction counts for f, m: they are too small to be "
         "disclosed."
     ) in map(str, careful.notes)
     assert Note("disclosed", {"rows": 21, "of": 35}) in careful.notes

@@ -52,7 +52,7 @@ def unmasked(content: RecordDict, kind: str, like: Numbers) -> Numbers:
 def sizes_by_kffl(said: Numbers, round: int = 1) -> np.ndarray:
     """Rows of the two groups: `sum_s` adds up one of two vectors for each row, both of which follow from the seed."""
     draw = methods.KFFL().round[0].draws["phi_s"]
-    (made,) = randomness.draws(SEED, round, {"phi_s": draw}, SimpleNamespace(sensitive_size=1)).values()  # type: ignore[arg-type]
+    (made,) = randomness.make_draws(SEED, round, {"phi_s": draw}, SimpleNamespace(sensitive_size=1)).values()  # type: ignore[arg-type]
     vectors = phi(torch.tensor([[0.0], [1.0]]), torch.from_numpy(made).float(), methods.KFFL().kernel_width)
     sizes, *_ = np.linalg.lstsq(vectors.numpy().astype(float).T, said["sum_s"].astype(float))
     return np.rint(sizes)

@@ -20,7 +20,7 @@ from equifed.errors import ConfigError
 from equifed.flower.agreement import Setting
 from equifed.flower.deployment.credentials import write_key_pair
 from equifed.flower.deployment.folder import Folder, create
-from equifed.methods import summing
+from equifed.methods import summable_names
 from equifed.secure import Refused, Roster, sign
 from flower.test_folder import table
 
@@ -87,7 +87,7 @@ def test_without_secure_nothing_is_said_of_it(tmp_path: Path, schema: Schema) ->
     ("options", "says"),
     [
         ({"silos": ["a", "b"]}, "a sum over fewer than 3 silos hides nobody, and 2 are named"),
-        ({"method": "fcfl"}, f"which fcfl needs. Methods that work with it: {', '.join(summing())}."),
+        ({"method": "fcfl"}, f"which fcfl needs. Methods that work with it: {', '.join(summable_names())}."),
     ],
 )
 def test_what_cannot_be_summed_is_refused(tmp_path: Path, schema: Schema, options: dict, says: str) -> None:
@@ -140,7 +140,7 @@ def test_mistakes_of_the_roster_command(tmp_path: Path, keys: list[Path], wrong:
         "private": "one for each silo",
         "missing": "cannot be read",
         "one key": "has one key for 'south' and 'east'",
-        "no name": "'bad' is no public key on an elliptic curve",
+        "no name": "'bad' is not a public key on an elliptic curve",
     }
     done = invoke("roster", tmp_path / "roster.json", *files[wrong])
     assert done.exit_code == 2, done.output

@@ -236,7 +236,7 @@ def test_one_round_of_reweighing_against_numpy(method: FedAvgLR | FedAvgGR, unev
         local=Local(epochs=2, batch_size=None, learning_rate=0.4),
     )  # fmt: skip
     everybody = randomness.client_order(uneven.ids)
-    cohort = randomness.cohort(2, 1, everybody, 5)
+    cohort = randomness.draw_cohort(2, 1, everybody, 5)
 
     def cells(clients: np.ndarray) -> np.ndarray:
         counts = np.zeros((2, 2))

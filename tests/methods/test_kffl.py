@@ -243,7 +243,7 @@ def slope_of_psi(w: np.ndarray, at: np.ndarray, fed: Federation, seed: int, roun
     rows = np.concatenate([fed.train[k] for k in range(fed.num_clients)])
     x, s = fed.rows.x[rows].astype(float), fed.rows.s[rows][:, None].astype(float)
     task = Task(nn.Linear(4, 1), "classification", 2, 2, fed.num_clients, 1, Local(), binary=True)
-    draws = randomness.draws(seed, round, KFFL().round[0].draws, task)
+    draws = randomness.make_draws(seed, round, KFFL().round[0].draws, task)
 
     def psi(w: np.ndarray) -> float:
         zs = features(s, draws["phi_s"].astype(float), 1)

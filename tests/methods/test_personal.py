@@ -422,13 +422,13 @@ def test_names_and_papers_of_ditto() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("local", "have models of their own already"),
-        ("fedem", "have models of their own already"),
-        ("ditto", "have models of their own already"),
-        ("fedper", "have models of their own already"),
-        ("frl", "sends its clients no model"),
+        ("local", "already have personal models"),
+        ("fedem", "already have personal models"),
+        ("ditto", "already have personal models"),
+        ("fedper", "already have personal models"),
+        ("frl", "does not send its clients a model"),
         ("centralized-kernel", "trains in one place"),
-        ("fedavg+fair", "name it after Ditto"),
+        ("fedavg+fair", "put its suffix after Ditto's"),
     ],
 )
 def test_what_ditto_cannot_go_around(name: str, why: str) -> None:

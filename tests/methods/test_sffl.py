@@ -135,7 +135,7 @@ def test_absent_clients_keep_their_weight(uneven: Federation) -> None:
 
     for step in run.rounds():
         after = step.state.server.ratio[0].clone()
-        here = randomness.cohort(0, step.round, randomness.client_order(uneven.ids), 3)
+        here = randomness.draw_cohort(0, step.round, randomness.client_order(uneven.ids), 3)
         away = np.setdiff1d(np.arange(uneven.num_clients), here)
         assert torch.equal(after[away], before[away])
         before = after

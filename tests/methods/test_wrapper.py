@@ -89,7 +89,7 @@ def test_what_a_wrapper_does_not_change_is_that_of_the_method_inside(uneven: Fed
     x, y = uneven.rows.x[:20], uneven.rows.y[:20]
     adapted = [ef.simulate(m, uneven, **SETTINGS).adapt((x, y)).predict(x)[3] for m in (mixture.inner, mixture)]
     np.testing.assert_array_equal(*adapted)
-    with pytest.raises(ef.ConfigError, match="goes around a method such as"):
+    with pytest.raises(ef.ConfigError, match="wraps a method such as"):
         ServerRate(ef.methods.FedAvg)  # type: ignore[arg-type]
 
 

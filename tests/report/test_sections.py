@@ -151,7 +151,7 @@ def test_simulated_secure_sums_are_told_apart(tmp_path):
     assert "Secure sums, simulated. These exchanges are those of a federation" in text
     assert text.count("gets only the sum") == text.count("takes the masks off the sum") == 3
     assert "can hide a single client's reply" not in text
-    assert "nobody but a silo itself knows it" in text  # single clients' figures
+    assert "only the silo itself knows them" in text  # single clients' figures
     text = page_of([plain, secure], tmp_path).text
     assert "The exchanges of kffl are those of a federation" in text
     assert "secure sums (secure = true) can hide a single client's reply" in text

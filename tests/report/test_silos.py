@@ -124,7 +124,7 @@ def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tm
     assert not any(group["curve"] for group in page.data["calibration"][0]["groups"])
     assert groups.count("withheld") == 2 * 7  # all but the number of rows disclosed, for both groups
     assert "undefined" not in groups
-    assert "disclosed together for none of the 130 test rows" in page.text
+    assert "The confusion counts of all 130 test rows are withheld" in page.text
     for cell in page.data["table"]["rows"][0][: len(page.data["tests"]["columns"])]:
         assert (cell["mean"], cell["absent"]) == (None, "withheld")
     said = verdict([hidden])

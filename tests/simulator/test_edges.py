@@ -43,7 +43,7 @@ def expected(p: Problem, edges: Edges, scores: np.ndarray) -> np.ndarray:
         for epoch in range(local.epochs):
             order = np.arange(n)
             if local.batch_size:
-                key = shuffle.folded(p.keys[lane : lane + 1].numpy().view(np.uint64), epoch)
+                key = shuffle.fold(p.keys[lane : lane + 1].numpy().view(np.uint64), epoch)
                 order = shuffle.order(int(key[0]), n)
             for batch in np.split(order, range(local.batch_size or n, n, local.batch_size or n)) if n else []:
                 rows = p.index.numpy()[int(p.start[lane]) + batch]

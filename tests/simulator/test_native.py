@@ -26,7 +26,7 @@ def orders() -> list[list[int]]:
 
 
 EXPECTED = [
-    shuffle.order(int(key), int(n)).tolist() for key, n in zip(shuffle.folded(KEYS, 4), SIZES, strict=True)
+    shuffle.order(int(key), int(n)).tolist() for key, n in zip(shuffle.fold(KEYS, 4), SIZES, strict=True)
 ]  # fmt: skip
 
 

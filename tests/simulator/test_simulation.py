@@ -310,7 +310,7 @@ def test_plan_is_reproducible_and_differs_by_purpose() -> None:
 
 def test_cohorts_are_uniform_without_replacement() -> None:
     order = randomness.client_order([str(i) for i in range(12)])
-    drawn = np.array([randomness.cohort(0, number, order, 3) for number in range(4000)])
+    drawn = np.array([randomness.draw_cohort(0, number, order, 3) for number in range(4000)])
     assert all(len(set(row)) == 3 for row in drawn)
     share = np.bincount(drawn.ravel(), minlength=12) / 4000
     np.testing.assert_allclose(share, 3 / 12, atol=0.03)
@@ -491,10 +491,10 @@ class Squashed(nn.Linear):
         ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5), nn.Linear(3, 1))}, "a layer AlphaDropout"),
-        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "nothing is left"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "all is dropped"),
         ({"model": nn.Linear(7, 1)}, r"does not take this data's rows of shape \[4\]"),
         ({"model": nn.Linear(4, 5)}, r"needs \[rows, 1 or 2\]"),
-        ({"model": "mlp"}, "model must be one of equifed.models"),
+        ({"model": "mlp"}, "model must be from equifed.models"),
         ({"model": nn.ReLU()}, "has no parameters"),
         ({"initial_parameters": {"w": np.zeros(3)}}, "must have the model's parameters 0.weight, 0.bias"),
         (
@@ -518,7 +518,7 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
         ef.simulate(ef.methods.FedProx(mu=-1), uneven, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Unknown method 'fedavgg'\. Did you mean 'fedavg'"):
         ef.methods.make("fedavgg")
-    with pytest.raises(ConfigError, match="Unknown hyper-parameter of fedprox 'nu'"):
+    with pytest.raises(ConfigError, match="Unknown hyperparameter of fedprox 'nu'"):
         ef.methods.make("fedprox", nu=1)
     with pytest.raises(ConfigError, match=r"^mu must be a number of at least 0, got 'big'"):
         ef.methods.make("fedprox", mu="big")
@@ -529,7 +529,7 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="needs a list of values"):
         ef.simulate(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
     ef.simulate(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
-    with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
+    with pytest.raises(ConfigError, match="Unknown hyperparameter"):
         ef.simulate(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
 
 
@@ -600,7 +600,7 @@ def test_the_reference_engine_names_the_client_in_an_error(uneven: Federation) -
         ({"batch_size": 0}, "batch_size"),
         ({"optimizer": "lion"}, "Unknown optimizer 'lion'"),
         ({"momentum": 1.0}, "momentum"),
-        ({"optimizer": "adam", "momentum": 0.9}, "belongs to SGD"),
+        ({"optimizer": "adam", "momentum": 0.9}, "applies to SGD"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"weight_decay": -1.0}, "weight_decay"),
     ],

@@ -27,7 +27,7 @@ from equifed.flower.deployment.folder import NAME, Folder, create, service_of
 from equifed.flower.deployment.installed import require_flower
 from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
 from equifed.notes import Note
-from equifed.signals import ending_on_signals, exit_code
+from equifed.signals import end_on_signals, exit_code
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
 
@@ -252,7 +252,7 @@ def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
     """Follow the run to its report: with server and silos as programs of ours, which end with us, or on the SuperLink
     that the folder names, which goes on without us."""
     folder, local = programs.folder, programs if isinstance(programs, LocalFederation) else None
-    with ending_on_signals():
+    with end_on_signals():
         try:
             with programs:
                 if local is None:

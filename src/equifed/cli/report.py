@@ -10,7 +10,7 @@ from pathlib import Path
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import Goal, Output, ReportOptions, split_names
 from equifed.errors import ConfigError
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.report.card import with_facts
 from equifed.results import Result
 from equifed.results.merge import gathered
@@ -38,7 +38,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
     formats = split_names(options.formats, "--formats")
     if options.figures is not None:
         check_formats(formats)
-        writable_folder(options.figures, "Name another folder with --figures.")
+        check_writable(options.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
     comparison = Comparison.of(
         gathered([documented(folder, folder.result()) for folder in folders]),
@@ -98,4 +98,4 @@ def check_page(page: Path, option: str) -> None:
     """Refuse a page that is a folder, or in a folder where no file can be written."""
     if page.is_dir():
         raise ConfigError(f"{option} {page} is a folder. Name a file in it, e.g. {page / 'report.html'}.")
-    writable_folder(page.parent, f"Name another file with {option}.")
+    check_writable(page.parent, f"Name another file with {option}.")

@@ -63,6 +63,6 @@ def unmask(message: Message, context: Context) -> RecordDict:
     """A silo's part in taking the masks off a sum; its state folder says what it may tell."""
     asked = read_about(message.content)
     secrets = secrets_of(context, str(asked["run"]))
-    told = secrets.tell(*read_unmasking(message.content))
+    told = secrets.unmask(*read_unmasking(message.content))
     said = about({"client": secrets.name, "exchange": str(asked["exchange"])})
     return RecordDict({ABOUT: said, SECURE: telling(told)})

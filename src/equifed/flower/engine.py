@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from equifed import tree
-from equifed.bounds import Bounds, finite, unbounded
+from equifed.bounds import Bounds, is_finite, unbounded_fields
 from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import together, withheld_by
@@ -72,7 +72,7 @@ class FlowerEngine:
         self._validation = tree.take(validation_data(job, tables), 0)
         self._like = _replies(job, tables, self._validation)
         for phase in (phase for stage in STAGES for phase in job.phases(stage)):
-            if fields := unbounded(phase):
+            if fields := unbounded_fields(phase):
                 self.note("unbounded", phase=phase.name, fields=fields)
 
     def start(self) -> State:
@@ -137,7 +137,7 @@ class FlowerEngine:
         except Exception as error:  # replies that are each possible, and together are not
             failed = {"phase": phase.name, "error": clean(f"{type(error).__name__}: {error}")}
             return replace(exchange, obstacles={0: Note("server-step-failed", failed)})
-        if not finite(sent(method, server, self._validation, self._travels)):
+        if not is_finite(sent(method, server, self._validation, self._travels)):
             return replace(exchange, obstacles={0: Note("model-not-finite", {"phase": phase.name})})
         last = state.last_reply.clone()
         last[0, torch.from_numpy(clients)] = number
@@ -147,7 +147,7 @@ class FlowerEngine:
 
     def _cut(self, phase: Phase, exchange: Exchange, cut: np.ndarray) -> np.ndarray | None:
         """How much of the updates of the whole cohort was cut [1, K]."""
-        if not self.job.channel.resists(phase):
+        if not self.job.channel.has_rule(phase):
             return None
         cuts = np.full(exchange.present.shape, np.nan)
         cuts[exchange.present] = cut
@@ -262,7 +262,7 @@ class FlowerEngine:
             else:
                 replies[k] = reply
         rows = {k: self.link.at_most(self._ids[k]).rows for k in replies}
-        for k, wrong in bounds.refused(down, replies, rows).items():
+        for k, wrong in bounds.find_refused(down, replies, rows).items():
             refused.append(Rejection(0, self._ids[k], phase.name, wrong))
             del replies[k]
         return replies, refused

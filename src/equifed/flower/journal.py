@@ -28,7 +28,7 @@ from equifed.errors import RunError
 from equifed.files import (
     checksum,
     clear_temporaries,
-    private_folder,
+    make_private_folder,
     read_regular,
     refuse_link,
     sync_folder,
@@ -77,7 +77,7 @@ class Journal:
 
     def write(self, number: int, stage: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Flushed to the disk when it returns."""
-        private_folder(self.folder)
+        make_private_folder(self.folder)
         path = self._file(number)
         said = json.dumps([stage, dict(facts)]).encode()
         content = said + b"\n" + save({name: np.asarray(values, order="C") for name, values in arrays.items()})

@@ -20,7 +20,7 @@ from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.files import read_regular
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, distrusting, read_about, unpack
-from equifed.secure import Refused, usable, verify
+from equifed.secure import Refused, is_usable_key, verify
 from equifed.words import clean, quoted
 
 POLL = 0.5
@@ -222,7 +222,7 @@ class Link:
         if "refused" in about:
             raise BadMessage(about["refused"])
         public, signature = (about.get(part) for part in ("public", "signature"))
-        if type(public) is not bytes or not usable(public):
+        if type(public) is not bytes or not is_usable_key(public):
             raise BadMessage("introduces itself without a key of this run, or with one that hides nothing")
         if type(signature) is not bytes or len(signature) > MOST_SIGNATURE:
             raise BadMessage("introduces itself with something else than a signature")

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from equifed.errors import ConfigError
 from equifed.flower.records import FIELDS, SCALING, BadMessage, check_run, read_array
-from equifed.secure import Exchange, Masked, Silo, Told
+from equifed.secure import Exchange, Masked, Silo, UnmaskReply
 from equifed.secure.rules import DIGEST, SEALED
 
 SIGNATURES = "signatures"
@@ -154,7 +154,7 @@ def read_unmasking(content: RecordDict) -> tuple[bytes, list[str], dict[str, byt
     return transcript, _list(said, "survivors", str), _named(said, "from", "sealed")
 
 
-def telling(told: Told) -> ConfigRecord:
+def telling(told: UnmaskReply) -> ConfigRecord:
     """What a survivor answers."""
     return ConfigRecord(
         {
@@ -168,10 +168,10 @@ def telling(told: Told) -> ConfigRecord:
     )
 
 
-def read_telling(content: RecordDict) -> Told:
+def read_telling(content: RecordDict) -> UnmaskReply:
     said = _record(content)
     parts = ("shares", "seeds", "openers")
-    return Told(*(_named(said, f"{part}-of", part) for part in parts))
+    return UnmaskReply(*(_named(said, f"{part}-of", part) for part in parts))
 
 
 # -- parts of a record -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Context
 from safetensors.torch import load, save
 
 from equifed import tree
-from equifed.files import checksum, clear_temporaries, private_folder, read_regular, write_atomic
+from equifed.files import checksum, clear_temporaries, make_private_folder, read_regular, write_atomic
 from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Stage
 from equifed.tree import Tree
@@ -57,7 +57,7 @@ class Memory:
     def keep(self, number: int, state: Tree, needed: set[int]) -> None:
         """Remember the state after exchange `number`, and forget older ones that are not needed. Newer ones stay: a
         message that was long on its way may be worked on after its successors."""
-        values = {name: leaf.detach().cpu().contiguous() for name, leaf in tree.named(state).items()}
+        values = {name: leaf.detach().cpu().contiguous() for name, leaf in tree.to_named(state).items()}
         if not values:
             return
         self.context.state[_name(number)] = ArrayRecord({name: Array(leaf.numpy()) for name, leaf in values.items()})
@@ -66,7 +66,7 @@ class Memory:
                 del self.context.state[_name(old)]
         if self.folder is None:
             return
-        private_folder(self.folder)
+        make_private_folder(self.folder)
         # two parts of a state may be one tensor, such as a model as it came down, and are each written
         content = save({name: leaf.clone() for name, leaf in values.items()})
         write_atomic(self.folder / _name(number), checksum(content).encode() + content, mode=0o600)
@@ -78,7 +78,7 @@ class Memory:
         """Whether the rows are those that the run began with, by a mark that never leaves the silo."""
         if self.folder is None:
             return True
-        private_folder(self.folder)
+        make_private_folder(self.folder)
         clear_temporaries(self.folder)  # a node joins before it does anything else
         mark = self.folder / "rows"
         if not mark.exists():

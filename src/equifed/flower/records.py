@@ -77,7 +77,7 @@ def pack(values: Record, codecs: Mapping[str, str] | None = None) -> ArrayRecord
     arrays = {}
     for field, value in values.items():
         codec = (codecs or {}).get(field)
-        for name, leaf in tree.named({field: value}).items():
+        for name, leaf in tree.to_named({field: value}).items():
             array = leaf.detach().cpu().numpy()
             arrays[name] = Array(np.frombuffer(CODECS[codec].encode(array), np.uint8) if codec else array)
     return ArrayRecord(arrays)
@@ -91,7 +91,7 @@ def unpack(content: RecordDict, record: str, like: Record, codecs: Mapping[str, 
     if not isinstance(arrays, ArrayRecord):
         raise BadMessage(f"has no record {record!r}")
     values = {}
-    expected = {field: tree.named({field: value}) for field, value in like.items()}
+    expected = {field: tree.to_named({field: value}) for field, value in like.items()}
     names = {name for leaves in expected.values() for name in leaves}
     if set(arrays) != names:
         raise BadMessage(f"has the fields {_shortened(set(arrays))}; {_shortened(names)} were asked for")

@@ -72,7 +72,7 @@ class SecureEngine(FlowerEngine):
             self.link.welcome(min(self.deadline, 60.0))
         # the model that the round before left is measured in the vector of this exchange if everyone is in it
         measures = begins and round > 1 and (round - 1) % self.job.settings.eval_every == 0
-        together = len(sampled) == len(self._ids) and self.job.channel.hides(phase)
+        together = len(sampled) == len(self._ids) and self.job.channel.is_hidden(phase)
         if measures and not together:
             self.measured[round - 1] = state, self.evaluate(state, round - 1)
         if not sampled:
@@ -82,7 +82,7 @@ class SecureEngine(FlowerEngine):
         self.messages.setdefault((stage, position), message)
         number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
         asked = _Asked(stage, position, phase, round, number, kind, down, sampled, measures and together)
-        take = self._take_sum if self.job.channel.hides(phase) else self._take_part
+        take = self._take_sum if self.job.channel.is_hidden(phase) else self._take_part
         return take(state, asked, cohorts, present)
 
     def _take_sum(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
@@ -115,12 +115,12 @@ class SecureEngine(FlowerEngine):
             return replace(exchange, obstacles={0: done.obstacle})
         total, rows = vector.decode(done.total), self.link.totals.rows
         down = tree.map(lambda leaf: leaf.cpu(), asked.down)
-        wrong = bounds_of(self.job, asked.stage, asked.position).impossible(down, total, len(clients), rows)
+        wrong = bounds_of(self.job, asked.stage, asked.position).find_impossible(down, total, len(clients), rows)
         if wrong:
             return replace(exchange, obstacles={0: Note("impossible-sum", {"phase": phase.name, "field": wrong})})
         here = tree.map(lambda leaf: leaf.to(self.job.device), total)
         count = torch.tensor(float(len(clients)), device=self.job.device)
-        seen = Seen(self.job.channel.of_sums(here, count), np.full(len(clients), np.nan), None)
+        seen = Seen(self.job.channel.gather_sums(here, count), np.full(len(clients), np.nan), None)
         exchange = replace(exchange, late=np.array([len(done.late)]))
         return self._applied(phase, asked.number, clients, lambda: seen, exchange)
 

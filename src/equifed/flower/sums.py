@@ -20,7 +20,7 @@ from equifed.flower.link import Link, NoAnswer, Request, opened
 from equifed.flower.masks import SECURE, asking, digest, read_masked, read_telling, unmasking
 from equifed.flower.records import ABOUT, BadMessage, about, distrusting
 from equifed.notes import Note
-from equifed.secure import Exchange, Masked, NotSummed, Told
+from equifed.secure import Exchange, Masked, NotSummed, UnmaskReply
 
 
 class Refusal(NamedTuple):
@@ -111,7 +111,7 @@ def summed(
             journal.write(number, "asked", facts, {})
             masked, more = _ask(link, exchange, question, deadline)
             refused |= more
-        obstacle = secure.unsummed(len(cohort), len(masked), len(masked), question.planned)
+        obstacle = secure.find_obstacle(len(cohort), len(masked), len(masked), question.planned)
         if obstacle is None and len(masked) < enough:
             obstacle = Note("too-few-replies")
         if obstacle is None:
@@ -160,7 +160,7 @@ def _unmask(
         sealed = {other: reply.shares[silo] for other, reply in masked.items() if other != silo}
         content = RecordDict({ABOUT: said, SECURE: unmasking(transcript, tuple(masked), sealed)})
         requests[silo] = Request("query.unmask", content)
-    told: dict[str, Told] = {}
+    told: dict[str, UnmaskReply] = {}
     late = {}
     answers = link.ask(requests, deadline)
     for silo in masked:
@@ -173,7 +173,7 @@ def _unmask(
         total = secure.total(exchange, transcript, masked, told)
     except NotSummed as error:
         return Sum(None, tuple(masked), refused, late, error.note)
-    return Sum(total.numbers.view(np.int64), tuple(masked), refused, late, None, total.liars)
+    return Sum(total.numbers.view(np.int64), tuple(masked), refused, late, None, total.faulty)
 
 
 def _refusal(error: BadMessage) -> Refusal:

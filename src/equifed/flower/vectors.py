@@ -29,7 +29,7 @@ class Vector(NamedTuple):
         return [
             (name, leaf, self.places.get(field, fixed_point.PLACES))
             for field in sorted(self.like)
-            for name, leaf in sorted(tree.named({field: self.like[field]}).items())
+            for name, leaf in sorted(tree.to_named({field: self.like[field]}).items())
         ]
 
     @property

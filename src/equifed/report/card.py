@@ -382,12 +382,12 @@ def _making(result: Result) -> list[Any]:
 def _method(result: Result) -> Any:
     """The method of the first run; None where it cannot be made again."""
     from equifed.errors import ConfigError
-    from equifed.methods import recorded
+    from equifed.methods import make_recorded
 
     if result.final_states and not isinstance(result.final_states, StoredStates):
         return next(iter(result.final_states.values())).method
     try:
-        return recorded(str(result.info["method"]), **result.info.get("hyper_parameters", {}))
+        return make_recorded(str(result.info["method"]), **result.info.get("hyper_parameters", {}))
     except ConfigError:
         return None
 

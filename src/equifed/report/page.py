@@ -319,13 +319,13 @@ def _pairs(values: Mapping[Any, Any]) -> str:
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
     from equifed.data.sets import recorded_dataset
-    from equifed.methods import citations, recorded
+    from equifed.methods import citations, make_recorded
     from equifed.methods.citations import rule_citation
 
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
         try:
-            papers_of = citations(recorded(name))
+            papers_of = citations(make_recorded(name))
         except ConfigError:  # a method of the user's own, whose module is not imported for this
             continue
         for cited in papers_of:

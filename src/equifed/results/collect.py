@@ -14,7 +14,7 @@ import numpy as np
 from equifed import tree
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
-from equifed.modules import frozen
+from equifed.modules import frozen_values
 from equifed.notes import Note
 from equifed.protocol import CONSTRAINT_TOLERANCE, STAGES, VALIDATION, LocalTraining
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
@@ -353,7 +353,7 @@ def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFra
 def _final_states(job: Job, state: State) -> dict[Any, FinalState]:
     """What each run ended with, by its seed; by (swept values..., seed) after a sweep."""
     states, task = {}, job.task
-    if job.device.type != "cpu" and frozen(task.module):  # what is predicted later is predicted on the CPU
+    if job.device.type != "cpu" and frozen_values(task.module):  # what is predicted later is predicted on the CPU
         task = dataclasses.replace(task, module=copy.deepcopy(task.module).cpu())
     for r, run in enumerate(job.wanted):
         fed, server, clients = run.federation, tree.take(state.server, r), tree.take(state.clients, r)

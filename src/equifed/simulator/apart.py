@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.modules import copied
+from equifed.modules import copy_module
 from equifed.protocol import Task
 from equifed.simulator import tracing
 from equifed.simulator.fused.cpu import fill_orders
@@ -42,7 +42,7 @@ class Apart:
         tasks: SimpleQueue[Task] = SimpleQueue()
         tasks.put(self.job.task)
         for _ in range(self.job.threads - 1):
-            tasks.put(replace(self.job.task, module=copied(self.job.task.module)))
+            tasks.put(replace(self.job.task, module=copy_module(self.job.task.module)))
         return tasks
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:

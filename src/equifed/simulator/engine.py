@@ -18,8 +18,8 @@ from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import VALIDATION, Data, Method, Phase, Record, Stage
-from equifed.robust import fewest, liars_among
-from equifed.secure import masked_bytes, unmask_bytes, unsummed
+from equifed.robust import count_malicious, min_updates
+from equifed.secure import find_obstacle, masked_bytes, unmask_bytes
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
@@ -127,12 +127,12 @@ class LocalEngine:
 
         late, asked, came: who is gone by then, who was there before the exchange, whose reply is used [R, K].
         """
-        if not self.job.channel.hides(phase):
+        if not self.job.channel.is_hidden(phase):
             return {}, None
         masked, told = came.sum(1), (came & ~late).sum(1)
         obstacles = {}
         for run in map(int, np.flatnonzero(asked.any(1))):
-            obstacle = unsummed(asked.shape[1], int(masked[run]), int(told[run]))
+            obstacle = find_obstacle(asked.shape[1], int(masked[run]), int(told[run]))
             if obstacle is not None:
                 obstacles[run] = obstacle
         return obstacles, masked - told
@@ -171,7 +171,7 @@ def over_runs(function: Callable[..., Tree], values: tuple[Tree, ...], count: in
     """The function of every run's values, leaves [R, ...]. One run alone is spared vmap, which costs more than what
     servers compute."""
     if count > 1:
-        return tree.vectorised(function, *values)
+        return tree.vmap_over(function, *values)
     return tree.map(lambda leaf: leaf.unsqueeze(0), function(*tree.take(values, 0)))
 
 
@@ -202,7 +202,7 @@ def record_message(job: Job, stage: str, phase: Phase, down: Record, reply: Reco
     sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
     sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
     gather: str = phase.gather
-    if job.channel.hides(phase):
+    if job.channel.is_hidden(phase):
         silos, gather = job.asked(stage), SECURE_SUM
         sizes_down["keys"] = KEY * silos
         sizes_up = {name: 8 * _numbers(reply[name], leading) for name in phase.up}
@@ -235,8 +235,8 @@ def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
 def too_few_for(channel: Channel, asked: int) -> Note:
     """Why a robust rule cannot do what it promises, where too few of the clients that were asked sent an update."""
     assert channel.robust is not None
-    f = liars_among(channel.liars, asked)
-    needed = int(fewest(channel.robust, f))
+    f = count_malicious(channel.liars, asked)
+    needed = int(min_updates(channel.robust, f))
     return Note("too-few-for-rule", {"rule": channel.robust, "needed": needed, "liars": int(f)})
 
 

@@ -18,7 +18,7 @@ from equifed.federation import RowSets
 from equifed.metrics.calibration import BINS
 from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
-from equifed.protocol import adjusted
+from equifed.protocol import adjust_predictions
 from equifed.simulator.engine import State
 from equifed.simulator.job import FEW_NUMBERS, Job
 from equifed.simulator.tables import Tables
@@ -178,7 +178,7 @@ class Evaluator:
             prediction = method.predict(task, server, client, self.tables.features(part, run))
             if method.adjusts:
                 u = self._random(run)[part - int(self.tables.offset[run])]
-                prediction = adjusted(method, task, server, client, prediction, self.tables.s[part], u)
+                prediction = adjust_predictions(method, task, server, client, prediction, self.tables.s[part], u)
             parts.append(prediction)
         return torch.cat(parts)
 

@@ -21,7 +21,7 @@ from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
-from equifed.modules import ends_in_probabilities, frozen, prepared, trained
+from equifed.modules import ends_in_probabilities, frozen_values, prepare_module, trained_parameters
 from equifed.protocol import STAGES, Method, Phase, Stage, Task
 from equifed.secure import FEWEST
 from equifed.settings import RunSettings
@@ -167,7 +167,7 @@ class Job:
         """The phases of a stage with these hyper-parameters, or with those of the first run; their replies go through
         the channel."""
         method, channel = self.configured(self.runs[0].hyper if hyper is None else hyper)
-        return tuple(channel.through(phase) for phase in getattr(method, stage))
+        return tuple(channel.apply(phase) for phase in getattr(method, stage))
 
     def client_keys(self, clients: np.ndarray) -> np.ndarray:
         """The random keys of these clients, uint64; made when a client is first asked for, since of a million few ever
@@ -203,13 +203,13 @@ class Job:
 
     def cohorts(self, round: int) -> np.ndarray:
         """The clients sampled in this round, for every run [R, K]."""
-        return np.stack([randomness.cohort(run.seed, round, self._order, self.cohort_size) for run in self.runs])
+        return np.stack([randomness.draw_cohort(run.seed, round, self._order, self.cohort_size) for run in self.runs])
 
     def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
         """Which of them do not drop out [R, K]."""
         return np.stack(
             [
-                randomness.present(run.seed, round, self.client_keys(cohort).tolist(), self.settings.dropout)
+                randomness.draw_present(run.seed, round, self.client_keys(cohort).tolist(), self.settings.dropout)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -222,7 +222,7 @@ class Job:
             return np.zeros(cohorts.shape, dtype=bool)
         return np.stack(
             [
-                randomness.late(run.seed, round, step, self.client_keys(cohort).tolist(), chance)
+                randomness.draw_late(run.seed, round, step, self.client_keys(cohort).tolist(), chance)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -297,7 +297,7 @@ def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
     with blaming(section="run"):
         found = method.summed
         if found is None:
-            working = methods.summing()
+            working = methods.summable_names()
             so_set = " with these hyper-parameters" * (method.name in working)
             raise ConfigError(
                 f"hides each client's reply, which {method.name} needs{so_set}. Methods that work with it: "
@@ -312,7 +312,7 @@ def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
                     key="secure",
                 )
         channel = Channel(secure=True)
-        hidden = {stage: any(map(channel.hides, getattr(found, stage))) for stage in STAGES}
+        hidden = {stage: any(map(channel.is_hidden, getattr(found, stage))) for stage in STAGES}
         if fed.num_clients < FEWEST and any(hidden.values()):
             raise ConfigError(
                 f"needs at least {FEWEST} clients, and this federation has {fed.num_clients}: from a sum of two, each "
@@ -449,9 +449,9 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
 
 def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
     with blaming(section="model"):
-        module = prepared(models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes))))
+        module = prepare_module(models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes))))
         binary = _is_binary(module, fed)
-        if frozen(module):
+        if frozen_values(module):
             module = module.to(settings.device)
     return Task(
         module=module,
@@ -514,19 +514,19 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
 
 
 def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, Tensor]:
-    rng = randomness.initial(seed, index)
+    rng = randomness.initial_generator(seed, index)
     if isinstance(model, models.Model):
         return model.initialise(module, rng)
     if not isinstance(model, nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))
             module = model()
-    return {name: value.detach().clone().float().cpu() for name, value in trained(module).items()}
+    return {name: value.detach().clone().float().cpu() for name, value in trained_parameters(module).items()}
 
 
 def _fit_given(given: Mapping[str, Any], module: nn.Module, count: int | None) -> Tree:
     values = {name: torch.as_tensor(np.asarray(value), dtype=torch.float32) for name, value in given.items()}
-    expected = {name: tuple(parameter.shape) for name, parameter in trained(module).items()}
+    expected = {name: tuple(parameter.shape) for name, parameter in trained_parameters(module).items()}
     if set(values) != set(expected):
         raise ConfigError(
             f"initial_parameters must have the model's parameters {', '.join(expected)}; got {', '.join(values)}."

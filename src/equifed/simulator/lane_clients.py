@@ -57,7 +57,9 @@ class LaneClients:
         job, run, client = self.job, self.index(lanes.run), self.index(lanes.client)
         draws: dict[str, Tensor] = {}
         if phase.draws:
-            made = [randomness.draws(r.seed, round, phase.draws, job.task) for r in job.runs[: lanes.run.max() + 1]]
+            made = [
+                randomness.make_draws(r.seed, round, phase.draws, job.task) for r in job.runs[: lanes.run.max() + 1]
+            ]
             draws = {
                 name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
                 for name in phase.draws
@@ -124,9 +126,9 @@ class LaneExchange:
                 if not tree.leaves((values, inputs.hyper)):  # nothing that settings differ in
                     alike = setting(values, inputs.hyper)
                     return tree.map(lambda leaf: leaf.expand(settings, *leaf.shape), alike)
-                return tree.vectorised(setting, values, inputs.hyper)
+                return tree.vmap_over(setting, values, inputs.hyper)
 
-            results.append(tree.vectorised(one, tree.take(values, lane), some, kept))
+            results.append(tree.vmap_over(one, tree.take(values, lane), some, kept))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
     def _kept(self, lanes: Lanes, lane: slice, inputs: Inputs, width: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch.func import vmap
 from equifed import randomness, tree
 from equifed.protocol import Data, LocalTraining, Phase, Task
 from equifed.simulator.lane_data import Inputs, Lanes
-from equifed.training import optimizer_start
+from equifed.training import init_optimizer
 from equifed.tree import Tree
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor], Tree]
@@ -35,7 +35,7 @@ class LaneSteps:
 
     def start(self, parameters: Tree) -> Tree:
         """What the steps change: (parameters, the optimiser's state), leaves [L, ...] or [L, V, ...]."""
-        start: Callable[[Tree], Tree] = lambda one: optimizer_start(self.task.local, one)  # noqa: E731
+        start: Callable[[Tree], Tree] = lambda one: init_optimizer(self.task.local, one)  # noqa: E731
         for _ in range(2 if self.shared else 1):
             start = vmap(start)
         return parameters, start(parameters) if tree.leaves(parameters) else ()
@@ -62,7 +62,7 @@ class LaneSteps:
         work: Any = self.phase(inputs.hyper).client
         task = self.task.in_step(key) if isinstance(key, Tensor) else self.task
         data = Data(x, y, s, mask, task, own, inputs.draws, inputs.client_group, learning_rate=inputs.rate)
-        return work.stepped(self.task.local, parameters, optimizer, context, data, inputs.rate)
+        return work.step(self.task.local, parameters, optimizer, context, data, inputs.rate)
 
     def number(self, name: str, hyper: dict[str, Tensor]) -> Tensor:
         """A number of the declared loss, such as an `EmpiricalRisk`'s mu: one, or [L] or [L, V] where it is swept."""
@@ -93,7 +93,7 @@ class LaneTraining:
     """Values of each lane's rows [L, n, ...], or [L, V, n, ...] where settings share the lane."""
     lanes: Lanes
     keys: Tensor
-    """Keys of the lanes' orders of rows [L], int64 with the bits of a uint64; epoch e has `shuffle.folded(key, e)`."""
+    """Keys of the lanes' orders of rows [L], int64 with the bits of a uint64; epoch e has `shuffle.fold(key, e)`."""
     dropout: np.ndarray | None
     """Keys of what the lanes' models drop [L], uint64; None where they drop nothing. See `dropout_words`."""
     rate: float

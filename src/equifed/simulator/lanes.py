@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.bounds import Replies
-from equifed.channel import Gathered, Resisted
+from equifed.channel import Gathered, RobustReplies
 from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import VALIDATION, LocalTraining, Phase, Record, Stage
@@ -74,7 +74,7 @@ class LanesEngine(LocalEngine):
         if not present.any():
             return Exchange(state, present, [])
         asked = present
-        summed = phase.gather == "sum" and not channel.hides(phase) and not channel.resists(phase)
+        summed = phase.gather == "sum" and not channel.is_hidden(phase) and not channel.has_rule(phase)
         parts: list[_Answers] = []
         sums: list[Gathered] = []
         for part in self._parts(stage, cohorts):
@@ -95,7 +95,7 @@ class LanesEngine(LocalEngine):
             if len(parts) > 1:
                 together = [(part.replies, part.arrived) for part in parts]
                 stacked, arrived = tree.map(lambda *leaves: torch.cat(leaves, 1), *together)
-            if channel.resists(phase):
+            if channel.has_rule(phase):
                 stacked, arrived, cut, obstacles = self._resist(state, stage, phase, stacked, arrived)
             gathered = channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
         server = self._server(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
@@ -151,7 +151,7 @@ class LanesEngine(LocalEngine):
         if not alone:
             slot, rows = np.broadcast_to(slot, runs.shape), np.broadcast_to(rows, runs.shape)
         cohort = Replies(down, reply, new, runs, slot, rows)
-        refused = self.bounds(stage, position).refused_of_many(cohort, np.asarray(present[runs, slot]))
+        refused = self.bounds(stage, position).find_refused_in_runs(cohort, np.asarray(present[runs, slot]))
         present, rejections = present.copy(), []
         for place, wrong in refused.items():
             run, lane = int(runs[place]), int(place[0])
@@ -209,8 +209,8 @@ class LanesEngine(LocalEngine):
         runs in which it had too few replies. Runs with the plain mean keep what they have."""
         asked, runs = self.job.asked(stage), self.job.runs
 
-        def one(down: Record, replies: Record, present: Tensor, hyper: dict[str, Tensor]) -> Resisted:
-            return self.job.configured(hyper)[1].resist(phase, down, replies, present, asked)
+        def one(down: Record, replies: Record, present: Tensor, hyper: dict[str, Tensor]) -> RobustReplies:
+            return self.job.configured(hyper)[1].apply_rule(phase, down, replies, present, asked)
 
         down = sent(self.job.method, state.server, (), phase.down)
         found = over_runs(one, (down, replies, present, self.job.hyper), len(runs))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equifed import randomness, tree
-from equifed.bounds import NOT_FINITE, finite
+from equifed.bounds import NOT_FINITE, is_finite
 from equifed.channel import CLIPPED, Gathered
 from equifed.errors import EquifedError, RunError
 from equifed.notes import Note
@@ -55,12 +55,12 @@ class Reference(LocalEngine):
                 check_reply(self.job.method, phase, reply)
                 if (stage, position) not in self.messages:
                     self.messages[stage, position] = record_message(self.job, stage, phase, down, reply)
-                if finite((reply, new)):
+                if is_finite((reply, new)):
                     replies[slot], kept[slot] = reply, new
                 else:
                     refused[slot] = NOT_FINITE
             rows = {slot: int(self.tables.rows_held(r, cohorts[r, slot])) for slot in replies}
-            refused |= self.bounds(stage, position).refused(down, replies, rows, r)
+            refused |= self.bounds(stage, position).find_refused(down, replies, rows, r)
             for slot, wrong in sorted(refused.items()):
                 present[r, slot] = False
                 rejections.append(Rejection(r, run.federation.ids[cohorts[r, slot]], phase.name, wrong))
@@ -80,7 +80,7 @@ class Reference(LocalEngine):
             servers.append(server)
         missing, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
         counted = clipped if CLIPPED in phase.up else None
-        cut = cuts if self.job.channel.resists(phase) else None
+        cut = cuts if self.job.channel.has_rule(phase) else None
         state = State(tree.stack(servers), state.clients)
         return Exchange(state, present, rejections, obstacles | missing, counted, cut, late)
 
@@ -123,7 +123,7 @@ class Reference(LocalEngine):
             job.task,
             draws={
                 name: torch.from_numpy(values).to(job.device)
-                for name, values in randomness.draws(seed, round, phase.draws, job.task).items()
+                for name, values in randomness.make_draws(seed, round, phase.draws, job.task).items()
             },
             client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
             batches=batches,
@@ -152,9 +152,9 @@ def gather(
     """What the server's step gets from the replies of these clients, which are all there."""
     present, who = torch.ones(len(replies), device=job.device), torch.from_numpy(clients).to(job.device)
     stacked, channel = tree.stack(replies), job.configured(job.runs[run].hyper)[1]
-    if not channel.resists(phase) or job.runs[run].plain:
+    if not channel.has_rule(phase) or job.runs[run].plain:
         return Seen(channel.gather(phase, stacked, present, who), np.full(len(replies), np.nan), None)
-    found = channel.resist(phase, down, stacked, present, job.asked(stage))
+    found = channel.apply_rule(phase, down, stacked, present, job.asked(stage))
     cut = torch.where(found.counted, found.cut, torch.nan).cpu().numpy()
     obstacle = None if bool(found.enough) else too_few_for(channel, job.asked(stage))
     return Seen(channel.gather(phase, found.replies, found.present, who), cut, obstacle)

@@ -17,7 +17,7 @@ from filelock import FileLock
 from equifed import modules
 from equifed.config import Config, build, identity
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, blaming
-from equifed.files import refuse_link, writable_folder
+from equifed.files import check_writable, refuse_link
 from equifed.simulation import Training
 from equifed.simulator import Job
 from equifed.store.environment import environment, federations_of, fingerprint, sources
@@ -62,7 +62,7 @@ class Store:
 
     def prepare(self) -> None:
         """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
-        writable_folder(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
+        check_writable(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
 
     def start(
         self,

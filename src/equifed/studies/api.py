@@ -19,7 +19,7 @@ import numpy as np
 from equifed import modules, tree
 from equifed.errors import ConfigError, EquifedWarning
 from equifed.federation import Federation
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.methods import REGISTRY, Method, make
 from equifed.results import Result
 from equifed.settings import MARGIN, RunOptions, RunSettings, SeekSettings
@@ -143,7 +143,7 @@ def _load_or_train(runs: str | Path | None, job: Job, callbacks: Sequence[Callba
     folder = Path(runs) / f"{name}-{_fingerprint(job, code)}"
     if (folder / SUMS).is_file():  # which is written last
         return load_result(folder, trust=list(code))
-    writable_folder(Path(runs), "Name another folder with runs.")
+    check_writable(Path(runs), "Name another folder with runs.")
     result = train(job, callbacks)
     save_result(folder, result)
     return result

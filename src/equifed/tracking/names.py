@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from equifed.errors import ConfigError, EquifedError
-from equifed.registry import Registry, typed
+from equifed.registry import Registry, allow
 from equifed.tracking.callback import Callback, Callbacks
 from equifed.tracking.mlflow import MLflow
 from equifed.tracking.tensorboard import TensorBoard
@@ -77,7 +77,7 @@ def asked(given: Sequence[str | Callback], received: bool = False) -> Callbacks:
     received: they are named by a file, which may be another person's."""
     named = given or shlex.split(os.environ.get(VARIABLE, ""))
     if not (given and received):
-        typed(*(name_of(each) for each in named if isinstance(each, str)))
+        allow(*(name_of(each) for each in named if isinstance(each, str)))
     for each in named:
         if not isinstance(each, str | Callback):
             text = f"must be callbacks, equifed.tracking.Callback, or their names, got {quoted(each)}."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equifed.errors import ConfigError
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.results import Result
 from equifed.tracking.callback import Callback, Round, Run
 from equifed.tracking.series import extra, named, values_of
@@ -23,7 +23,7 @@ class TensorBoard(Callback):
             raise ConfigError("TensorBoard needs a folder: tensorboard:FOLDER.", key="track")
         extra("tensorboard", "tensorboard", "TensorBoard")
         self.folder = Path(folder).absolute()
-        writable_folder(self.folder, "Name another folder for TensorBoard.")
+        check_writable(self.folder, "Name another folder for TensorBoard.")
         self._writers: dict[str, Any] = {}
 
     def __str__(self) -> str:

@@ -425,10 +425,10 @@ def is_pooled(method: str) -> bool:
 
 def _known(method: str, attribute: str) -> bool:
     """What the method of this name is; False for a result of somebody's own method."""
-    from equifed.methods import recorded
+    from equifed.methods import make_recorded
 
     try:
-        return bool(getattr(recorded(method), attribute))
+        return bool(getattr(make_recorded(method), attribute))
     except ConfigError:
         return False
 

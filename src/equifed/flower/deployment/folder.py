@@ -33,9 +33,9 @@ import numpy as np
 from equifed.config import Config, load_config
 from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, check_number
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.flower.deployment.installed import require_flower
-from equifed.methods import make, summing
+from equifed.methods import make, summable_names
 from equifed.secure import FEWEST, threshold
 from equifed.settings import Local
 from equifed.task import label_kind
@@ -321,7 +321,7 @@ def _templates() -> Environment:
 @contextmanager
 def _in_one_step(target: Path) -> Iterator[Path]:
     """A draft beside the target that takes its place at the end, or leaves nothing behind."""
-    writable_folder(target.parent, "Name another folder.")
+    check_writable(target.parent, "Name another folder.")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         draft = Path(beside) / target.name
         draft.mkdir(mode=0o700)
@@ -381,7 +381,7 @@ def _check_secure(method: Method, silos: Sequence[str]) -> None:
     if method.summed is None:
         raise ConfigError(
             f"--secure hides each silo's reply, which {method.name} needs. Methods that work with it: "
-            f"{', '.join(summing())}."
+            f"{', '.join(summable_names())}."
         )
 
 

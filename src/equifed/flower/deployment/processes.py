@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Self
 
 from equifed.errors import RunError
-from equifed.files import private_folder
-from equifed.signals import ENDING, handlers
+from equifed.files import make_private_folder
+from equifed.signals import ENDING, set_handlers
 
 MARK = "EQUIFED_PROCESSES"
 GRACE = 5.0
@@ -45,7 +45,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str | Path], env: Mapping[str, str], cwd: Path) -> None:
         """In a session of its own, so that a Ctrl-C reaches only us, who then end it in order. What it writes is for
         its user alone: the SuperLink's database holds every silo's replies."""
-        private_folder(self.logs)
+        make_private_folder(self.logs)
         with open(self.log(name), "ab", opener=partial(os.open, mode=0o600)) as log:
             self._begins[name] = log.tell()
             self._running[name] = subprocess.Popen(
@@ -89,7 +89,7 @@ class Processes:
     def stop(self) -> None:
         """End everything: ask, wait a little, then make it."""
         # an impatient second Ctrl-C must not leave half of the programs behind
-        with handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
+        with set_handlers(dict.fromkeys(ENDING, signal.SIG_IGN)):
             self._end(GRACE)
 
     def _end(self, grace: float, *names: str) -> None:

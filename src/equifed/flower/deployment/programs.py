@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from equifed.errors import RunError
-from equifed.files import private_folder
+from equifed.files import make_private_folder
 from equifed.flower.deployment.folder import HOME, LOOPBACK, NAME, QUIET, Folder, node_config, render
 from equifed.flower.deployment.installed import programs
 from equifed.flower.deployment.processes import GRACE, Processes
@@ -70,7 +70,7 @@ class LocalFederation(SubmittedRun):
         self._ports = dict(zip(self.silos, ports, strict=True))
 
     def __enter__(self) -> Self:
-        private_folder(self._own)
+        make_private_folder(self._own)
         if not take(self._lock):
             raise RunError(f"The federation in {self.folder.path} is already running on this machine.")
         self._end(GRACE)  # what a command has left behind that was killed itself
@@ -90,7 +90,7 @@ class LocalFederation(SubmittedRun):
             self.start_silo(silo)
 
     def start_superlink(self) -> None:
-        private_folder(self.home)
+        make_private_folder(self.home)
         words = {"folder": self.folder, "port": self.port}
         (self.home / "config.toml").write_text(render("flwr/config.toml.j2", words), encoding="utf-8")
         certificates = self.folder.certificates
@@ -121,7 +121,7 @@ class LocalFederation(SubmittedRun):
 
     def start_silo(self, silo: str) -> None:
         own = self._own / "nodes" / silo
-        private_folder(own)
+        make_private_folder(own)
         signing = (self.folder.key(silo), self.folder.roster) if self.folder.config().run.secure else ()
         self.start(
             silo,

@@ -134,7 +134,7 @@ def check_joining(request: Request) -> Masking:
     if roster is not None:
         for name, key in zip(exchange.names, exchange.keys, strict=True):
             roster.check(name, secrets.run, setting.digest, key, signatures.get(name, b""))
-    secrets.vouch(roster is not None)
+    secrets.record_vouched(roster is not None)
     return Masking(secrets, exchange, digest(content))
 
 
@@ -150,7 +150,7 @@ def check_exchange(request: Request) -> Masking | None:
     where a phase's reply is not masked, since it says no more than that the silo took part."""
     job, phase = request.silo.job, request.phase
     # whether replies are masked follows from the configuration that the silos agreed on, never from a message
-    hidden = phase is None or job.channel.hides(phase)
+    hidden = phase is None or job.channel.is_hidden(phase)
     everyone = phase is None or job.asked(request.stage) == job.task.num_clients
     if request.evaluates and not (hidden and everyone):
         raise BadMessage("would tell what only a sum over all silos may")
@@ -158,9 +158,9 @@ def check_exchange(request: Request) -> Masking | None:
     secrets = secrets_of(request.context, request.run)
     exchange = _checked_sum(request, secrets, everyone) if hidden else None
     sent = digest(request.message.content)
-    secrets.hear(request.number, sent)
+    secrets.record_message(request.number, sent)
     if phase is not None and request.evaluates:  # so that the round before is not measured by itself, too
-        secrets.hear(evaluation_number(request.round - 1), str(request.number).encode())
+        secrets.record_message(evaluation_number(request.round - 1), str(request.number).encode())
     return None if exchange is None else Masking(secrets, exchange, sent)
 
 
@@ -187,7 +187,7 @@ def check_step(job: Job, stage: Stage, position: int | None, round: int, number:
     ends = round > 0 and (round == job.rounds or job.method.may_converge)
     measured = round > 0 and round % job.settings.eval_every == 0
     # where everyone is in a round's first exchange, the model of the round before is measured with it
-    along = job.asked("round") == job.task.num_clients and job.channel.hides(job.phases("round")[0])
+    along = job.asked("round") == job.task.num_clients and job.channel.is_hidden(job.phases("round")[0])
     if position is None:
         if number != evaluation_number(round) or not (ends or (measured and not along)):
             raise BadMessage("cannot be made: nothing is measured then")

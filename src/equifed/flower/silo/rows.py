@@ -15,7 +15,6 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from equifed import tree
-from equifed.bounds import finite
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError
 from equifed.flower.agreement import Scaling, Setting, codecs
@@ -102,13 +101,13 @@ class OpenSilo:
         with torch.no_grad():
             reply, state = self.engine.work(phase, down, self._on_device(state), 0, self.place, round)
         check_reply(self.job.method, phase, reply)
-        if not finite(state):
+        if not is_finite(state):
             raise BadMessage("would leave NaN or Inf in what the silo remembers")
         _check_finite(reply)
         rows = int(self.engine.tables.sizes[0, self.place])
-        wrong = bounds.problem(down, reply, rows)
+        wrong = bounds.find_problem(down, reply, rows)
         if wrong and hidden:
-            field = bounds.impossible(down, reply, 1, rows)
+            field = bounds.find_impossible(down, reply, 1, rows)
             raise BadMessage(f"has {field} out of bounds (its own log says how far)") from BadMessage(wrong)
         if wrong:
             raise BadMessage(wrong)
@@ -148,6 +147,6 @@ def read_scaling(message: Message, inputs: int) -> Scaling | None:
 
 def _check_finite(reply: Record) -> None:
     """A silo sends no NaN, whatever the server's numbers made of its own."""
-    for name, leaf in tree.named(reply).items():
+    for name, leaf in tree.to_named(reply).items():
         if not leaf.isfinite().all():
             raise BadMessage(f"would have NaN or Inf in {name}: training has run away (try a smaller learning rate)")

@@ -324,7 +324,7 @@ def _backward(layers, weights, x, lines, values, starts, rows, slope, spare, gra
 
 @_compiled
 def move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centre, linear):  # type: ignore[no-untyped-def]
-    """One step of the optimiser, as `equifed.training.optimizer_step` has it, with what the loss adds to the gradient
+    """One step of the optimiser, as `equifed.training.apply_optimizer` has it, with what the loss adds to the gradient
     besides the rows' part. taken: steps of Adam, this one included."""
     size = len(weights)
     if len(centre):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.models import NetworkLinear, SharedLinear
-from equifed.modules import frozen
+from equifed.modules import frozen_values
 from equifed.protocol import Task
 from equifed.settings import Local
 
@@ -57,7 +57,7 @@ def network_of(task: Task) -> Network | None:
     """The task's model as a network that kernels know; None where it is none."""
     # exactly these classes: others, and hooks, may do anything
     layers = list(task.module) if type(task.module) is nn.Sequential else [task.module]
-    if frozen(task.module):
+    if frozen_values(task.module):
         return None
     if any(module._forward_hooks or module._forward_pre_hooks for module in task.module.modules()):
         return None
@@ -107,7 +107,7 @@ class Problem:
     n: Tensor
     """How many they are [L], int64; 0: the lane does nothing."""
     keys: Tensor
-    """Keys of the lanes' orders [L], int64 with the bits of a uint64; epoch e has `shuffle.folded(key, e)`."""
+    """Keys of the lanes' orders [L], int64 with the bits of a uint64; epoch e has `shuffle.fold(key, e)`."""
     rate: float
     """The step size."""
     scaling: tuple[Tensor, Tensor] | tuple[()] = ()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.edge_popup import EdgePopup, kept
-from equifed.modules import frozen
+from equifed.edge_popup import EdgePopup, num_kept
+from equifed.modules import frozen_values
 from equifed.protocol import EmpiricalRisk
 from equifed.simulator.fused.problem import Network, Problem, network_of
 from equifed.simulator.job import Job
@@ -65,7 +65,7 @@ class Fused:
             return "device"
         if self.job.has_dropout:
             return "dropout"
-        if frozen(self.job.task.module):
+        if frozen_values(self.job.task.module):
             return "frozen"
         return "model" if self.network is None else self._kernels.obstacle(self.network)
 
@@ -149,7 +149,7 @@ class Fused:
 
         assert self.network is not None
         keep = self._of_models(work.steps.number("keep", work.inputs.hyper), theta)
-        numbers = [torch.as_tensor(kept(keep, self._shapes[name].numel())) for name in self.network.names]
+        numbers = [torch.as_tensor(num_kept(keep, self._shapes[name].numel())) for name in self.network.names]
         # settings that share a lane share its seed, and so the weights
         weights = self._pack(work.context, len(theta))[:, 0].contiguous()
         groups = self.job.task.num_groups if loss.by_group else 0
