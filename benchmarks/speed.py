@@ -336,7 +336,7 @@ def rankings(quick: bool) -> dict[str, float]:
 def checks(quick: bool) -> dict[str, float]:
     """What share of a job's CPU time goes into looking whether replies are within their bounds: 20 clients x 2,400
     rows, Adult's sizes, and 10 clients x 60 rows, whose rounds are as short as rounds get."""
-    look, spent = Bounds.refused_of_many, [0.0]
+    look, spent = Bounds.find_refused_in_runs, [0.0]
 
     def timed_look(self: Bounds, *arguments: Any) -> Any:
         begin = time.thread_time()
@@ -362,7 +362,7 @@ def checks(quick: bool) -> dict[str, float]:
     adult = federation([9000] * 4, 101)
     batches = {"local": ef.Local(epochs=2, batch_size=128)}
     small = {"model": ef.models.MLP(hidden=(10,)), "local": ef.Local(epochs=1, batch_size=10)}
-    Bounds.refused_of_many = timed_look  # type: ignore[method-assign]
+    Bounds.find_refused_in_runs = timed_look  # type: ignore[method-assign]
     try:
         return {
             "FedAvg, 20 x 2,400 rows, % of a round (target <= 3)": share(
@@ -373,7 +373,7 @@ def checks(quick: bool) -> dict[str, float]:
             "FedAvg, 10 x 60 rows, % of a round": share(ef.methods.FedAvg(), federation([60] * 10, 14), **small),
         }
     finally:
-        Bounds.refused_of_many = look  # type: ignore[method-assign]
+        Bounds.find_refused_in_runs = look  # type: ignore[method-assign]
 
 
 def secure_sums(quick: bool) -> dict[str, float]:
