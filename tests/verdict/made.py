@@ -13,7 +13,7 @@ from report.cases import result_of
 import equifed as ef
 from equifed import methods
 from equifed.methods.hyper import hyper
-from equifed.protocol import Data, Knob, Phase, Record, notions, unchanged
+from equifed.protocol import Data, Knob, Phase, Record, ignore_replies, notions
 
 GAP, RATIO = "demographic_parity_difference", "demographic_parity_ratio"
 ROWS = 10_000
@@ -159,7 +159,7 @@ class Shift(methods.Method):
         def rows(down: Record, state: Any, data: Data) -> tuple[Record, Any]:
             return {"rows": data.n}, state
 
-        return (Phase("count", (), ("rows",), rows, unchanged, gather="sum"),)
+        return (Phase("count", (), ("rows",), rows, ignore_replies, gather="sum"),)
 
     def predict(self, task: Any, server: Any, client: Any, x: torch.Tensor) -> torch.Tensor:
         score, s = x[:, 0], x[:, 1]

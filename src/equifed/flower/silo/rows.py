@@ -15,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from equifed import tree
+from equifed.bounds import is_finite
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError
 from equifed.flower.agreement import Scaling, Setting, codecs
