@@ -406,12 +406,12 @@ def test_what_init_reads_off_a_table_can_be_said(tmp_path):
     ("options", "says"),
     [
         ({"silos": ["one"]}, "at least two"),
-        ({"silos": ["a", "b", "A"]}, "a and A have the same name"),
-        ({"silos": ["a", "../b"]}, "'../b' is no good name"),
-        ({"silos": ["a", ""]}, "'' is no good name"),
-        ({"silos": ["a", "-b"]}, "'-b' is no good name"),
-        ({"silos": ["a", "Validation"]}, "'validation' is the name of a file of the server"),
-        ({"silos": ["a", "superlink"]}, "'superlink' is the name of a file of the server"),
+        ({"silos": ["a", "b", "A"]}, "a and A are the same name"),
+        ({"silos": ["a", "../b"]}, "'../b' cannot name a silo's files"),
+        ({"silos": ["a", ""]}, "'' cannot name a silo's files"),
+        ({"silos": ["a", "-b"]}, "'-b' cannot name a silo's files"),
+        ({"silos": ["a", "Validation"]}, "'validation' names a file of the server"),
+        ({"silos": ["a", "superlink"]}, "'superlink' names a file of the server"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"method": "fair-fate+xx"}, "wrapper"),
         ({"method": "centralized-kernel"}, "trains on the rows of all clients in one place"),
@@ -495,7 +495,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
         (["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"], 2, "Give one of them"),
         (["--schema", "none.json"], 3, "none.json: There is no such file"),
         (["--schema", "own.csv"], 2, "Not a valid schema"),
-        (["--silos", "a,b,a"], 2, "have the same name"),
+        (["--silos", "a,b,a"], 2, "are the same name"),
     ],
 )
 def test_mistakes_of_the_command(tmp_path, monkeypatch, options, code, says):

@@ -191,7 +191,7 @@ def test_the_difference_of_two_sums_is_the_silo_that_was_missing(
 ) -> None:
     """What secure sums do not hide: docs/privacy.md says so."""
     made = secure_setting(silos, methods.KFFL(), flower={"deadline": 0.05})
-    sums, honest = {}, secure_engine.summed
+    sums, honest = {}, secure_engine.sum_replies
 
     def listening(link, journal, question, *args, **more):
         done = honest(link, journal, question, *args, **more)

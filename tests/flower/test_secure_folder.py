@@ -85,7 +85,7 @@ def test_without_secure_nothing_is_said_of_it(tmp_path: Path, schema: Schema) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"silos": ["a", "b"]}, "a sum over fewer than 3 silos hides nobody, and 2 are named"),
+        ({"silos": ["a", "b"]}, "secure sums need at least 3 silos, got 2"),
         ({"method": "fcfl"}, f"which fcfl needs. Methods that work with it: {', '.join(summing())}."),
     ],
 )
@@ -119,7 +119,7 @@ def test_the_roster_command(tmp_path: Path, keys: list[Path]) -> None:
     assert listed == {file.stem: file.read_text().strip() for file in keys}
     again = invoke("roster", tmp_path / "roster.json", *keys)
     assert again.exit_code == 2
-    assert "is there already; nothing is overwritten" in again.stderr
+    assert "exists and is not overwritten" in again.stderr
 
 
 @pytest.mark.parametrize("wrong", ["twice", "private", "missing", "one key", "no name"])

@@ -19,7 +19,7 @@ from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.agreement import Setting
 from equifed.flower.client import _check_step, app_of
-from equifed.flower.masks import read_asking, read_masked, read_telling, unmasking
+from equifed.flower.masks import pack_unmasking, read_answer, read_asking, read_masked
 from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import BadMessage
 from equifed.protocol import STAGES, Method, Stage
@@ -78,7 +78,7 @@ class Liar(Nodes):
 
     def unmask(self, silo: str, about: bytes, survivors: Iterable[str], sealed: Mapping[str, bytes]) -> RecordDict:
         said = ConfigRecord({"run": "run", "exchange": self.requests[silo]["about"]["exchange"]})
-        content = RecordDict({"about": said, "secure": unmasking(about, list(survivors), sealed)})
+        content = RecordDict({"about": said, "secure": pack_unmasking(about, list(survivors), sealed)})
         return self.ask(silo, content, "query.unmask")
 
 
@@ -198,7 +198,7 @@ def test_a_cohort_without_one_is_not_summed_without_another(liar: Liar) -> None:
     (about,) = {read_sealed(folder / silo / "secret")["masked"]["transcript"] for silo in names}
     for silo in names[:3]:
         assert "over 3 of 5 silos; at least 4" in refusal(liar.unmask(silo, bytes.fromhex(about), names[:3], {}))
-        assert not read_telling(liar.unmask(silo, bytes.fromhex(about), names, {})).seeds
+        assert not read_answer(liar.unmask(silo, bytes.fromhex(about), names, {})).seeds
 
 
 def test_other_keys_than_before(liar: Liar) -> None:
@@ -352,11 +352,11 @@ def test_a_silo_that_is_said_to_be_there_and_gone(liar: Liar) -> None:
         sealed = {name: replies[name].shares[silo] for name in replies if name != silo}
         without = [name for name in exchange.names if name != victim]
         first, second = (without, exchange.names) if silo < "c" else (exchange.names, without)
-        told = read_telling(liar.unmask(silo, about, first, sealed))
+        told = read_answer(liar.unmask(silo, about, first, sealed))
         assert (victim in told.shares) != (victim in told.seeds)
         liar.restart()
         assert "for other silos" in refusal(liar.unmask(silo, about, second, sealed))
-        assert read_telling(liar.unmask(silo, about, first, sealed)) == told
+        assert read_answer(liar.unmask(silo, about, first, sealed)) == told
     with pytest.raises(NotSummed):
         total(exchange, about, {victim: replies[victim]}, {})
 
@@ -365,7 +365,7 @@ def test_sealed_shares_are_swapped(liar: Liar) -> None:
     exchange, about, replies = masked(liar)
     silo, other = exchange.names[:2]
     wrong = {name: replies[name].shares[other] for name in exchange.names if name not in (silo, other)}
-    told = read_telling(liar.unmask(silo, about, exchange.names, wrong | {other: replies[silo].shares[other]}))
+    told = read_answer(liar.unmask(silo, about, exchange.names, wrong | {other: replies[silo].shares[other]}))
     assert told.shares.keys() == {silo}
     assert not told.seeds
 
@@ -375,7 +375,7 @@ def test_no_round_after_it_was_unmasked_is_asked_again(liar: Liar) -> None:
     told = {}
     for silo in exchange.names:
         sealed = {name: replies[name].shares[silo] for name in replies if name != silo}
-        told[silo] = read_telling(liar.unmask(silo, about, exchange.names, sealed))
+        told[silo] = read_answer(liar.unmask(silo, about, exchange.names, sealed))
     assert not total(exchange, about, replies, told).liars
     for _ in range(2):
         for silo, request in liar.requests.items():

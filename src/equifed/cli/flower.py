@@ -256,7 +256,7 @@ def clock(
     authority: Annotated[Path, typer.Argument(metavar="FILE", help="The authority of its certificate: ca.crt.")],
 ) -> None:
     """At a silo: compare this machine's clock with the server's. Exit code 1 if Flower would refuse the node for it."""
-    from equifed.flower.deployment.clock import complaint, seconds_ahead
+    from equifed.flower.deployment.clock import describe_offset, seconds_ahead
     from equifed.flower.deployment.installed import require_flower
 
     require_flower()
@@ -264,7 +264,7 @@ def clock(
     if not address or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(f"The server is named as HOST:PORT, such as federation.example.org:8000, not as {server!r}.")
     ahead = seconds_ahead(address, int(port), authority)
-    if wrong := complaint(ahead):
+    if wrong := describe_offset(ahead):
         say(wrong)
         raise typer.Exit(1)
     say(f"This clock and the server's are {abs(ahead):.0f} s apart, which Flower allows.")

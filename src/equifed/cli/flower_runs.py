@@ -26,7 +26,7 @@ from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment.bundle import Bundle, write_bundle
 from equifed.flower.deployment.folder import NAME, Folder, create, service_of
 from equifed.flower.deployment.installed import require_flower
-from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
+from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, is_listening
 from equifed.notes import Note
 from equifed.signals import ending_on_signals, exit_code
 from equifed.simulator import Rejection
@@ -187,7 +187,7 @@ def _programs(folder: Folder, local: bool) -> SubmittedRun:
     SuperLink that the folder names."""
     if not local:
         return SubmittedRun(folder)
-    lacking = folder.lacking()
+    lacking = folder.list_missing()
     if lacking:
         files = "; ".join(f"{near(file)} ({what})" for file, what in lacking.items())
         raise ConfigError(
@@ -297,9 +297,9 @@ def _say_stopped(folder: Folder, run: str, local: bool) -> None:
 
 def _require_superlink(folder: Folder, run: str) -> None:
     host, port = folder.superlink()
-    if not listens(host, port):
+    if not is_listening(host, port):
         text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.readme)} says"
-        if not folder.lacking():
+        if not folder.list_missing():
             text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
         raise RunError(text)
 

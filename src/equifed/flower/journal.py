@@ -1,13 +1,13 @@
-"""The journal of a run with secure sums: what came of every exchange since the last checkpoint, a file for each.
+"""The journal of a run with secure sums: the outcome of every exchange since the last checkpoint, one file each.
 
-A silo helps to unmask an exchange once. So whatever moment the server is killed at, the resumed run must have the sum
-already, be able to ask the very same question again, or know that nobody has unmasked anything:
+A silo helps to unmask an exchange only once. So whenever the server is killed, the resumed run must have the sum
+already, be able to send the identical request again, or know that no silo has unmasked anything:
 
-    asked    before the first message is sent: which attempt it is. A resumed run asks anew, as the next attempt
-    masked   before anybody is asked to unmask: the masked replies. A resumed run asks for the same masks again
-    done     the sum; who was used, who refused and why. It is taken as it is
+    asked    before the first message is sent: the attempt's number. A resumed run makes the next attempt
+    masked   before the silos are asked to unmask: the masked replies. A resumed run sends the same request again
+    done     the sum; the silos used, the silos that refused, and the reasons. A resumed run uses it as it is
 
-A file is replaced in one step by its successor, and all are removed once a checkpoint covers them. Each begins with the
+A file is replaced atomically by its successor, and all are removed once a checkpoint covers them. Each begins with the
 checksum of its name and content.
 """
 
@@ -36,17 +36,17 @@ from equifed.files import (
 )
 
 NAME = re.compile(r"\d{10}\.sum")
-"""Of its files."""
+"""Pattern of its files' names."""
 CHECKSUM = len(checksum(b""))
 
 
 class Entry(NamedTuple):
-    """What is known of an exchange."""
+    """The journal's record of an exchange."""
 
     stage: str
-    """asked, masked or done."""
+    """One of "asked", "masked" and "done"."""
     facts: dict[str, Any]
-    """In JSON's own types."""
+    """Facts as JSON types."""
     arrays: dict[str, np.ndarray]
 
 
@@ -58,7 +58,7 @@ class Journal:
             clear_temporaries(folder)
 
     def read(self, number: int) -> Entry | None:
-        """What is known of the exchange; None if it has never been asked for."""
+        """Return the record of an exchange; None if it has not begun."""
         path = self._file(number)
         if not path.exists():
             return None
@@ -76,7 +76,7 @@ class Journal:
             ) from None
 
     def write(self, number: int, stage: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Flushed to the disk when it returns."""
+        """Write the record of an exchange and flush it to the disk."""
         private_folder(self.folder)
         path = self._file(number)
         said = json.dumps([stage, dict(facts)]).encode()
@@ -84,7 +84,7 @@ class Journal:
         write_atomic(path, self._checksum(path, content) + content, mode=0o600)
 
     def forget(self, before: int | None = None) -> None:
-        """Remove what a checkpoint covers: exchanges of smaller numbers, or all of them."""
+        """Remove the records that a checkpoint covers: exchanges numbered below `before`, or all."""
         if not self.folder.is_dir():
             return
         files = list(self.folder.iterdir())
