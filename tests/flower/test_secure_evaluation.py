@@ -18,7 +18,7 @@ import equifed as ef
 from equifed import methods
 from equifed.data import Schema
 from equifed.fixed_point import LIMBS, OutOfRange
-from equifed.flower.evaluation import decode_total, integers, size
+from equifed.flower.evaluation import combine, decode_total, integers, size
 from equifed.flower.records import BadMessage
 from equifed.metrics.calibration import BINS
 from equifed.metrics.scored import Scored
