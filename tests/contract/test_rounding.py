@@ -309,7 +309,7 @@ class Watched(Reference):
         if self.seen:
             downs, replies, kept, clients = zip(*self.seen, strict=True)
             who = np.array(clients)
-            held = np.array([int(self.tables.rows_held(0, k)) for k in clients])
+            held = np.array([int(self.tables.count_rows(0, k)) for k in clients])
             stacked = Replies(*map(tree.stack, (downs, replies, kept)), np.zeros_like(who), np.arange(len(who)), held)
             assert self.bounds(stage, position).refused_of_many(stacked, np.ones(len(who), dtype=bool)) == {}
         return done

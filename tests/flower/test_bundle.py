@@ -238,7 +238,7 @@ def test_by_default_it_is_named_after_the_silo(plain: Folder, tmp_path: Path, mo
 def test_a_key_that_is_not_the_silos_any_more_is_not_sent(plain: Folder, tmp_path: Path):
     write_key_pair(tmp_path / "at north", "north")
     plain.public_key("north").write_bytes((tmp_path / "at north" / "north.pub").read_bytes())
-    with pytest.raises(ConfigError, match=r"is not the private key of north\.pub beside it"):
+    with pytest.raises(ConfigError, match=r"is not the private key of north\.pub in the same folder"):
         write_bundle(plain, "north", tmp_path / "north.tar.gz")
     plain.key("north").write_text("nonsense")
     with pytest.raises(ConfigError, match="is not a private key in OpenSSH's form"):

@@ -395,7 +395,7 @@ def test_a_runs_name_is_no_path(run: str, silos: Path, tmp_path: Path) -> None:
     """Neither the server nor a silo writes outside its folder, whoever asks."""
     made = setting(silos)
     if run:
-        with pytest.raises(ConfigError, match="no name for a folder"):
+        with pytest.raises(ConfigError, match="not a safe folder name"):
             federate(made, nodes(made), tmp_path / "runs", run)
     be_the_server()
     grid = nodes(made, state=str(tmp_path / "state" / "deep"))
@@ -653,8 +653,8 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "where", "reason"),
     [
-        ({"run": {"seeds": [0, 1]}}, "run.seeds", "one run"),
-        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, "sweep", "one run"),
+        ({"run": {"seeds": [0, 1]}}, "run.seeds", "a single run"),
+        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, "sweep", "a single run"),
         ({"data": {"validation": 0.2, "validation-file": None}}, "data.validation", "does not hold the silos' rows"),
         (
             {"data": {"schema": None, "label": "bought", "sensitive": "sex"}},

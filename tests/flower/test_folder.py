@@ -440,7 +440,7 @@ def test_a_method_that_cannot_learn_the_label_is_refused(tmp_path):
 
 def test_nothing_is_overwritten(tmp_path, schema, federation):
     before = federation.key("north").read_bytes()
-    with pytest.raises(ConfigError, match="is not empty; nothing is overwritten"):
+    with pytest.raises(ConfigError, match="is not empty and is not overwritten"):
         create(federation.path, schema=schema)
     assert federation.key("north").read_bytes() == before
     (tmp_path / "file").touch()
@@ -564,7 +564,7 @@ def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
     (tmp_path / "mine" / "thesis.tex").touch()
     done = invoke("demo", "--folder", tmp_path / "mine")
     assert done.exit_code == 2
-    assert "is not empty; nothing is overwritten" in done.stderr
+    assert "is not empty and is not overwritten" in done.stderr
     done = invoke("demo", "--folder", federation.path)
     assert done.exit_code == 2
     assert (

@@ -86,7 +86,7 @@ def test_without_secure_nothing_is_said_of_it(tmp_path: Path, schema: Schema) ->
     ("options", "says"),
     [
         ({"silos": ["a", "b"]}, "secure sums need at least 3 silos, got 2"),
-        ({"method": "fcfl"}, f"which fcfl needs. Methods that work with it: {', '.join(summing())}."),
+        ({"method": "fcfl"}, f"which fcfl needs. Methods that work with secure sums: {', '.join(summing())}."),
     ],
 )
 def test_what_cannot_be_summed_is_refused(tmp_path: Path, schema: Schema, options: dict, says: str) -> None:

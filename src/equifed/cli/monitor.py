@@ -78,7 +78,7 @@ def count(
     from equifed.errors import blaming
     from equifed.federation.tables import read_schema, read_table
     from equifed.monitor import count as count_rows
-    from equifed.monitor import read_hand_in, revised, write_hand_in
+    from equifed.monitor import read_hand_in, revise, write_hand_in
 
     check_page(out, "--out")
     ranges = dict(_range(text) for text in range or ())
@@ -102,7 +102,7 @@ def count(
             na_values=words,
             min_count=min_count,
         )
-    made, kept = (counted.hand_in, list[str]()) if before is None else revised(counted.hand_in, before)
+    made, kept = (counted.hand_in, list[str]()) if before is None else revise(counted.hand_in, before)
     write_hand_in(out, made)
     show(near(out))
     for column, why in counted.left_out:

@@ -335,7 +335,7 @@ class FlowerEvaluator:
         self.unknown = 0
         """The same for rows of unknown group."""
 
-    def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
+    def measure(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         scores = {round: [self._combine_scores(*counted)] for round, counted in self.engine.measured.items()}
         self.engine.measured.clear()
         if not running.any():
@@ -346,7 +346,7 @@ class FlowerEvaluator:
 
     def recall(self, number: int, state: State, scores: Mapping[str, Scored]) -> None:
         """Restore the evaluation's notes in a resumed run that had finished its last round with these scores."""
-        self.measured(number, state, np.zeros(1, dtype=bool))
+        self.measure(number, state, np.zeros(1, dtype=bool))
 
     def _combine_scores(self, state: State, counted: list[Scored | None]) -> dict[str, Scored]:
         scores = combine(counted, self.job.task)
@@ -354,7 +354,7 @@ class FlowerEvaluator:
         # personal models stay at the clients, so they cannot be evaluated on the server's rows
         if len(fed.validation) and not self.job.method.personal:
             server = tree.take(state.server, 0)
-            scores["validation"] = self._local.common(server, fed.validation)
+            scores["validation"] = self._local.score_common(server, fed.validation)
         return scores
 
     def _note(self, counted: list[Scored | None]) -> None:

@@ -1,4 +1,4 @@
-"""Steps on a GPU: several of them captured in one CUDA graph, so that launching kernels costs next to nothing."""
+"""Steps on a GPU: several are captured in one CUDA graph, which makes launching kernels cheap."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 STEPS = 10
-"""Steps per graph; what remains of a segment is replayed from a graph of one step."""
+"""Steps per graph; the remainder of a segment is replayed from a graph of one step."""
 
 
 class CudaSteps:
-    """Carries out the steps of a segment by replaying CUDA graphs over fixed buffers."""
+    """A runner of a segment's steps, which replays CUDA graphs over fixed buffers."""
 
     def __init__(self, step: Callable[..., list[Tensor]]) -> None:
         self._step = step
@@ -31,7 +31,7 @@ class CudaSteps:
 
 
 class _Graph:
-    """`size` steps captured over buffers of the shapes first seen."""
+    """A CUDA graph of `size` steps, over buffers of the shapes first seen."""
 
     def __init__(
         self,
