@@ -15,7 +15,7 @@ from equifed.settings import RunOptions, RunSettings
 from equifed.simulator import Evaluator, Job, LanesEngine, Reference, State, Step, make_job, make_tables, rounds
 from equifed.simulator.engine import Engine
 from equifed.simulator.evaluate import Measure
-from equifed.tracking import Callback, Round, Run, asked
+from equifed.tracking import Callback, Round, Run, get_callbacks
 
 ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
 DEFAULTS = RunSettings()
@@ -70,11 +70,11 @@ def simulate(
     callbacks: who is told how it goes: `equifed.tracking.Callback`s, or names of trackers such as "mlflow".
     settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
     """
-    settings, told = replace(settings, **options), asked(callbacks)
+    settings, told = replace(settings, **options), get_callbacks(callbacks)
     typed(*(name for name in settings.metrics if isinstance(name, str)))
     job = make_job(method, federations, model, settings, over=over, initial_parameters=initial_parameters)
     simulation = Simulation(job)
-    with told.following(Run.of(job)):
+    with told.follow(Run.of(job)):
         for step in simulation.rounds():
             told.round_finished(Round(job, step))
         result = simulation.result()

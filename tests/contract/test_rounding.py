@@ -23,7 +23,7 @@ from equifed.methods._cells import AT_ONCE, over_rows
 from equifed.methods.term import CUT, TERM
 from equifed.protocol import BOUNDS, ROWS, Bound, Data, Method, OfRows, Phase, Record, Stage, Task, Update, unchanged
 from equifed.simulator import Job, Reference, State, make_job, make_tables, rounds
-from equifed.simulator.engine import Exchange
+from equifed.simulator.engine import ExchangeResult
 from equifed.tree import Tree
 
 from .registered import METHODS
@@ -302,7 +302,7 @@ class Watched(Reference):
         attribute = None if data.attribute is None else data.attribute.double()
         return data.replace(**fields, attribute=attribute)
 
-    def exchange(self, state: State, stage: Stage, position: int, *rest: Any) -> Exchange:
+    def exchange(self, state: State, stage: Stage, position: int, *rest: Any) -> ExchangeResult:
         self.seen: list[tuple[Record, Record, Tree, int]] = []
         done = super().exchange(state, stage, position, *rest)
         assert done.rejections == []

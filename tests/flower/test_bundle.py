@@ -59,7 +59,7 @@ def test_nothing_of_anybody_else_is_in_it_and_no_path_of_this_machine(federation
     done = invoke("bundle", federation.path, silo, "--out", tmp_path / "own.tar.gz")
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(tmp_path / "own.tar.gz")
-    assert f"It holds the private key of {silo}" in done.stderr
+    assert f"It contains the private key of {silo}" in done.stderr
     assert stat.S_IMODE((tmp_path / "own.tar.gz").stat().st_mode) == 0o600
     found = everything(tmp_path / "own.tar.gz")
     whole = b"\0".join([name.encode() + b"\0" + content for name, content in found.items()])

@@ -139,7 +139,7 @@ def test_who_cannot_be_compared_with_is_said(
         clock.seconds_ahead("127.0.0.1", port, tmp_path / "none.crt")
     assert compare(0, authority) == (
         2,
-        "Error: The server is named as HOST:PORT, such as federation.example.org:8000, not as '127.0.0.1:0'.",
+        "Error: The server '127.0.0.1:0' is not of the form HOST:PORT, such as federation.example.org:8000.",
     )
 
 

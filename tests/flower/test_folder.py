@@ -358,7 +358,7 @@ def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, sou
     # the names of columns are no secret, and why each was left out is said
     assert {"name", "record", "admitted", "note"} <= said["left_out"].keys()
     assert not {"name", "record", "admitted", "note"} & set(said["inputs"])
-    assert "Left out: record: " in done.stderr
+    assert "Not used: record: " in done.stderr
     assert "Inputs: illness, weight" in done.stderr
     schema = Schema.from_json((made.app / "schema.json").read_text())
     assert {each.column: each.reason for each in schema.left_out} == said["left_out"]
@@ -469,7 +469,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--label", "cured"], 2, "--label: of which table?"),
+        (["--label", "cured"], 2, "--label: needs a table"),
         (["--table", "own.csv"], 2, "--table needs --label COLUMN and --sensitive COLUMN"),
         (
             ["--table", "own.csv", "--label", "curd", "--sensitive", "sex"],
@@ -482,10 +482,10 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
         ([*OWN, "--missing", "guess"], 2, "Unknown rule for missing values 'guess'"),
         ([*OWN, "--drop", "age,ward"], 3, "The table has no input column"),
         ([*OWN, "--table", "other/own.csv"], 2, "Two silo files are called 'own'"),
-        (["--min-count", "5", "--drop", "age"], 2, "--drop, --min-count: of which table?"),
+        (["--min-count", "5", "--drop", "age"], 2, "--drop, --min-count: needs a table"),
         (["--summary", "none.json"], 3, "none.json: There is no such file"),
         (["--summary", "own.csv"], 2, "own.csv: Not a valid summary"),
-        (["--summary", "own.csv", "--label", "cured"], 2, "--label: the summaries say that already"),
+        (["--summary", "own.csv", "--label", "cured"], 2, "--label: the summaries define this already"),
         (
             ["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--positive", "maybe"],
             3,
@@ -545,7 +545,7 @@ def test_a_run_needs_a_superlink(federation):
     for silo in federation.silos():
         federation.data(silo).touch()
     done = invoke("run", federation.path)
-    assert f"or have everything started on this machine: equifed flower run {federation.path} --local" in done.stderr
+    assert f"or run everything on this machine: equifed flower run {federation.path} --local" in done.stderr
 
 
 def test_all_programs_here_need_all_rows_and_keys_here(federation):
@@ -591,4 +591,4 @@ def test_resuming_where_there_is_nothing_to_resume(trial):
     elsewhere = (trial.runs / run).rename(trial.path / "elsewhere" / run)
     done = invoke("resume", trial.path, elsewhere)
     assert done.exit_code == 2
-    assert "is no run of this federation" in done.stderr
+    assert "is not a run of this federation" in done.stderr

@@ -12,7 +12,7 @@ from scipy import stats
 from equifed.errors import ConfigError, DataError
 from equifed.monitor import History, cusum, watch
 from equifed.monitor.drift import find_drifts, homogeneity, stability_index
-from equifed.monitor.handin import Counts
+from equifed.monitor.handin import PeriodCounts
 from equifed.monitor.verdict import caveats, failures, rule, sentences, to_dict
 from equifed.monitor.watch import FEW, NO_LABELS, NOBODY, WITHHELD, RunCounts
 from equifed.target import Condition
@@ -310,7 +310,9 @@ def test_drift_measures_are_those_of_others() -> None:
 def binned(silo: str, bins: list[list[int | None]], rows: int) -> object:
     one = hand_in(silo, stable(np.random.default_rng(0), len(bins)))
     made = {
-        name: Counts(rows=rows, decisions=dict.fromkeys(one.groups), labels=None, unknown=None, inputs={"age": each})
+        name: PeriodCounts(
+            rows=rows, decisions=dict.fromkeys(one.groups), labels=None, unknown=None, inputs={"age": each}
+        )
         for name, each in zip(months(len(bins)), bins, strict=True)
     }
     return one.model_copy(update={"bins": {"age": ("young", "middle", "old")}, "periods": made})

@@ -17,7 +17,7 @@ from equifed.bounds import Bounds, finite, unbounded
 from equifed.flower import evaluation
 from equifed.flower.agreement import Scaling, action, codecs
 from equifed.flower.evaluation import combine, list_withheld
-from equifed.flower.link import Link, NoAnswer, Request, check_answer
+from equifed.flower.link import Link, NoAnswer, SiloRequest, check_answer
 from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import (
     ABOUT,
@@ -35,7 +35,7 @@ from equifed.notes import Note
 from equifed.protocol import STAGES, Phase, Record, Stage
 from equifed.simulator import Evaluator, Job, Message, Reference, Rejection, State, Tables, gather
 from equifed.simulator.engine import (
-    Exchange,
+    ExchangeResult,
     bounds_of,
     data_of,
     initial_state,
@@ -81,7 +81,7 @@ class FlowerEngine:
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         phase, begins = self.job.phases(stage)[position], stage == "round" and step == 0
         if begins:
             self.link.welcome(min(self.deadline, 60.0))
@@ -89,7 +89,7 @@ class FlowerEngine:
         measures = begins and round > 1 and (round - 1) % self.job.settings.eval_every == 0
         sampled = [int(k) for k in cohorts[0][present[0]]]
         if not sampled and not measures:
-            return Exchange(state, present, [])
+            return ExchangeResult(state, present, [])
         number, kind = exchange_number(round, stage, step), f"train.{action(stage, phase)}"
         down = sent(self.job.method, tree.take(state.server, 0), self._validation, phase.down)
         answers = self._ask(state, round, number, measures, kind, sampled, down)
@@ -109,12 +109,12 @@ class FlowerEngine:
         self.messages.setdefault((stage, position), message)
         replies, refused = self._read_replies(answers, phase, bounds_of(self.job, stage, position), down, like, sampled)
         used = present & np.isin(cohorts, list(replies))
-        exchange = Exchange(state, used, rejections + refused)
+        exchange = ExchangeResult(state, used, rejections + refused)
         return self._step_on_replies(stage, phase, number, replies, exchange) if sampled else exchange
 
     def _step_on_replies(
-        self, stage: Stage, phase: Phase, number: int, replies: Mapping[int, Record], exchange: Exchange
-    ) -> Exchange:
+        self, stage: Stage, phase: Phase, number: int, replies: Mapping[int, Record], exchange: ExchangeResult
+    ) -> ExchangeResult:
         """Apply the server's step to single replies, if there are enough of them."""
         if len(replies) < min(self.min_replies, len(self._ids)):
             return replace(exchange, obstacles={0: Note("too-few-replies")})
@@ -125,8 +125,8 @@ class FlowerEngine:
         return self._apply_step(phase, number, clients, seen, exchange)
 
     def _apply_step(
-        self, phase: Phase, number: int, clients: np.ndarray, seen: Callable[[], Seen], exchange: Exchange
-    ) -> Exchange:
+        self, phase: Phase, number: int, clients: np.ndarray, seen: Callable[[], Seen], exchange: ExchangeResult
+    ) -> ExchangeResult:
         """Apply the server's step to the gathered replies that `seen` returns, or record the obstacle."""
         state, method = exchange.state, self.job.method
         try:
@@ -145,7 +145,7 @@ class FlowerEngine:
         clipped = None if gathered.clipped is None else gathered.clipped[None].cpu().numpy()
         return replace(exchange, state=stepped, clipped=clipped, cut=self._collect_cuts(phase, exchange, cut))
 
-    def _collect_cuts(self, phase: Phase, exchange: Exchange, cut: np.ndarray) -> np.ndarray | None:
+    def _collect_cuts(self, phase: Phase, exchange: ExchangeResult, cut: np.ndarray) -> np.ndarray | None:
         """Return the share of each cohort member's update that the robust rule cut [1, K]."""
         if not self.job.channel.resists(phase):
             return None
@@ -232,7 +232,7 @@ class FlowerEngine:
                 self._make_content(training if k in sampled else counts),
             )
             content = RecordDict({ABOUT: said, **sent})
-            requests[self._ids[k]] = Request(kind if k in sampled else "evaluate.counts", content)
+            requests[self._ids[k]] = SiloRequest(kind if k in sampled else "evaluate.counts", content)
         asked = {silo: request for silo, request in requests.items() if silo not in late}
         answers = {**late, **self.link.ask(asked, self.deadline)}
         return {silo: _open_answer(answers[silo], silo, number) for silo in requests}

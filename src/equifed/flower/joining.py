@@ -26,7 +26,7 @@ JOINING = 0
 INTRODUCE = "query.introduce"
 
 
-class Joined(NamedTuple):
+class JoiningTotals(NamedTuple):
     """The totals over all silos."""
 
     totals: Totals
@@ -35,7 +35,7 @@ class Joined(NamedTuple):
 
 
 def integers(rows: int, test_rows: int, sums: np.ndarray, silos: int) -> np.ndarray:
-    """Encode one silo's numbers for an exact sum over `silos` silos, int64 [n]; sums: as in `Joined`. Raises
+    """Encode one silo's numbers for an exact sum over `silos` silos, int64 [n]; sums: as in `JoiningTotals`. Raises
     `OutOfRange`."""
     return np.concatenate([[rows, test_rows], encode_wide(sums, silos).ravel()]).astype(np.int64)
 
@@ -51,7 +51,7 @@ def introduction(scaled: int) -> tuple[Phase, Record, Record]:
     return Phase("introduce", (), tuple(reply), None, None, "sum"), {}, reply  # type: ignore[arg-type]
 
 
-def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
+def add_up(link: Link, journal: Journal, deadline: float) -> JoiningTotals:
     """Sum the silos' numbers securely. A silo that does not take part in the sum is excluded from the run."""
     here = link.here
     question = Question(
@@ -79,7 +79,7 @@ def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
     return joined
 
 
-def _read(numbers: np.ndarray, scaled: int) -> Joined:
+def _read(numbers: np.ndarray, scaled: int) -> JoiningTotals:
     """Decode the totals from the sum of the silos' integers; raise `RunError` if they are impossible."""
     rows, test_rows = (int(number) for number in numbers[:2])
     sums = decode_wide(numbers[2:].reshape(2, scaled, LIMBS))
@@ -90,4 +90,4 @@ def _read(numbers: np.ndarray, scaled: int) -> Joined:
             "The joining totals are impossible. Because only the sum is visible, the faulty silo cannot be identified: "
             "have each silo check its file and its installation, and start a new run."
         )
-    return Joined(Totals(rows, test_rows), sums)
+    return JoiningTotals(Totals(rows, test_rows), sums)

@@ -40,7 +40,7 @@ NAME = re.compile(r"\d{10}\.sum")
 CHECKSUM = len(checksum(b""))
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """The journal's record of an exchange."""
 
     stage: str
@@ -57,7 +57,7 @@ class Journal:
         if folder.is_dir():
             clear_temporaries(folder)
 
-    def read(self, number: int) -> Entry | None:
+    def read(self, number: int) -> JournalEntry | None:
         """Return the record of an exchange; None if it has not begun."""
         path = self._file(number)
         if not path.exists():
@@ -69,7 +69,7 @@ class Journal:
                 raise ValueError("it does not fit its checksum")
             said, arrays = content.split(b"\n", 1)
             stage, facts = json.loads(said)
-            return Entry(stage, facts, load(arrays))
+            return JournalEntry(stage, facts, load(arrays))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RunError(
                 f"{path} is damaged ({error}), so the run cannot go on. Put back a copy, or start a new run."

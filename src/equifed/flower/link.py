@@ -43,7 +43,7 @@ class NoAnswer(BadMessage):
     """Raised if a silo sent no answer at all."""
 
 
-class Request(NamedTuple):
+class SiloRequest(NamedTuple):
     """A message to one silo."""
 
     kind: str
@@ -175,7 +175,7 @@ class Link:
                 del self._nodes[silo]
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
-        self._joining |= self._send({node: Request("query.join", content) for node in new}, patience)
+        self._joining |= self._send({node: SiloRequest("query.join", content) for node in new}, patience)
         self._seen.update(new)
         for node, answer in self._collect(self._joining):
             if not isinstance(answer, str):
@@ -262,7 +262,7 @@ class Link:
                 del self.members[silo]
                 self._nodes.pop(silo, None)
 
-    def ask(self, requests: Mapping[str, Request], deadline: float) -> dict[str, RecordDict | str]:
+    def ask(self, requests: Mapping[str, SiloRequest], deadline: float) -> dict[str, RecordDict | str]:
         """Return each silo's reply, or why there is none. Replies after the deadline are not read."""
         connected = set(self.grid.get_node_ids())
         silos = {self._nodes[silo]: silo for silo in requests if self._nodes.get(silo) in connected}
@@ -278,7 +278,7 @@ class Link:
             time.sleep(POLL)
         return answers
 
-    def _send(self, requests: Mapping[int, Request], patience: float) -> dict[str, int]:
+    def _send(self, requests: Mapping[int, SiloRequest], patience: float) -> dict[str, int]:
         """Send requests; return the nodes by the messages sent to them."""
         messages = [
             Message(asked.content, node, asked.kind, ttl=max(patience, 1.0)) for node, asked in requests.items()

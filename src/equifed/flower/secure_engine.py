@@ -30,7 +30,7 @@ from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Phase, Record, Stage
 from equifed.simulator import Job, Rejection, State, Tables
-from equifed.simulator.engine import Exchange, bounds_of, record_message, sent
+from equifed.simulator.engine import ExchangeResult, bounds_of, record_message, sent
 from equifed.simulator.reference import Seen
 
 
@@ -67,7 +67,7 @@ class SecureEngine(FlowerEngine):
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         phase, begins = self.job.phases(stage)[position], stage == "round" and step == 0
         sampled = [int(k) for k in cohorts[0][present[0]]]
         if begins:
@@ -78,7 +78,7 @@ class SecureEngine(FlowerEngine):
         if measures and not together:
             self.measured[round - 1] = state, self.evaluate(state, round - 1)
         if not sampled:
-            return Exchange(state, present, [])
+            return ExchangeResult(state, present, [])
         down = sent(self.job.method, tree.take(state.server, 0), self._validation, phase.down)
         message = record_message(self.job, stage, phase, down, self._like[stage, position])
         self.messages.setdefault((stage, position), message)
@@ -87,7 +87,7 @@ class SecureEngine(FlowerEngine):
         take = self._take_sum if self.job.channel.hides(phase) else self._take_part
         return take(state, asked, cohorts, present)
 
-    def _take_sum(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
+    def _take_sum(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> ExchangeResult:
         phase, cohort = asked.phase, [self._ids[k] for k in cohorts[0]]
         absent = self._find_absent(state, asked.round, cohort)
         vector = Vector(asked.kind, self._like[asked.stage, asked.position], phase.places)
@@ -113,7 +113,7 @@ class SecureEngine(FlowerEngine):
             self.measured[asked.round - 1] = state, [self._decode_scores(done, vector.size, asked.round - 1)]
         clients = np.array([k for k in asked.sampled if self._ids[k] in done.used], dtype=np.int64)
         refused = [Rejection(0, silo, phase.name, *why) for silo, why in done.refused.items()]
-        exchange = Exchange(state, present & np.isin(cohorts, clients), refused)
+        exchange = ExchangeResult(state, present & np.isin(cohorts, clients), refused)
         if done.total is None:
             assert done.obstacle is not None
             return replace(exchange, obstacles={0: done.obstacle})
@@ -183,7 +183,7 @@ class SecureEngine(FlowerEngine):
         for silo, why in done.late.items():
             self.note("gone-late", client=silo, round=round, phase=phase, reason=why.reason)
 
-    def _take_part(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> Exchange:
+    def _take_part(self, state: State, asked: _Asked, cohorts: np.ndarray, present: np.ndarray) -> ExchangeResult:
         """Carry out a phase with empty replies, which only confirm that a silo took part."""
         phase, like = asked.phase, self._like[asked.stage, asked.position]
         entry = self.journal.read(asked.number)
@@ -194,7 +194,7 @@ class SecureEngine(FlowerEngine):
             answers = self._ask(state, asked.round, asked.number, False, asked.kind, asked.sampled, asked.down)
             bounds = bounds_of(self.job, asked.stage, asked.position)
             replies, refused = self._read_replies(answers, phase, bounds, asked.down, like, asked.sampled)
-        exchange = Exchange(state, present & np.isin(cohorts, list(replies)), refused)
+        exchange = ExchangeResult(state, present & np.isin(cohorts, list(replies)), refused)
         exchange = self._step_on_replies(asked.stage, phase, asked.number, replies, exchange)
         if entry is None and (not exchange.obstacles or asked.stage == "round"):
             self.journal.write(asked.number, "done", {"used": list(replies), "refused": refused}, {})

@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from equifed import secure
 from equifed.errors import RunError
-from equifed.flower.journal import Entry, Journal
-from equifed.flower.link import Link, NoAnswer, Request, check_answer
+from equifed.flower.journal import Journal, JournalEntry
+from equifed.flower.link import Link, NoAnswer, SiloRequest, check_answer
 from equifed.flower.masks import SECURE, digest, pack_exchange, pack_unmasking, read_answer, read_masked
 from equifed.flower.records import ABOUT, BadMessage, about, distrusting
 from equifed.notes import Note
@@ -132,7 +132,7 @@ def _ask(
 ) -> tuple[dict[str, Masked], dict[str, Refusal]]:
     """Ask for masked replies; return them, and refusals for the other silos."""
     requests = {
-        silo: Request(question.kind, RecordDict({ABOUT: said, **question.alike, SECURE: pack_exchange(exchange)}))
+        silo: SiloRequest(question.kind, RecordDict({ABOUT: said, **question.alike, SECURE: pack_exchange(exchange)}))
         for silo, said in question.asked.items()
     }
     masked, refused = {}, {}
@@ -161,7 +161,7 @@ def _unmask(
     for silo in masked:
         sealed = {other: reply.shares[silo] for other, reply in masked.items() if other != silo}
         content = RecordDict({ABOUT: said, SECURE: pack_unmasking(transcript, tuple(masked), sealed)})
-        requests[silo] = Request("query.unmask", content)
+        requests[silo] = SiloRequest("query.unmask", content)
     told: dict[str, Told] = {}
     late = {}
     answers = link.ask(requests, deadline)
@@ -200,7 +200,7 @@ def _facts_of(exchange: Exchange, masked: Mapping[str, Masked], refused: Mapping
     }
 
 
-def _read_masked(entry: Entry, run: str, number: int) -> tuple[Exchange, dict[str, Masked], dict[str, Refusal]]:
+def _read_masked(entry: JournalEntry, run: str, number: int) -> tuple[Exchange, dict[str, Masked], dict[str, Refusal]]:
     facts = entry.facts
     keys = tuple(map(bytes.fromhex, facts["keys"]))
     exchange = Exchange(run, number, facts["attempt"], tuple(facts["names"]), keys, facts["planned"])
@@ -219,7 +219,7 @@ def _facts_of_done(done: Sum) -> dict[str, Any]:
     return done._asdict() | {"total": None, "obstacle": done.obstacle and done.obstacle.to_json()}
 
 
-def _read_done(entry: Entry) -> Sum:
+def _read_done(entry: JournalEntry) -> Sum:
     facts = entry.facts
     refused, late = ({silo: Refusal(*why) for silo, why in facts[name].items()} for name in ("refused", "late"))
     obstacle = facts["obstacle"] and Note.from_json(facts["obstacle"])

@@ -17,7 +17,7 @@ from equifed.data.schema import MISSING, OTHER, Column
 from equifed.disclosure import MIN_COUNT
 from equifed.errors import ConfigError, DataError, check_number, unknown_name
 from equifed.metrics.withholding import small_bins, small_groups
-from equifed.monitor.handin import Counts, HandIn, first_problem
+from equifed.monitor.handin import HandIn, PeriodCounts, first_problem
 from equifed.monitor.periods import Kind, name_periods
 from equifed.partition.base import UNKNOWN, as_text
 from equifed.words import quoted
@@ -34,12 +34,12 @@ class Counted(NamedTuple):
 
     hand_in: HandIn
     left_out: list[tuple[str, str]]
-    """Inputs that are not counted, each with the reason."""
+    """BinnedInput that are not counted, each with the reason."""
     merged: int
     """Number of rows in groups too small to be named, which are counted as rows of unknown group."""
 
 
-class Inputs(NamedTuple):
+class BinnedInput(NamedTuple):
     """An input column in bins."""
 
     names: tuple[str, ...]
@@ -173,7 +173,7 @@ def _parse_times(frame: pd.DataFrame, name: str, form: str | None) -> pd.Series[
 
 def _bin_inputs(
     frame: pd.DataFrame, schema: Schema | None, ranges: Mapping[str, Range]
-) -> tuple[dict[str, Inputs], list[tuple[str, str]]]:
+) -> tuple[dict[str, BinnedInput], list[tuple[str, str]]]:
     """Return the schema's inputs in bins, and the inputs that are not counted, with the reason."""
     counted, left_out = {}, []
     columns = {column.name: column for column in schema.columns} if schema else {}
@@ -196,21 +196,21 @@ def _bin_inputs(
     return counted, left_out
 
 
-def _bin_categories(series: pd.Series[Any], column: Column) -> Inputs:
+def _bin_categories(series: pd.Series[Any], column: Column) -> BinnedInput:
     names = tuple(dict.fromkeys([*column.categories, MISSING, OTHER]))
     position = {name: i for i, name in enumerate(names)}
     codes = codes_of(series, position, noun="category", missing=position[MISSING], fallback=position[OTHER])
-    return Inputs(names, codes)
+    return BinnedInput(names, codes)
 
 
-def _bin_numbers(series: pd.Series[Any], low: float, high: float) -> Inputs:
+def _bin_numbers(series: pd.Series[Any], low: float, high: float) -> BinnedInput:
     edges = np.linspace(low, high, BINS + 1)
     plain = series if pd.api.types.is_numeric_dtype(series) else series.astype(object)
     values = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     codes = np.where(values > high, BINS + 1, np.searchsorted(edges[:-1], values, side="right"))
     codes = np.where(np.isnan(values), BINS + 2, codes)
     inner = (f"{a:g} to {b:g}" for a, b in pairwise(edges))
-    return Inputs((f"below {low:g}", *inner, f"above {high:g}", MISSING), codes)
+    return BinnedInput((f"below {low:g}", *inner, f"above {high:g}", MISSING), codes)
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------
@@ -241,17 +241,17 @@ def _disclose(
     inputs: Mapping[str, np.ndarray],
     sizes: Mapping[str, int],
     min_count: int,
-) -> Counts:
+) -> PeriodCounts:
     """Return the counts of a period's rows [G + 1, C + 1, C] and bins that may be disclosed."""
     labelled, unlabelled, decided = table[:, :-1], table[:, -1], table.sum(1)
     rows = int(table.sum())
     if rows < min_count:
-        return Counts(rows=None, decisions=dict.fromkeys(groups), labels=None, unknown=None)
+        return PeriodCounts(rows=None, decisions=dict.fromkeys(groups), labels=None, unknown=None)
     small, hidden = small_groups(labelled, min_count, decided)
     small |= hidden | ((unlabelled < min_count).any(-1) & (unlabelled.sum(-1) > 0))
     without = decided[-1].sum() == 0
     labels = {name: None if small[g] else labelled[g].tolist() for g, name in enumerate(groups)}
-    return Counts(
+    return PeriodCounts(
         rows=rows,
         decisions={name: None if hidden[g] else decided[g].tolist() for g, name in enumerate(groups)},
         labels=labels if labelled[:-1].any() else None,

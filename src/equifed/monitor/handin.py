@@ -34,7 +34,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Counts(_Strict):
+class PeriodCounts(_Strict):
     """The counts of one period; withheld ones are None."""
 
     rows: Rows | None
@@ -82,7 +82,7 @@ class HandIn(_Strict):
         dict[Name, Annotated[tuple[Name, ...], Field(min_length=1, max_length=2000)]], Field(max_length=5000)
     ]
     """Names of the bins of each counted input."""
-    periods: Annotated[dict[Name, Counts], Field(max_length=2000)]
+    periods: Annotated[dict[Name, PeriodCounts], Field(max_length=2000)]
 
     @model_validator(mode="after")
     def _fits(self) -> HandIn:
@@ -102,7 +102,7 @@ class HandIn(_Strict):
                 raise ValueError(f"the counts of {name} {why}")
         return self
 
-    def _find_problem(self, counts: Counts) -> str:
+    def _find_problem(self, counts: PeriodCounts) -> str:
         """Return why the counts of a period are impossible; "" if they are possible."""
         classes = len(self.classes)
         if set(counts.decisions) != set(self.groups) or set(counts.labels or self.groups) != set(self.groups):
@@ -224,7 +224,7 @@ def revise(new: HandIn, old: HandIn) -> tuple[HandIn, list[str]]:
     return new.model_copy(update=made), kept
 
 
-def _is_near(new: Counts, old: Counts, least: int) -> bool:
+def _is_near(new: PeriodCounts, old: PeriodCounts, least: int) -> bool:
     before, after = old.numbers, new.numbers
     changes = [abs(after[where] - before[where]) for where in before.keys() & after.keys()]
     return any(0 < change < least for change in changes)

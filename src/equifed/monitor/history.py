@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.errors import DataError
-from equifed.monitor.handin import Counts, HandIn
+from equifed.monitor.handin import HandIn, PeriodCounts
 from equifed.monitor.periods import Kind, next_period
 from equifed.words import quoted
 
@@ -33,8 +33,8 @@ class History:
     """Number of rows [period, silo, group, decision]."""
     labelled: np.ndarray
     """Number of rows [period, silo, group, label, decision]."""
-    counts: Mapping[tuple[int, int], Counts]
-    """Counts as handed in, by (period, silo)."""
+    counts: Mapping[tuple[int, int], PeriodCounts]
+    """PeriodCounts as handed in, by (period, silo)."""
     revisions: Mapping[tuple[int, int], int]
 
     @classmethod

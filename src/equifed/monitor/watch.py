@@ -37,7 +37,7 @@ NO_LABELS, WITHHELD, FEW, NO_COUNTS = "no labels", "withheld", "not enough rows"
 FIRST = "no comparison yet"
 
 
-class Gap(NamedTuple):
+class PeriodGap(NamedTuple):
     """The largest gap between groups in one period."""
 
     value: float
@@ -102,7 +102,7 @@ class Series:
     group: str
     others: tuple[str, ...]
     gaps: np.ndarray
-    """Gap over all silos, by period; nan if unknown."""
+    """PeriodGap over all silos, by period; nan if unknown."""
     deviations: np.ndarray
     """Standardised deviation by period; nan if there is none."""
     unknown: tuple[str, ...]
@@ -151,8 +151,8 @@ class Watch:
     limit: float
 
     @cached_property
-    def gaps(self) -> dict[str, list[Gap]]:
-        """Gap of every period, by metric."""
+    def gaps(self) -> dict[str, list[PeriodGap]]:
+        """PeriodGap of every period, by metric."""
         metrics = dict.fromkeys(each.metric for each in self.series)
         return {
             metric: [gap_of(self.history, metric, t) for t in range(len(self.history.periods))] for metric in metrics
@@ -225,7 +225,7 @@ def _is_applicable(history: History, metric: str) -> bool:
     return "labels" not in describe(metric).needs or bool(history.with_labels.any())
 
 
-def gap_of(history: History, metric: str, t: int) -> Gap:
+def gap_of(history: History, metric: str, t: int) -> PeriodGap:
     """Return the gap over all silos in a period, from disclosed counts."""
     labelled = "labels" in describe(metric).needs
     if labelled:
@@ -237,9 +237,9 @@ def gap_of(history: History, metric: str, t: int) -> Gap:
         counts[:, 0] = decided
     why = _find_reason(history, t, rows, labelled)
     if why:
-        return Gap(np.nan, np.nan, np.nan, why, tuple(rows))
+        return PeriodGap(np.nan, np.nan, np.nan, why, tuple(rows))
     found = Evidence(counts).estimate(metric)
-    return Gap(found.mean, found.low, found.high, "", tuple(rows))
+    return PeriodGap(found.mean, found.low, found.high, "", tuple(rows))
 
 
 def _find_reason(history: History, t: int, rows: np.ndarray, labelled: bool) -> str:

@@ -7,7 +7,7 @@ also uses `equifed.simulator.engine`.
 
 from equifed.simulator.engine import Message, Rejection, State
 from equifed.simulator.evaluate import Evaluator
-from equifed.simulator.job import Job, Run, check_swept, make_job
+from equifed.simulator.job import Job, JobRun, check_swept, make_job
 from equifed.simulator.lanes import LanesEngine
 from equifed.simulator.loop import RoundLog, Step, rounds
 from equifed.simulator.reference import Reference, gather

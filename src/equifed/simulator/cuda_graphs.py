@@ -16,7 +16,7 @@ class CudaSteps:
 
     def __init__(self, step: Callable[..., list[Tensor]]) -> None:
         self._step = step
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, _CapturedSteps] = {}
 
     def __call__(self, carry: list[Tensor], same: list[Tensor], batches: list[Tensor]) -> list[Tensor]:
         total, done = len(batches[0]), 0
@@ -24,13 +24,13 @@ class CudaSteps:
             while total - done >= size:
                 part = [values[done : done + size] for values in batches]
                 if size not in self._graphs:
-                    self._graphs[size] = _Graph(self._step, size, carry, same, part)
+                    self._graphs[size] = _CapturedSteps(self._step, size, carry, same, part)
                 carry = self._graphs[size].replay(carry, same, part)
                 done += size
         return [leaf.clone() for leaf in carry]
 
 
-class _Graph:
+class _CapturedSteps:
     """A CUDA graph of `size` steps, over buffers of the shapes first seen."""
 
     def __init__(

@@ -54,7 +54,7 @@ class Rejection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeResult:
     """The outcome of one phase for all runs."""
 
     state: State
@@ -101,7 +101,7 @@ class Engine(Protocol):
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         """Carry out one exchange of all runs: phase `position` of the stage. `step` counts the stage's exchanges, since
         a phase may be repeated."""
         ...

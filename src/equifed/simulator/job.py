@@ -39,7 +39,7 @@ MOST_STATES = 2**30
 
 
 @dataclass(frozen=True)
-class Run:
+class JobRun:
     """A seed with a federation and a setting of the swept hyper-parameters."""
 
     seed: int
@@ -57,7 +57,7 @@ class Job:
     """A method on its runs, with task, model and settings."""
 
     method: Method
-    runs: tuple[Run, ...]
+    runs: tuple[JobRun, ...]
     task: Task
     initial: tuple[Tree, ...]
     """Initial parameters of each run."""
@@ -71,7 +71,7 @@ class Job:
         return self.settings.rounds
 
     @property
-    def wanted(self) -> tuple[Run, ...]:
+    def wanted(self) -> tuple[JobRun, ...]:
         """The requested runs: all but those added for comparison with a robust rule."""
         return tuple(run for run in self.runs if not run.plain)
 
@@ -265,7 +265,7 @@ def make_job(
         grid = _make_grid(method, over)
         if settings.robust is None and "liars" in (over or {}):
             raise ConfigError("has no effect without a robust rule: set robust, too.", key="liars")
-    runs = tuple(Run(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
+    runs = tuple(JobRun(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
     if method.pooled:  # one client holds all rows and never drops out
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)

@@ -21,7 +21,7 @@ from equifed import randomness, tree
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage, Start
 from equifed.simulator.job import Job
-from equifed.simulator.lane_data import WHOLE_BYTES, Inputs, KeptRows, LaneData, LaneRows, Lanes, portions
+from equifed.simulator.lane_data import WHOLE_BYTES, KeptRows, LaneData, LaneInputs, LaneRows, Lanes, portions
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.stepper import Stepper
 from equifed.simulator.tables import Tables
@@ -54,7 +54,7 @@ class LaneClients:
             return tree.map(lambda leaf: leaf.expand(*runs.shape, *leaf.shape[1:]), values)
         return tree.take(values, self.index(runs))
 
-    def inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> Inputs:
+    def inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> LaneInputs:
         job, run, client = self.job, self.index(lanes.run), self.index(lanes.client)
         draws: dict[str, Tensor] = {}
         if phase.draws:
@@ -63,7 +63,7 @@ class LaneClients:
                 name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
                 for name in phase.draws
             }
-        return Inputs(
+        return LaneInputs(
             hyper={name: values[self.index(runs)] for name, values in job.hyper.items()},
             draws=draws,
             group=() if self._groups is None else self._groups[client],
@@ -104,7 +104,7 @@ class LaneExchange:
         return replies
 
     def map(
-        self, part: Callable[..., Any], values: tuple[Tree, ...], inputs: Inputs, lanes: Lanes, settings: int = 1
+        self, part: Callable[..., Any], values: tuple[Tree, ...], inputs: LaneInputs, lanes: Lanes, settings: int = 1
     ) -> Any:
         """Call part(the phase's work, *values, data) for every lane, in portions of similar size. settings: the number
         of settings that share a lane."""
@@ -114,7 +114,7 @@ class LaneExchange:
             some = tree.take(inputs, lane)
             kept = self._kept(lanes, lane, some, width) if part is call else {}
 
-            def one(values: tuple[Tree, ...], inputs: Inputs, kept: dict[str, Any], width: int = width) -> Any:
+            def one(values: tuple[Tree, ...], inputs: LaneInputs, kept: dict[str, Any], width: int = width) -> Any:
                 data = self._data(inputs, kept, width)
 
                 def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
@@ -130,11 +130,11 @@ class LaneExchange:
             results.append(tree.vectorised(one, tree.take(values, lane), some, kept))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
-    def _kept(self, lanes: Lanes, lane: slice, inputs: Inputs, width: int) -> dict[str, Tensor]:
+    def _kept(self, lanes: Lanes, lane: slice, inputs: LaneInputs, width: int) -> dict[str, Tensor]:
         source = LaneRows(self.clients.tables, inputs.start, width, inputs.scaling)
         return self.clients.kept.rows((self.stage, self.position, lane.start), lanes.part(lane), source)
 
-    def _data(self, inputs: Inputs, kept: dict[str, Any], width: int) -> Data:
+    def _data(self, inputs: LaneInputs, kept: dict[str, Any], width: int) -> Data:
         """Return one lane's data, inside vmap."""
         tables = self.clients.tables
         source = LaneRows(tables, inputs.start, width, inputs.scaling)
@@ -151,7 +151,7 @@ class LaneExchange:
         return Data(**kept, **given) if kept else LaneData(source=source, **given)
 
     def _train(
-        self, work: LocalTraining, lanes: Lanes, inputs: Inputs, settings: int, down: Record, own: Tree
+        self, work: LocalTraining, lanes: Lanes, inputs: LaneInputs, settings: int, down: Record, own: Tree
     ) -> tuple[Record, Tree]:
         """Train locally, from the values of `down` and the clients' states to their replies and new states."""
         job, longest = self.clients.job, max(int(lanes.n[0]), 1)

@@ -40,7 +40,7 @@ class Lanes:
         return Lanes(*(getattr(self, entry.name)[lanes] for entry in fields(self)))
 
 
-class Inputs(NamedTuple):
+class LaneInputs(NamedTuple):
     """The values of each lane other than its rows, leaves [L, ...], as in `Data`; () stands for None, which trees do
     not have."""
 
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
     def client_group(self) -> Tensor | None:
         return self.group if isinstance(self.group, Tensor) else None
 
-    def for_steps(self) -> Inputs:
+    def for_steps(self) -> LaneInputs:
         """Return the inputs without those that only `prepare` and `finish` use."""
         return self._replace(client=(), initial=(), start=(), n=())
 

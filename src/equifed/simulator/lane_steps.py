@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from equifed import randomness, tree
 from equifed.protocol import Data, LocalTraining, Phase, Task
-from equifed.simulator.lane_data import Inputs, Lanes
+from equifed.simulator.lane_data import LaneInputs, Lanes
 from equifed.training import optimizer_start
 from equifed.tree import Tree
 
@@ -40,11 +40,11 @@ class LaneSteps:
             start = vmap(start)
         return parameters, start(parameters) if tree.leaves(parameters) else ()
 
-    def step(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
+    def step(self, carry: Tree, context: Tree, inputs: LaneInputs, batch: Batch) -> Tree:
         """Carry out one step of any number of lanes; all leaves [L, ...]."""
         return vmap(self._lane)(carry, context, inputs, batch)
 
-    def _lane(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
+    def _lane(self, carry: Tree, context: Tree, inputs: LaneInputs, batch: Batch) -> Tree:
         if not self.shared:
             return self.one(carry, context, inputs, batch)
         x, y, s, mask, own, key = batch
@@ -54,7 +54,7 @@ class LaneSteps:
 
         return vmap(setting)(carry, context, inputs.hyper, own)
 
-    def one(self, carry: Tree, context: Tree, inputs: Inputs, batch: Batch) -> Tree:
+    def one(self, carry: Tree, context: Tree, inputs: LaneInputs, batch: Batch) -> Tree:
         """Carry out one step of one lane with one setting; this defines a step."""
         (parameters, optimizer), (x, y, s, mask, own, key) = carry, batch
         if inputs.scaling:
@@ -89,7 +89,7 @@ class LaneTraining:
     steps: LaneSteps
     context: Tree
     """Values of the loss other than the parameters, leaves [L, ...] or [L, V, ...]."""
-    inputs: Inputs
+    inputs: LaneInputs
     per_row: dict[str, Tensor]
     """Values of each lane's rows [L, n, ...], or [L, V, n, ...] if settings share the lane."""
     lanes: Lanes

@@ -22,7 +22,7 @@ from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import VALIDATION, LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
-    Exchange,
+    ExchangeResult,
     LocalEngine,
     Rejection,
     State,
@@ -71,10 +71,10 @@ class LanesEngine(LocalEngine):
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         phase, channel = self.job.phases(stage)[position], self.job.channel
         if not present.any():
-            return Exchange(state, present, [])
+            return ExchangeResult(state, present, [])
         asked = present
         summed = phase.gather == "sum" and not channel.hides(phase) and not channel.resists(phase)
         parts: list[_Answers] = []
@@ -102,7 +102,7 @@ class LanesEngine(LocalEngine):
             gathered = channel.gather(phase, stacked, arrived, self._clients.index(cohorts))
         server = self._step_servers(stage, position, state.server, gathered.replies, np.asarray(present.any(axis=1)))
         counted = None if gathered.clipped is None else gathered.clipped.cpu().numpy()
-        return Exchange(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
+        return ExchangeResult(State(server, state.clients), present, rejections, obstacles, counted, cut, late)
 
     def _split_cohorts(self, stage: Stage, cohorts: np.ndarray) -> list[slice]:
         """Return slices of the cohorts' slots that are computed at once, usually one. Several are needed for more than

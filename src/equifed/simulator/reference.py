@@ -18,7 +18,7 @@ from equifed.errors import EquifedError, RunError
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
-    Exchange,
+    ExchangeResult,
     LocalEngine,
     Rejection,
     State,
@@ -37,7 +37,7 @@ class Reference(LocalEngine):
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         asked, present, rejections, servers = present, present.copy(), [], []
         clipped, cuts = np.zeros(len(self.job.runs)), np.full(cohorts.shape, np.nan)
         obstacles: dict[int, Note] = {}
@@ -84,7 +84,7 @@ class Reference(LocalEngine):
         counted = clipped if CLIPPED in phase.up else None
         cut = cuts if self.job.channel.resists(phase) else None
         state = State(tree.stack(servers), state.clients)
-        return Exchange(state, present, rejections, obstacles | missing, counted, cut, late)
+        return ExchangeResult(state, present, rejections, obstacles | missing, counted, cut, late)
 
     def work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
         """Carry out one client's part of a phase; return its reply and new state."""

@@ -25,7 +25,7 @@ from equifed.simulator.cuda_graphs import CudaSteps
 from equifed.simulator.fused import cuda
 from equifed.simulator.fused.cpu import fill_orders
 from equifed.simulator.job import Job
-from equifed.simulator.lane_data import Inputs, portions
+from equifed.simulator.lane_data import LaneInputs, portions
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.tables import Tables
 from equifed.simulator.tracing import StepFunction, trace
@@ -155,7 +155,7 @@ class Traced:
         tables = self.tables
 
         def whole(
-            carry: Tree, fixed: tuple[Tree, Inputs], batch: tuple[Tensor, Tensor, dict[str, Tensor], Tree]
+            carry: Tree, fixed: tuple[Tree, LaneInputs], batch: tuple[Tensor, Tensor, dict[str, Tensor], Tree]
         ) -> list[Tensor]:
             rows, filled, own, key = batch
             width = rows.shape[0]

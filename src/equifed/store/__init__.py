@@ -23,7 +23,7 @@ from equifed.store.index import Index
 from equifed.store.locks import take
 from equifed.store.package import load_model
 from equifed.store.results import load_result, save_result
-from equifed.tracking import Callbacks, asked
+from equifed.tracking import Callbacks, get_callbacks
 
 __all__ = ["Entry", "Recording", "RunFolder", "Store", "load_model", "load_result", "save_result", "trackers"]
 
@@ -34,7 +34,7 @@ ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 def trackers(config: Config, track: Sequence[str] | None = None) -> Callbacks:
     """The trackers of a run; `track`: in place of those that its configuration names."""
     with blaming(source=config.source, section="run", key="track"):
-        return asked(config.run.track, received=True) if track is None else asked(track)
+        return get_callbacks(config.run.track, received=True) if track is None else get_callbacks(track)
 
 
 class Store:
