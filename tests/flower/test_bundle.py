@@ -157,7 +157,7 @@ def test_the_node_starts_from_its_bundle_alone(federation: Folder, tmp_path: Pat
     place_programs(own)
     secure = federation.config().run.secure
     missing = [(own / "data" / "south.parquet", "Put the silo's file there")]
-    missing += [(own / "roster.json", "README.md says how the silo makes it")] if secure else []
+    missing += [(own / "roster.json", "README.md describes how the silo makes it")] if secure else []
     for file, says in missing:
         done = start(own)
         assert done.returncode == 1

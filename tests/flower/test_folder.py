@@ -371,8 +371,8 @@ def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, sou
 def test_the_readme_says_from_how_many_rows_on_the_schema_tells(tmp_path, least):
     schema = Schema.infer(table(), label="cured", sensitive="sex", min_count=least)
     text = " ".join((create(tmp_path / "fed", schema=schema).path / "README.md").read_text().split())
-    assert ("What fewer than 10 rows of a table have in common was not read off it" in text) == bool(least)
-    assert ("look at it before you send it to anybody" in text) == (not least)
+    assert ("Values in fewer than 10 rows of a table are not disclosed in it" in text) == bool(least)
+    assert ("check it before you send it" in text) == (not least)
 
 
 def test_what_init_reads_off_a_table_can_be_said(tmp_path):

@@ -14,7 +14,7 @@ from equifed.monitor import History, cusum, watch
 from equifed.monitor.drift import find_drifts, homogeneity, stability_index
 from equifed.monitor.handin import PeriodCounts
 from equifed.monitor.verdict import caveats, failures, rule, sentences, to_dict
-from equifed.monitor.watch import FEW, NO_LABELS, NOBODY, WITHHELD, RunCounts
+from equifed.monitor.watch import FEW, NO_COUNTS, NO_LABELS, WITHHELD, RunCounts
 from equifed.target import Condition
 from monitor.made import CLASSES, hand_in, months, stable
 
@@ -225,8 +225,8 @@ def test_few_rows_missing_periods_and_late_labels() -> None:
     periods[names[7]] = periods[names[7]].model_copy(update={"labels": None})
     seen = watch(History.of([one.model_copy(update={"periods": periods})]))
     parity, opportunity = seen.gaps.values()
-    assert [gap.unknown for gap in parity] == ["", "", "", FEW, "", NOBODY, "", ""]
-    assert [gap.unknown for gap in opportunity] == ["", "", "", FEW, "", NOBODY, "", NO_LABELS]
+    assert [gap.unknown for gap in parity] == ["", "", "", FEW, "", NO_COUNTS, "", ""]
+    assert [gap.unknown for gap in opportunity] == ["", "", "", FEW, "", NO_COUNTS, "", NO_LABELS]
     assert seen.series[0].unknown[3] == FEW
     assert np.isnan(seen.series[0].path.up[[0, 3, 5]]).all()
     assert seen.state == "quiet"  # labels come later than decisions
