@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equifed.cli.app import app
-from equifed.cli.flower_runs import _local
+from equifed.cli.flower_runs import _local_command
 from equifed.config import load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError
@@ -151,6 +151,6 @@ def test_a_run_that_was_ended_while_silos_joined_is_started_anew(tmp_path: Path)
     """Its folder is there, because secure sums keep a journal, but it is no run that could be resumed."""
     folder = Folder(tmp_path)
     (folder.runs / "run" / "sums").mkdir(parents=True)
-    assert _local(folder, "run") == f"run {tmp_path} --local"
+    assert _local_command(folder, "run") == f"run {tmp_path} --local"
     (folder.runs / "run" / "status.json").touch()
-    assert _local(folder, "run").startswith("resume")
+    assert _local_command(folder, "run").startswith("resume")

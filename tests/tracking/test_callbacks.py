@@ -139,7 +139,7 @@ def test_one_that_fails_is_switched_off_and_changes_nothing(uneven, when):
 
 def test_who_interrupts_or_fails_is_told(uneven):
     heard = Heard()
-    with pytest.raises(KeyboardInterrupt), Callbacks([heard]).following(None):
+    with pytest.raises(KeyboardInterrupt), Callbacks([heard]).follow(None):
         raise KeyboardInterrupt
     assert heard.told == ["started", "KeyboardInterrupt"]
 
