@@ -243,7 +243,7 @@ def test_references() -> None:
     assert later.state == "quiet"
     assert np.isnan(later.series[0].deviations[:9]).all()
     assert later.reference == "2000-07 to 2000-09"
-    with pytest.raises(ConfigError, match="names no month"):
+    with pytest.raises(ConfigError, match="is not a month of the hand-ins"):
         watch(told, "2031-01")
     counts = stable(rng, 1, 3000)[0]
     run = RunCounts("r1", ("men", "women"), CLASSES, counts[::-1].sum(1), counts[::-1])
@@ -289,7 +289,7 @@ def test_revisions_and_duplicates() -> None:
         History.of([first, hand_in("north", new)])
     with pytest.raises(DataError, match="other classes"):
         History.of([first, hand_in("south", new, classes=("no", "yes"))])
-    with pytest.raises(DataError, match="no hand-ins"):
+    with pytest.raises(DataError, match="No hand-ins"):
         History.of([])
     far = first.model_copy(update={"periods": {"0001-01": first.periods["2000-01"], **first.periods}})
     with pytest.raises(DataError, match="more than 2000 periods"):

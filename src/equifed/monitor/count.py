@@ -75,7 +75,7 @@ def count(
     if period not in get_args(Kind):
         raise unknown_name("period", period, get_args(Kind), key="period")
     if schema is not None and schema.task != "classification":
-        raise ConfigError("must be a schema for classification, because decisions are classes.", key="schema")
+        raise ConfigError("is one of a regression, but decisions are classes.", key="schema")
     if schema is not None and na_values:
         raise ConfigError("must not be given with a schema, which lists such words.", key="na_values")
     frame = with_missing(frame, check_na_values(na_values) if schema is None else schema.na_values)
