@@ -492,7 +492,11 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
             "no value 'maybe'",
         ),
         (["--table", "none.csv", "--label", "cured", "--sensitive", "sex"], 3, "none.csv: There is no such file"),
-        (["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"], 2, "Give one of them"),
+        (
+            ["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"],
+            2,
+            "Give only one",
+        ),
         (["--schema", "none.json"], 3, "none.json: There is no such file"),
         (["--schema", "own.csv"], 2, "Not a valid schema"),
         (["--silos", "a,b,a"], 2, "are the same name"),

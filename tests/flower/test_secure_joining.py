@@ -139,7 +139,7 @@ def test_a_failed_joining_is_tried_again_with_the_same_silos(silos: Path, tmp_pa
     found = federate(made, grid, tmp_path / "runs")
     assert list(found.info["federation"]["silos"]) == list("abcde")
     grid.fault, grid.gone = fault, {"f"}
-    with pytest.raises(RunError, match="could not be summed"):
+    with pytest.raises(RunError, match="could not be computed"):
         federate(made, grid, tmp_path / "runs", "later")
     grid.fault, grid.gone = None, set()  # f comes when it is settled who takes part
     found = federate(made, grid, tmp_path / "runs", "later")
@@ -187,10 +187,10 @@ def known_to_flower(grid, keys: Path) -> None:
 
 
 BAD = {
-    "no key": ({"public": None}, "without a key of this run"),
-    "text": ({"public": "x" * 32}, "without a key of this run"),
-    "short": ({"public": b"x" * 31}, "without a key of this run"),
-    "long": ({"public": b"x" * 1_000_000}, "without a key of this run"),
+    "no key": ({"public": None}, "without a valid key for this run"),
+    "text": ({"public": "x" * 32}, "without a valid key for this run"),
+    "short": ({"public": b"x" * 31}, "without a valid key for this run"),
+    "long": ({"public": b"x" * 1_000_000}, "without a valid key for this run"),
     "all zeros": ({"public": b"\0" * 32}, "without a valid key for this run"),
     "of low order": ({"public": b"\1" + b"\0" * 31}, "without a valid key for this run"),
     "no signature": ({"signature": None}, "an invalid signature"),
@@ -335,7 +335,7 @@ def test_a_server_in_the_middle_is_found_by_the_roster(silos: Path, tmp_path: Pa
         return reply
 
     grid.push_messages, grid.fault = push, fault
-    with pytest.raises(RunError, match="could not be summed"):  # two of six refuse: below the threshold of five
+    with pytest.raises(RunError, match="could not be computed"):  # two of six refuse: below the threshold of five
         federate(made, grid, tmp_path / "runs")
     for silo in "ab":
         assert "is not signed by the node that the roster has for it" in refusals[silo]

@@ -63,6 +63,6 @@ def unmask(message: Message, context: Context) -> RecordDict:
     """Answer with this silo's part in unmasking a sum; the records in its state folder decide what it may disclose."""
     asked = read_about(message.content)
     secrets = secrets_of(context, str(asked["run"]))
-    told = secrets.tell(*read_unmasking(message.content))
-    said = about({"client": secrets.name, "exchange": str(asked["exchange"])})
-    return RecordDict({ABOUT: said, SECURE: pack_answer(told)})
+    answer = secrets.tell(*read_unmasking(message.content))
+    head = about({"client": secrets.name, "exchange": str(asked["exchange"])})
+    return RecordDict({ABOUT: head, SECURE: pack_answer(answer)})

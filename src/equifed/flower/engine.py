@@ -227,11 +227,11 @@ class FlowerEngine:
         requests = {}
         late = self._find_late(state) if round else {}
         for k in range(len(self._ids)) if evaluate else sampled:
-            said, sent = (
+            head, sent = (
                 self._make_about(state, round, number, evaluate, k),
                 self._make_content(training if k in sampled else counts),
             )
-            content = RecordDict({ABOUT: said, **sent})
+            content = RecordDict({ABOUT: head, **sent})
             requests[self._ids[k]] = SiloRequest(kind if k in sampled else "evaluate.counts", content)
         asked = {silo: request for silo, request in requests.items() if silo not in late}
         answers = {**late, **self.link.ask(asked, self.deadline)}

@@ -67,8 +67,8 @@ class Journal:
             digest, content = stored[:CHECKSUM], stored[CHECKSUM:]
             if digest != self._checksum(path, content):
                 raise ValueError("it does not fit its checksum")
-            said, arrays = content.split(b"\n", 1)
-            stage, facts = json.loads(said)
+            head, arrays = content.split(b"\n", 1)
+            stage, facts = json.loads(head)
             return JournalEntry(stage, facts, load(arrays))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RunError(
@@ -79,8 +79,8 @@ class Journal:
         """Write the record of an exchange and flush it to the disk."""
         private_folder(self.folder)
         path = self._file(number)
-        said = json.dumps([stage, dict(facts)]).encode()
-        content = said + b"\n" + save({name: np.asarray(values, order="C") for name, values in arrays.items()})
+        head = json.dumps([stage, dict(facts)]).encode()
+        content = head + b"\n" + save({name: np.asarray(values, order="C") for name, values in arrays.items()})
         write_atomic(path, self._checksum(path, content) + content, mode=0o600)
 
     def forget(self, before: int | None = None) -> None:

@@ -97,11 +97,11 @@ def pack_exchange(exchange: Exchange) -> ConfigRecord:
 
 def read_asking(content: RecordDict, run: str, number: int, planned: int) -> Exchange:
     """Return the exchange that a silo is asked to take part in. planned: the number of silos it is planned for."""
-    said = _record(content)
-    attempt = said.get("attempt")
+    record = _record(content)
+    attempt = record.get("attempt")
     if type(attempt) is not int:
         raise BadMessage("does not state the number of its attempt")
-    names, keys = tuple(_list(said, "cohort", str)), tuple(_list(said, "keys", bytes))
+    names, keys = tuple(_list(record, "cohort", str)), tuple(_list(record, "keys", bytes))
     return Exchange(run, number, attempt, names, keys, planned)
 
 
@@ -115,11 +115,11 @@ def put_masked(content: RecordDict, masked: Masked) -> None:
 
 def read_masked(content: RecordDict, silo: str, exchange: Exchange, values: int) -> Masked:
     """Read a silo's masked reply of `values` values."""
-    arrays, said = content.get(FIELDS), _record(content)
+    arrays, record = content.get(FIELDS), _record(content)
     if not isinstance(arrays, ArrayRecord) or set(arrays) != {MASKED}:
         raise BadMessage("is not masked")
     numbers = read_array(MASKED, arrays[MASKED], np.dtype(np.uint64), (values,))
-    commitment, shares = said.get("commitment"), _named(said, "for", "shares")
+    commitment, shares = record.get("commitment"), _named(record, "for", "shares")
     if type(commitment) is not bytes or len(commitment) != DIGEST:
         raise BadMessage("has no valid commitment to its mask")
     if set(shares) != set(exchange.names) - {silo} or {len(share) for share in shares.values()} != {SEALED}:
@@ -147,31 +147,31 @@ def pack_unmasking(transcript: bytes, survivors: Sequence[str], sealed: Mapping[
 
 
 def read_unmasking(content: RecordDict) -> tuple[bytes, list[str], dict[str, bytes]]:
-    said = _record(content)
-    transcript = said.get("transcript")
+    record = _record(content)
+    transcript = record.get("transcript")
     if type(transcript) is not bytes:
         raise BadMessage("does not name its exchange")
-    return transcript, _list(said, "survivors", str), _named(said, "from", "sealed")
+    return transcript, _list(record, "survivors", str), _named(record, "from", "sealed")
 
 
-def pack_answer(told: Told) -> ConfigRecord:
+def pack_answer(answer: Told) -> ConfigRecord:
     """Return a survivor's answer."""
     return ConfigRecord(
         {
-            "shares-of": list(told.shares),
-            "shares": list(told.shares.values()),
-            "seeds-of": list(told.seeds),
-            "seeds": list(told.seeds.values()),
-            "openers-of": list(told.openers),
-            "openers": list(told.openers.values()),
+            "shares-of": list(answer.shares),
+            "shares": list(answer.shares.values()),
+            "seeds-of": list(answer.seeds),
+            "seeds": list(answer.seeds.values()),
+            "openers-of": list(answer.openers),
+            "openers": list(answer.openers.values()),
         }
     )
 
 
 def read_answer(content: RecordDict) -> Told:
-    said = _record(content)
+    record = _record(content)
     parts = ("shares", "seeds", "openers")
-    return Told(*(_named(said, f"{part}-of", part) for part in parts))
+    return Told(*(_named(record, f"{part}-of", part) for part in parts))
 
 
 # -- parts of a record -------------------------------------------------------------------------------------------------
@@ -184,15 +184,15 @@ def _record(content: RecordDict) -> ConfigRecord:
     return record
 
 
-def _list(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
-    found = said.get(name)
+def _list(record: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    found = record.get(name)
     if not isinstance(found, list) or not all(type(entry) is kind for entry in found):
         raise BadMessage(f"has no list {name!r} in its record {SECURE!r}")
     return list(found)
 
 
-def _named(said: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]:
-    who, what = _list(said, names, str), _list(said, values, bytes)
+def _named(record: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]:
+    who, what = _list(record, names, str), _list(record, values, bytes)
     if len(who) != len(what) or len({*who}) != len(who) or any(len(value) > MOST for value in what):
         raise BadMessage(f"has {values} that do not belong to {names!r} in its record {SECURE!r}")
     return dict(zip(who, what, strict=True))

@@ -132,8 +132,8 @@ def _ask(
 ) -> tuple[dict[str, Masked], dict[str, Refusal]]:
     """Ask for masked replies; return them, and refusals for the other silos."""
     requests = {
-        silo: SiloRequest(question.kind, RecordDict({ABOUT: said, **question.alike, SECURE: pack_exchange(exchange)}))
-        for silo, said in question.asked.items()
+        silo: SiloRequest(question.kind, RecordDict({ABOUT: head, **question.alike, SECURE: pack_exchange(exchange)}))
+        for silo, head in question.asked.items()
     }
     masked, refused = {}, {}
     answers = link.ask(requests, deadline)
@@ -156,23 +156,23 @@ def _unmask(
     deadline: float,
 ) -> Sum:
     """Ask the survivors to unmask the sum of their replies."""
-    said = about({"run": link.run, "exchange": str(exchange.number)})
+    head = about({"run": link.run, "exchange": str(exchange.number)})
     requests = {}
     for silo in masked:
         sealed = {other: reply.shares[silo] for other, reply in masked.items() if other != silo}
-        content = RecordDict({ABOUT: said, SECURE: pack_unmasking(transcript, tuple(masked), sealed)})
+        content = RecordDict({ABOUT: head, SECURE: pack_unmasking(transcript, tuple(masked), sealed)})
         requests[silo] = SiloRequest("query.unmask", content)
-    told: dict[str, Told] = {}
+    answered: dict[str, Told] = {}
     late = {}
     answers = link.ask(requests, deadline)
     for silo in masked:
         try:
             with distrusting():
-                told[silo] = read_answer(check_answer(answers[silo], silo, exchange.number))
+                answered[silo] = read_answer(check_answer(answers[silo], silo, exchange.number))
         except BadMessage as error:
             late[silo] = _refusal(error)
     try:
-        total = secure.total(exchange, transcript, masked, told)
+        total = secure.total(exchange, transcript, masked, answered)
     except NotSummed as error:
         return Sum(None, tuple(masked), refused, late, error.note)
     return Sum(total.numbers.view(np.int64), tuple(masked), refused, late, None, total.liars)

@@ -268,9 +268,9 @@ def node_config(
     silo: str, data: Path | str, state: Path | str, key: Path | str = "", roster: Path | str | None = "", app: str = ""
 ) -> str:
     """Return a SuperNode's --node-config; with the node's `key` it takes part in secure sums only."""
-    said = {"client-id": silo, "data": data, "state": state, "key": key, "roster": roster, "app": app}
+    values = {"client-id": silo, "data": data, "state": state, "key": key, "roster": roster, "app": app}
     secure = ["secure=true"] if key else []
-    return " ".join([*(f'{name}="{value}"' for name, value in said.items() if value), *secure])
+    return " ".join([*(f'{name}="{value}"' for name, value in values.items() if value), *secure])
 
 
 def _digest(folder: Folder) -> str:
