@@ -59,7 +59,7 @@ def test_the_page_on_reliability_has_the_counts_of_the_tests(tmp_path: Path) -> 
 
 
 def test_no_section_of_a_page_is_there_twice() -> None:
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "papers").rglob("*.md")]):
         lines = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).splitlines()
         headings = [line for line in lines if line.startswith("#")]
         assert len(headings) == len(set(headings)), path.name
@@ -97,7 +97,8 @@ def test_the_settings_are_the_configurations() -> None:
 
 @pytest.mark.parametrize("said", [line[0] for line in rows_of("the server says of a silo")])
 def test_what_a_server_says(said: str) -> None:
-    files = [*sorted((ROOT / "src/equifed/flower").glob("*.py")), ROOT / "src/equifed/bounds.py"]
+    flower = ROOT / "src/equifed/flower"
+    files = [*sorted(flower.glob("*.py")), *sorted(flower.glob("silo/*.py")), ROOT / "src/equifed/bounds.py"]
     source = " ".join(path.read_text() for path in files)
     source = re.sub(r'"\s+f?"', "", source)  # strings that are written on several lines
     source = re.sub(r"\{[^{}\n]*\}", "...", source)

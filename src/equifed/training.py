@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from equifed import tree
+from equifed.gradients import grad
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
-    from equifed.protocol import Data, Record
     from equifed.settings import Local
+    from equifed.task import Data, Record
 
 
 class AdamState(NamedTuple):

@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from equifed import methods
 from equifed.cli.app import app
+from equifed.config import load_config
 from equifed.errors import ConfigError
 from equifed.methods import REGISTRY, FedAvg
 from equifed.options import options_of
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
-from equifed.store import Store
+from equifed.store import RunFolder, Store
 
 SMALL = ["--rounds", "2", "--seeds", "2"]
 
@@ -626,6 +627,20 @@ def test_list_and_show(place, invoke):
     assert set(found["data_record"]["files"]) == {f"silo-{k}" for k in range(4)}
 
 
+def test_listing_reads_no_more_runs_than_it_shows(place, invoke, monkeypatch):
+    store = Store(place / "runs")
+    ids = ["first", "second", "third", "fourth"]
+    for id in ids:
+        with store.start(load_config(write_config(place)), id=id):
+            pass
+    entry, read = RunFolder.entry, []
+    monkeypatch.setattr(RunFolder, "entry", lambda folder: read.append(folder.id) or entry(folder))
+    listed = invoke("list", "-n", "2")
+    assert read == ["fourth", "third"]
+    assert listed.stderr.strip() == "2 more; see them with -n 4."
+    assert [each["id"] for each in data(invoke("list", "--json", "-n", "3"))] == ids[:0:-1]
+
+
 def test_report(place, invoke):
     invoke("run", str(write_config(place)))
     outcome = invoke("report", "latest", "-o", "one.html")
@@ -809,9 +824,6 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--methods", ","], 2, "names nothing"),
         (["compare", "compas", "--methods", ""], 2, "names nothing"),
         (["compare", "tiny", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
-        (["reproduce", "fair-fate/table1", "--methods", ","], 2, "names nothing"),
-        (["reproduce", "fair-fate/table1", "--pages", "/proc/x"], 2, "--pages"),
-        (["reproduce", "fair-fate/table1", "--runs", "experiment.toml"], 2, "it is a file"),
         (["show", ""], 2, "Which run?"),
         (["compare", "compas", "--preset", "x"], 2, "fair-fate"),
         (["compare", "compas", "--partition", "dirichle"], 2, "Did you mean 'dirichlet'"),
@@ -878,7 +890,7 @@ def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):
 
 def test_version_and_help(invoke):
     assert re.fullmatch(r"equifed \d+\.\d+\.\d+\n", invoke("--version").stdout)
-    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "reproduce", "methods", "data"):
+    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "methods", "data"):
         outcome = invoke(command, "--help")
         assert outcome.exit_code == 0
         assert "--json" in outcome.stdout or command == "data"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.console import near, print_json, say, show
-from equifed.cli.options import Trust, command
+from equifed.cli.options import ColumnOptions, Trust, command
 from equifed.errors import ConfigError
 
 flower_app = typer.Typer(
@@ -63,64 +63,6 @@ def init(
             "silo.",
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: the column to predict.")] = None,
-    sensitive: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="With --table: columns with protected attributes; of several, the groups are intersections.",
-        ),
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="With --table: the input columns. (default: all that look like inputs)"),
-    ] = None,
-    drop: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="With --table: columns not used as inputs.")
-    ] = None,
-    date: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=PARTS",
-            help="With --table: a date column used as input, and its parts: admitted=year,month. May be repeated.",
-        ),
-    ] = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RULE",
-            help="With --table or --summary: treatment of missing values: impute, median, mean, category, drop or "
-            "refuse. (default: impute)",
-        ),
-    ] = None,
-    na_values: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="With --table: words that mean a missing value, as an empty cell does: NA,?,-9. (default: none)",
-        ),
-    ] = None,
-    min_count: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="With --table: values in fewer rows than this are not disclosed in the schema. (default: 10)",
-        ),
-    ] = None,
-    min_group: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, help="With --table or --summary: merge groups with fewer rows than this. (default: 0)"
-        ),
-    ] = None,
-    positive: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="With --table or --summary: the favourable label.")
-    ] = None,
-    meaning: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="With --table or --summary: the meaning of that label, for the report."),
-    ] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
@@ -134,28 +76,18 @@ def init(
     ] = None,
     secure: Secure = False,
     json: Json = False,
+    *,
+    columns: ColumnOptions,
 ) -> None:
     """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
 
-    With --table, --summary or --schema it is for your silos' own files. Without these it is a trial: COMPAS data,
-    distributed among the silos.
+    With --table, --summary or --schema it is for your silos' own files: options about columns apply to --table, and
+    the options for agreeing on a schema (--missing, --min-group, --positive, --meaning) to --summary, too. Without
+    these it is a trial: COMPAS data, distributed among the silos.
     """
     from equifed.cli.flower_runs import describe, describe_threshold, list_unused, make, schema_of_options, suffix_of
 
-    columns = {
-        "label": label,
-        "sensitive": sensitive,
-        "features": features,
-        "drop": drop,
-        "date": date,
-        "missing": missing,
-        "na_values": na_values,
-        "min_count": min_count,
-        "min_group": min_group,
-        "positive": positive,
-        "meaning": meaning,
-    }
-    given = schema_of_options(table, summary, schema, **columns)
+    given = schema_of_options(table, summary, schema, columns)
     made = make(
         folder,
         silos=silos,

@@ -35,11 +35,11 @@ def server_app(path: str | Path) -> ServerApp:
 
 def client_app(path: str | Path) -> ClientApp:
     """Return the app of every silo in the federation described by a configuration file."""
-    return SiloApp(path)
+    return DeferredApp(path)
 
 
-class SiloApp(ClientApp):
-    """A silo's app, which answers unmasking requests itself and loads the full app for all other messages."""
+class DeferredApp(ClientApp):
+    """An app that answers unmasking requests itself and imports the full app for all other messages."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SiloApp(ClientApp):
     @cached_property
     def whole(self) -> ClientApp:
         """The full app, which answers all other messages."""
-        from equifed.flower.client import load_app
+        from equifed.flower.silo import load_app
 
         return load_app(self._path)
 

@@ -37,6 +37,8 @@ class Counted(NamedTuple):
     """BinnedInput that are not counted, each with the reason."""
     merged: int
     """Number of rows in groups too small to be named, which are counted as rows of unknown group."""
+    without_range: list[str]
+    """Inputs that are not counted because their range is unknown."""
 
 
 class BinnedInput(NamedTuple):
@@ -91,7 +93,7 @@ def count(
     known = np.full(len(frame), UNKNOWN) if label is None else _code_classes(frame, label, listed)
     codes, groups, merged = _code_groups(frame, group, schema, min_count)
     when = name_periods(_parse_times(frame, date, date_format), period).to_numpy()
-    columns, left_out = _bin_inputs(frame, schema, ranges or {})
+    columns, left_out, without_range = _bin_inputs(frame, schema, ranges or {})
     periods = {}
     for name in sorted(set(when.tolist())):
         rows = np.flatnonzero(when == name)
@@ -115,7 +117,7 @@ def count(
         )
     except ValidationError as error:
         raise DataError(f"The counts cannot be handed in: {first_problem(error)}.") from None
-    return Counted(made, left_out, merged)
+    return Counted(made, left_out, merged, without_range)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -173,9 +175,9 @@ def _parse_times(frame: pd.DataFrame, name: str, form: str | None) -> pd.Series[
 
 def _bin_inputs(
     frame: pd.DataFrame, schema: Schema | None, ranges: Mapping[str, Range]
-) -> tuple[dict[str, BinnedInput], list[tuple[str, str]]]:
-    """Return the schema's inputs in bins, and the inputs that are not counted, with the reason."""
-    counted, left_out = {}, []
+) -> tuple[dict[str, BinnedInput], list[tuple[str, str]], list[str]]:
+    """Return the schema's inputs in bins, the inputs that are not counted, with the reason, and those without range."""
+    counted, left_out, without_range = {}, [], []
     columns = {column.name: column for column in schema.columns} if schema else {}
     for name in ranges:
         if name not in columns:
@@ -189,11 +191,12 @@ def _bin_inputs(
             counted[name] = _bin_categories(column_of(frame, name), column)
         elif (ends := ranges.get(name) or (column.low, column.high)) and None in ends:
             left_out.append((name, "the schema does not state its range"))
+            without_range.append(name)
         elif not float(ends[0]) < float(ends[1]):  # type: ignore[arg-type]
             left_out.append((name, "its range is empty"))
         else:
             counted[name] = _bin_numbers(column_of(frame, name), float(ends[0]), float(ends[1]))  # type: ignore[arg-type]
-    return counted, left_out
+    return counted, left_out, without_range
 
 
 def _bin_categories(series: pd.Series[Any], column: Column) -> BinnedInput:

@@ -1,6 +1,6 @@
 """The rows of all runs on the device, stored once, and the positions of each client's rows.
 
-Training rows that stay in a file (`Federation.from_mapped`) are loaded when their clients work, into a part of the
+Training rows that stay in a file (`equifed.Mapped`) are loaded when their clients work, into a part of the
 tables that is allocated once, because prepared steps refer to the tables' memory.
 """
 
