@@ -197,9 +197,9 @@ def test_a_node_is_started_again_whatever_it_ends_with(tmp_path: Path, certifica
     lines = [line for line in said.splitlines() if line.startswith(("This clock", "The node"))]
     assert [line.partition(" s ahead")[0].rstrip("0123456789") for line in lines] == [
         "This clock is ",
-        "The node has ended with exit code 0, and is restarted in 10 s.",
+        "The node has ended with exit code 0 and is restarted in 10 s.",
         "This clock is ",
-        "The node has ended with exit code 7, and is restarted in 10 s.",
+        "The node has ended with exit code 7 and is restarted in 10 s.",
         "This clock is ",
     ]
 

@@ -145,7 +145,7 @@ def test_validation_rows_that_do_not_fit_the_silo_are_refused_by_it(silos: Path,
     assert "has validation.1 of shape [60]; expected [59]" in said["b"]
     assert "validation.0 of type float64" in said["c"]
     assert "NaN or Inf in validation.0" in said["d"]
-    assert "where [1000000000000, " in said["e"]
+    assert "expected [1000000000000, " in said["e"]
 
 
 OUTSIDE = """

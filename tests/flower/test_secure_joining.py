@@ -380,7 +380,7 @@ def test_nobody_is_slipped_in_after_the_joining(silos: Path, tmp_path: Path, key
     grid.push_messages, grid.fault = push, fault
     found = federate(made, grid, tmp_path / "runs")
     assert not found.log["applied"].any()
-    assert {*refusals.values()} == {"its reply cannot be made: 'z' was not there when the silos' rows were summed"}
+    assert {*refusals.values()} == {"its reply cannot be made: 'z' was not present when the silos' rows were summed"}
 
 
 def test_a_resumed_run_has_keys_and_totals_from_its_folder(silos: Path, tmp_path: Path, keys: Path) -> None:

@@ -140,10 +140,10 @@ def test_a_node_for_secure_sums_tells_a_plain_run_nothing(silos: Path, tmp_path:
 @pytest.mark.parametrize(
     ("about", "why"),
     [
-        ({"evaluate": 1}, "would tell what only a sum"),
-        ({"round": 2}, "has a number that belongs to another"),
-        ({"exchange": "1"}, "has a number that belongs to another"),
-        ({"from": 1}, "goes on from another exchange"),
+        ({"evaluate": 1}, "disclosed only as a sum"),
+        ({"round": 2}, "has the number of another one"),
+        ({"exchange": "1"}, "has the number of another one"),
+        ({"from": 1}, "received a different starting exchange"),
     ],
 )
 def test_a_request_is_refused_before_any_work_is_done_on_it(
@@ -235,7 +235,7 @@ def test_numbers_of_other_rounds_and_phases(liar: Liar) -> None:
     honest = int(liar.requests[silo]["about"]["exchange"])
     for number, round in ((honest + 1, 1), (honest - 1, 1), (honest, 2), (honest + 3000, 1), (honest + 6000, 3)):
         content = liar.asked(silo, {"exchange": str(number), "round": round})
-        assert re.search("belongs to another|no such round", refusal(liar.ask(silo, content)))
+        assert re.search("number of another one|no such round", refusal(liar.ask(silo, content)))
 
 
 def test_an_exchange_before_round_1_is_not_asked_in_a_round(silos: Path, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_refusal_tells_no_number_of_a_silo(silos: Path, tmp_path: Path, caplog
         reply = liar.ask(silo, liar.requests[silo])
         if "fields" not in reply:
             refused.append(silo)
-            assert refusal(reply) == "its reply has update out of bounds (its own log says how far)"
+            assert refusal(reply) == "its reply has update out of bounds (see the silo's log)"
             assert re.search(r"with a norm of [0-9.]+, above 0.001", caplog.text)
     assert len(refused) >= 3
 
@@ -333,7 +333,7 @@ def test_silos_are_not_put_back_to_where_their_replies_are_zeros(silos: Path, tm
             content = RecordDict({**alone, "states": ConfigRecord({**states})})
             assert re.search("goes on from an", refusal(liar.ask(silo, content)))
         del alone["states"]
-        assert "from which exchange" in refusal(liar.ask(silo, alone))
+        assert "the exchange from which" in refusal(liar.ask(silo, alone))
         liar.restart()
         assert "fields" in liar.ask(silo, liar.requests[silo])
 
