@@ -331,7 +331,7 @@ def train(job: Job, wide: bool = False) -> None:
     engine.wide = wide
     if wide and job.method.needs_validation:
         engine.__dict__["validation"] = doubled(engine.validation)
-    nothing: Any = SimpleNamespace(measured=lambda *_: None)
+    nothing: Any = SimpleNamespace(measure=lambda *_: None)
     with bits(wide):
         assert [step.round for step in rounds(job, engine, nothing)][-1] >= 1
 
