@@ -287,12 +287,12 @@ def sweeps(quick: bool) -> dict[str, float]:
     settings = {"model": ef.models.Logistic(), "rounds": rounds, "local": local, "eval_every": rounds, "device": "cpu"}
     weights = np.geomspace(1, 100, 20).tolist()
     one = timed(lambda: ef.simulate(ef.methods.KFFL(), fed, **settings))
-    many = timed(lambda: ef.sweep(ef.methods.KFFL(), fed, over={"fairness_weight": weights}, **settings))
+    many = timed(lambda: ef.simulate(ef.methods.KFFL(), fed, over={"fairness_weight": weights}, **settings))
     # 50 clients, full gradients of all rows each round: 6 values of epsilon for 5 seeds in one call
     fed = federation([800] * 50, 104)
     epsilons = [1e-4, 1e-3, 0.01, 0.1, 0.2, 0.4]
     settings = {"model": ef.models.Logistic(), "rounds": 40, "eval_every": 40, "device": "cpu", "seeds": range(5)}
-    full = timed(lambda: ef.sweep(ef.methods.FedFair(), fed, over={"epsilon": epsilons}, **settings))
+    full = timed(lambda: ef.simulate(ef.methods.FedFair(), fed, over={"epsilon": epsilons}, **settings))
     return {
         "KFFL, one weight, s": one,
         "KFFL, 20 weights in one call, s": many,

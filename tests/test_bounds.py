@@ -193,9 +193,11 @@ def test_a_gradient_of_statistics_that_there_are_not_is_not_used(uneven: ef.Fede
 def test_settings_of_a_sweep_have_bounds_of_their_own(uneven: ef.Federation) -> None:
     """FairFed's weights are at most 1 + 4 beta: 3 is impossible with beta = 0.1, and not with 1."""
     options = {"rounds": 1, "clients_per_round": "all", "seeds": [0], "model": ef.models.Logistic()}
-    swept = ef.sweep(lying(methods.FairFed(), "weight_before", to(3.0)), uneven, over={"beta": [0.1, 1.0]}, **options)
+    swept = ef.simulate(
+        lying(methods.FairFed(), "weight_before", to(3.0)), uneven, over={"beta": [0.1, 1.0]}, **options
+    )
     assert set(swept.rejections["beta"]) == {0.1}
-    swept = ef.sweep(methods.FedAvg(), uneven, over={"max_update": [1e-3, 10.0]}, **options)
+    swept = ef.simulate(methods.FedAvg(), uneven, over={"max_update": [1e-3, 10.0]}, **options)
     assert set(swept.rejections["max_update"]) == {1e-3}
     assert "with a norm of" in swept.rejections["reason"].iloc[0]
 

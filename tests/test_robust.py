@@ -265,7 +265,7 @@ def test_every_method_resists_or_says_why_not(method: Method, uneven: Federation
 
 def test_a_sweep_over_the_share_of_liars_is_one_run_for_each(uneven: Federation) -> None:
     options = {**OPTIONS, "seeds": [0, 5], "robust": "trimmed-mean"}
-    swept = ef.sweep(FedAvg(), uneven, over={"liars": [0.0, 0.3]}, **{**SETTINGS, **options})
+    swept = ef.simulate(FedAvg(), uneven, over={"liars": [0.0, 0.3]}, **{**SETTINGS, **options})
     assert swept.swept == ["liars"]
     assert len(swept.plain_mean["liars"].unique()) == 2
     for liars in (0.0, 0.3):
@@ -318,9 +318,9 @@ def test_wrong_settings_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match=r"less than one client.*Give at least 0\.167"):
         run(FedAvg(), uneven, robust="trimmed-mean", liars=0.1, clients_per_round=6)
     with pytest.raises(ConfigError, match="liars"):
-        ef.sweep(FedAvg(), uneven, over={"liars": [0.1, 0.6]}, robust="median", **SETTINGS)
+        ef.simulate(FedAvg(), uneven, over={"liars": [0.1, 0.6]}, robust="median", **SETTINGS)
     with pytest.raises(ConfigError, match="has no effect without a robust rule"):
-        ef.sweep(FedAvg(), uneven, over={"liars": [0.1, 0.2]}, **SETTINGS)
+        ef.simulate(FedAvg(), uneven, over={"liars": [0.1, 0.2]}, **SETTINGS)
 
 
 def test_in_a_configuration() -> None:

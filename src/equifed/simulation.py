@@ -1,4 +1,4 @@
-"""Training a job: `simulate` and `sweep`, and a training whose rounds can be followed one by one."""
+"""Training a job: `simulate`, and a training whose rounds can be followed one by one."""
 
 from __future__ import annotations
 
@@ -65,14 +65,21 @@ def simulate(
     """Train `method` on a federation (or one federation per seed) and measure it.
 
     model: one of `equifed.models`, any `nn.Module` without buffers, or a function that makes one.
-    over: {hyper-parameter: values}: every combination, in the same computation.
+    over: {hyper-parameter: values}: every combination, in one computation; the result is that of a sweep.
     initial_parameters: {name: array}, or {seed: {name: array}}.
     callbacks: who is told how it goes: `equifed.tracking.Callback`s, or names of trackers such as "mlflow".
     settings, options: how the run is made, as one `RunSettings` or field by field; a field given by name wins.
     """
-    settings, told = replace(settings, **options), get_callbacks(callbacks)
-    typed(*(name for name in settings.metrics if isinstance(name, str)))
-    job = make_job(method, federations, model, settings, over=over, initial_parameters=initial_parameters)
+    settings = replace(settings, **options)
+    return train(
+        make_job(method, federations, model, settings, over=over, initial_parameters=initial_parameters), callbacks
+    )
+
+
+def train(job: Job, callbacks: Sequence[Callback | str] = ()) -> Result:
+    """Carry out a job in this process."""
+    told = get_callbacks(callbacks)
+    typed(*(name for name in job.settings.metrics if isinstance(name, str)))
     simulation = Simulation(job)
     with told.follow(Run.of(job)):
         for step in simulation.rounds():
@@ -80,22 +87,6 @@ def simulate(
         result = simulation.result()
     told.run_finished(result, None)
     return result
-
-
-def sweep(
-    method: Method,
-    federations: Federation | Sequence[Federation],
-    *,
-    model: Any,
-    over: Mapping[str, Sequence[float]],
-    initial_parameters: Any = None,
-    callbacks: Sequence[Callback | str] = (),
-    settings: RunSettings = DEFAULTS,
-    **options: Unpack[RunOptions],
-) -> Result:
-    """`simulate` for every combination of the values in `over`, {hyper-parameter: values}, in one computation."""
-    common: dict[str, Any] = {"initial_parameters": initial_parameters, "callbacks": callbacks}
-    return simulate(method, federations, model=model, over=over, settings=replace(settings, **options), **common)
 
 
 def with_fields(function: Callable[..., Any]) -> None:
@@ -107,4 +98,3 @@ def with_fields(function: Callable[..., Any]) -> None:
 
 
 with_fields(simulate)
-with_fields(sweep)

@@ -233,7 +233,8 @@ def test_code_that_reads_files_looks_names_up_as_received() -> None:
     """`make` and `get_dataset` are for names that the user has typed."""
     source = Path(ef.__file__).parent
     for package in ("config", "report", "results", "store", "studies"):
-        for path in (source / package).rglob("*.py"):
+        # the names that studies/api.py is given are arguments of a call in Python, typed by the user
+        for path in {*(source / package).rglob("*.py")} - {source / "studies" / "api.py"}:
             for name in re.findall(r"methods\.make\b|methods import [^\n]*\bmake\b|\bget_dataset\b", path.read_text()):
                 pytest.fail(f"{path}: {name}")
 

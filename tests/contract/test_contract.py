@@ -505,7 +505,7 @@ def numbers_of(method: Method) -> list[str]:
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
     values = [method.hyper[numbers[0]], 2.0 if method.name == "propfair" else 0.25]  # its losses must be below it
-    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
+    swept = ef.simulate(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
     for value in values:
         alone = plain(method.with_hyper(**{numbers[0]: value}), uneven)
         for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]

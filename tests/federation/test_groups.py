@@ -338,7 +338,7 @@ def test_unknown_groups_of_named_data(needs):
 
 
 def test_a_report_counts_unknown_groups(tmp_path: Path):
-    from equifed.report.comparison import variants_of
+    from equifed.verdict.variants import variants_of
 
     frame = table().assign(sex=lambda f: f["sex"].where(f.index % 3 > 0))
     fed = of_table(frame, sensitive="sex")

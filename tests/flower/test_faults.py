@@ -24,8 +24,8 @@ from equifed.flower.memory import Memory
 from equifed.flower.records import BadMessage
 from equifed.flower.server import standardisation
 from equifed.flower.silo import SiloApp
-from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
+from equifed.verdict.silos import Silos
 from flower.inprocess import (
     GROUPS,
     Nodes,

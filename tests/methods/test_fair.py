@@ -620,7 +620,7 @@ def test_clients_with_bounds_of_their_own_are_the_same_on_both_engines(ten_clien
     method = Fair(ef.methods.FedAvg(), level="both", notion="equal_opportunity", exchanges=4)
     over = {"gap": [0.0, 0.1]}
     lanes, reference = (
-        ef.sweep(method, ten_clients, over=over, engine=engine, **SETTINGS) for engine in ("lanes", "reference")
+        ef.simulate(method, ten_clients, over=over, engine=engine, **SETTINGS) for engine in ("lanes", "reference")
     )
     for key, state in lanes.final_states.items():
         torch.testing.assert_close(
@@ -737,7 +737,7 @@ def test_three_classes_in_a_run(in_three: Federation, notion: str, level: str) -
 
 
 def test_a_sweep_over_the_gap_is_each_alone(ten_clients: Federation) -> None:
-    swept = ef.sweep(Fair(ef.methods.FedAvg()), ten_clients, over={"gap": [0.0, 0.1, 1.0]}, **SETTINGS)
+    swept = ef.simulate(Fair(ef.methods.FedAvg()), ten_clients, over={"gap": [0.0, 0.1, 1.0]}, **SETTINGS)
     for gap in (0.0, 0.1, 1.0):
         alone = ef.simulate(Fair(ef.methods.FedAvg(), gap=gap), ten_clients, **SETTINGS)
         np.testing.assert_allclose(

@@ -419,7 +419,7 @@ def test_one_model_keeps_the_global_gap(notion: str) -> None:
     rng = np.random.default_rng(4)
     fed = ef.Federation.from_arrays([biased(rng, 300, 1.2) for _ in range(4)], test=biased(rng, 4000, 1.2))
     method = FedFACT(notion, level="global", shared_only=True)
-    swept = ef.sweep(method, fed, model=MODEL, over={"gap": [0.02, 1.0]}, rounds=40, local=LEARN, seeds=[0])
+    swept = ef.simulate(method, fed, model=MODEL, over={"gap": [0.02, 1.0]}, rounds=40, local=LEARN, seeds=[0])
     gap = swept.final().set_index("gap")[f"{notion}_difference"]
     assert gap[1.0] > 0.2
     assert gap[0.02] < 0.1

@@ -473,7 +473,7 @@ def test_fairer_models_of_their_own() -> None:
     fed = Federation.from_arrays([rows(rng, 80) for _ in range(4)], test=rows(rng, 400))
     fair = Ditto(personal_fairness="demographic_parity_difference")
     weights = {"personal_fairness_weight": [0.0, 1.0, 10.0]}
-    swept = ef.sweep(fair, fed, over=weights, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()
+    swept = ef.simulate(fair, fed, over=weights, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()
     gaps = swept.groupby("personal_fairness_weight")["demographic_parity_difference"].mean().tolist()
     assert gaps[0] - 0.03 > gaps[1] > gaps[2] + 0.03
     plain = ef.simulate(Ditto(), fed, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()

@@ -257,7 +257,7 @@ def test_names_options_and_errors(uneven: Federation) -> None:
 
 
 def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> None:
-    swept = ef.sweep(EqualizedOdds(ef.methods.FedProx()), uneven, over={"mu": [0.0, 1.0]}, **SETTINGS)  # type: ignore[arg-type]
+    swept = ef.simulate(EqualizedOdds(ef.methods.FedProx()), uneven, over={"mu": [0.0, 1.0]}, **SETTINGS)  # type: ignore[arg-type]
     alone = ef.simulate(EqualizedOdds(ef.methods.FedProx(1.0)), uneven, **SETTINGS)  # type: ignore[arg-type]
     for name, value in alone.parameters[4].items():
         np.testing.assert_allclose(value, swept.parameters[(1.0, 4)][name], rtol=2e-6, atol=2e-6)

@@ -133,7 +133,7 @@ def test_it_composes(uneven: Federation) -> None:
 
 def test_settings_share_a_call(uneven: Federation) -> None:
     over = {"server_learning_rate": [0.03, 0.3]}
-    swept = ef.sweep(methods.make("fedavg@adam"), uneven, over=over, **SETTINGS)
+    swept = ef.simulate(methods.make("fedavg@adam"), uneven, over=over, **SETTINGS)
     for value in over["server_learning_rate"]:
         alone = ef.simulate(methods.make("fedavg@adam", server_learning_rate=value), uneven, **SETTINGS)
         for seed, parameters in alone.parameters.items():

@@ -15,9 +15,9 @@ import equifed as ef
 from equifed.cli.tables import local_table
 from equifed.metrics.calibration import BINS, error_by_chance, histograms
 from equifed.report import verdict
-from equifed.report.comparison import Comparison
-from equifed.report.local import Local
 from equifed.report.numbers import page_data
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.local import Local
 from report.runs import federation, run
 from report.test_report import page_of
 

@@ -18,10 +18,11 @@ import equifed as ef
 from equifed.data import Schema
 from equifed.metrics.seeds import wilson
 from equifed.report import verdict
-from equifed.report.comparison import Comparison, variants_of
-from equifed.report.groups import marginals
 from equifed.report.numbers import page_data, records
-from equifed.report.silos import Silos, as_disclosed, other_notes
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import marginals
+from equifed.verdict.silos import Silos, as_disclosed, other_notes
+from equifed.verdict.variants import variants_of
 from report.federated import PLAIN, small, troubled, untroubled
 from report.runs import HOSTILE, federation, run
 from report.test_report import Page, page_of

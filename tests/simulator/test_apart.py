@@ -78,7 +78,7 @@ def test_every_optimiser_equals_the_reference(uneven: Federation, local: ef.Loca
 
 
 def test_settings_of_a_sweep_equal_separate_runs(uneven: Federation) -> None:
-    swept = ef.sweep(FedProx(), uneven, over={"mu": [0.1, 2.0]}, kernel="clients", **QUICK)
+    swept = ef.simulate(FedProx(), uneven, over={"mu": [0.1, 2.0]}, kernel="clients", **QUICK)
     for mu in (0.1, 2.0):
         alone = ef.simulate(FedProx(mu=mu), uneven, engine="reference", **QUICK)
         for seed, parameters in alone.parameters.items():

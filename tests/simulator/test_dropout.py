@@ -205,7 +205,7 @@ def test_every_way_of_training(
 @pytest.mark.parametrize("kernel", ["clients", "traced"])
 def test_settings_of_a_sweep_drop_the_same(kernel: str, uneven: Federation) -> None:
     over = {"mu": [0.0, 0.5]}
-    swept = ef.sweep(M.FedProx(), uneven, over=over, kernel=kernel, **QUICK)  # type: ignore[arg-type]
+    swept = ef.simulate(M.FedProx(), uneven, over=over, kernel=kernel, **QUICK)  # type: ignore[arg-type]
     for mu in over["mu"]:
         alone = ef.simulate(M.FedProx(mu=mu), uneven, kernel=kernel, **QUICK)  # type: ignore[arg-type]
         for name, value in alone.parameters[3].items():

@@ -115,8 +115,8 @@ def test_a_sweep_and_several_seeds(uneven: Federation, seen: Federation) -> None
     over, how = {"mu": [0.0, 1.0]}, {**QUICK, "seeds": [5, 6]}
     torch.manual_seed(1)
     model = Pretrained()
-    whole = ef.sweep(M.FedProx(), uneven, model=model, over=over, **how)
-    alone = ef.sweep(M.FedProx(), seen, model=head_of(model), over=over, **how)
+    whole = ef.simulate(M.FedProx(), uneven, model=model, over=over, **how)
+    alone = ef.simulate(M.FedProx(), seen, model=head_of(model), over=over, **how)
     for key, values in alone.parameters.items():
         for name, value in values.items():
             np.testing.assert_allclose(whole.parameters[key][f"head.{name}"], value, rtol=1e-6, atol=1e-6)

@@ -226,7 +226,7 @@ def test_multi_class() -> None:
 
 
 def test_pareto_marks_dominated_points(uneven: Federation) -> None:
-    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.1, 5.0]}, seeds=range(3), **QUICK)  # type: ignore[arg-type]
+    result = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.1, 5.0]}, seeds=range(3), **QUICK)  # type: ignore[arg-type]
     points = result.pareto()
     assert points["mu"].tolist() == [0, 0.1, 5]
     for _, row in points.iterrows():
@@ -240,7 +240,7 @@ def test_pareto_marks_dominated_points(uneven: Federation) -> None:
 def test_a_setting_that_diverges_does_not_disturb_the_others(uneven: Federation) -> None:
     """Settings share their rows in one computation; a refused reply counts for its own setting only."""
     settings = {**QUICK, "rounds": 6, "seeds": [0, 1], "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.5)}
-    swept = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.1, 1e30, 2.0]}, **settings)  # type: ignore[arg-type]
+    swept = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.1, 1e30, 2.0]}, **settings)  # type: ignore[arg-type]
     assert set(swept.rejections["mu"]) == {1e30}
     for mu in (0.1, 2.0):
         alone = ef.simulate(ef.methods.FedProx(mu), uneven, **settings)  # type: ignore[arg-type]
@@ -255,16 +255,16 @@ def test_rows_kept_at_hand_change_nothing(
 ) -> None:
     settings = {"model": ef.models.Logistic(), "rounds": 6, "seeds": [0, 1], "clients_per_round": clients_per_round}
     over = {"epsilon": [0.01, 0.2]}
-    kept = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
+    kept = ef.simulate(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
     monkeypatch.setattr(lane_data, "KEPT_BYTES", 0)
-    again = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
+    again = ef.simulate(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
     for key, parameters in kept.parameters.items():
         for name, value in parameters.items():
             assert value.tobytes() == again.parameters[key][name].tobytes()
 
 
 def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
-    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.5, 5.0]}, seeds=range(6), **QUICK)  # type: ignore[arg-type]
+    result = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.5, 5.0]}, seeds=range(6), **QUICK)  # type: ignore[arg-type]
     points, final = result.pareto(), result.final()
     for _, row in points.iterrows():
         values = final[final["mu"] == row["mu"]]["accuracy"].to_numpy()
@@ -287,10 +287,10 @@ def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
         points["accuracy"].min(), points["demographic_parity_difference"].max(),
     )  # fmt: skip
     undefined = dataclasses.replace(uneven, test=uneven.test[uneven.rows.s[uneven.test] == 0])
-    alone = ef.sweep(ef.methods.FedProx(), undefined, over={"mu": np.array([0.0, 5.0])}, **QUICK)  # type: ignore[arg-type]
+    alone = ef.simulate(ef.methods.FedProx(), undefined, over={"mu": np.array([0.0, 5.0])}, **QUICK)  # type: ignore[arg-type]
     assert np.isnan(alone.hypervolume().value)
     assert alone.pareto()["dominated"].all()  # one group: no gap is defined, and nothing is on a front
-    one = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 5.0]}, seeds=[0], **QUICK)  # type: ignore[arg-type]
+    one = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 5.0]}, seeds=[0], **QUICK)  # type: ignore[arg-type]
     assert one.pareto()["accuracy_low"].isna().all()
     assert np.isnan(one.hypervolume().low)
 
@@ -523,14 +523,14 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match=r"^mu must be a number of at least 0, got 'big'"):
         ef.methods.make("fedprox", mu="big")
     with pytest.raises(ConfigError, match="has no values"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="names a value twice"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.1, 0.1]}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.1, 0.1]}, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="needs a list of values"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
-    ef.sweep(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
+    ef.simulate(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
     with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
 
 
 def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> None:
@@ -548,7 +548,7 @@ def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> No
     with pytest.raises(ConfigError, match="is for binary labels; the labels of this federation are regression"):
         ef.simulate(ef.methods.FairFate(), Federation.from_arrays(numbers, task="regression"), **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="true or false and cannot be swept"):
-        ef.sweep(ef.methods.FairFate(), uneven, over={"as_published": [0, 1]}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FairFate(), uneven, over={"as_published": [0, 1]}, **QUICK)  # type: ignore[arg-type]
     bare = Federation.from_arrays([tuple(part[uneven.train[k]] for part in uneven.rows[:3]) for k in (0, 1)])
     with pytest.raises(ConfigError, match="needy measures fairness on a validation set"):
         ef.simulate(Needy(), bare, **QUICK)  # type: ignore[arg-type]

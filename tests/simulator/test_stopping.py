@@ -80,7 +80,7 @@ def job(fed: Federation, until: list[float]) -> Any:
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])
 def test_each_run_stops_by_itself(uneven: Federation, engine: Any) -> None:
-    result = ef.sweep(Patient(), uneven, over={"until": [2.0, 5.0, 50.0]}, engine=engine, **SETTINGS)
+    result = ef.simulate(Patient(), uneven, over={"until": [2.0, 5.0, 50.0]}, engine=engine, **SETTINGS)
     ends = result.log.groupby(["until", "seed"]).tail(1)
     assert ends["round"].tolist() == [2, 2, 5, 5, 9, 9]
     assert ends["stopped"].tolist() == [True] * 4 + [False] * 2

@@ -104,7 +104,7 @@ def test_what_is_told_is_what_the_result_says(uneven):
 def test_values_are_means_over_seeds_and_undefined_ones_are_left_out(uneven):
     heard = Heard()
     over = {"mu": [0.0, 0.1]}
-    result = ef.sweep(ef.methods.FedProx(), uneven, model=MODEL, over=over, callbacks=[heard], **USUAL)
+    result = ef.simulate(ef.methods.FedProx(), uneven, model=MODEL, over=over, callbacks=[heard], **USUAL)
     assert heard.run.over == ({"mu": 0.0}, {"mu": 0.1})
     found = [values for round in heard.rounds for values in values_of(round)]
     assert [(values.setting["mu"], values.round) for values in found] == [

@@ -224,7 +224,7 @@ def test_tensorboard_has_every_round_once(place, monkeypatch):
 
 def test_tensorboard_of_sweeps_and_of_runs_without_a_folder(place, uneven):
     common = {"model": ef.models.Logistic(), "rounds": 2, "seeds": 1, "callbacks": ["tensorboard:tb"]}
-    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 1.0]}, **common)
+    result = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 1.0]}, **common)
     ef.simulate(ef.methods.FedProx(), uneven, **common)
     first, second = sorted(path.name for path in (place / "tb").iterdir())
     assert second == f"{first}-2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from equifed.cli.console import near, print_json, say, show
@@ -19,12 +19,11 @@ from equifed.words import csv_of
 
 
 def report(references: Sequence[str], options: ReportOptions, goal: Goal, output: Output) -> None:
-    from equifed.report.comparison import Comparison
     from equifed.report.figures import check_formats, write_figures
     from equifed.report.numbers import records
     from equifed.report.page import write_page
     from equifed.report.tables import check_format, table_of
-    from equifed.report.verdict import verdict_of
+    from equifed.verdict.comparison import Comparison
 
     printed = [*options.for_programs, *(["--json"] if output.json else [])]
     if len(printed) > 1:
@@ -59,7 +58,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
                 "report": None if page is None else str(page),
                 "figures": [str(path) for path in drawn],
                 "runs": [folder.id for folder in folders],
-                "verdict": asdict(verdict_of(comparison)),
+                "verdict": asdict(comparison.verdict),
                 "answer": None if comparison.answer is None else comparison.answer.to_dict(),
                 "disparity": comparison.disparity,
                 "margin": comparison.margin,
@@ -90,8 +89,9 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
 
 
 def documented(folder: RunFolder, result: Result) -> Result:
-    """The result with what its folder knows beside it."""
-    return replace(result, info=with_facts(result.info, folder.facts()))
+    """The result, with what its folder knows of it besides."""
+    result.info.update(with_facts(result.info, folder.facts()))  # in place: what was taken from it stays
+    return result
 
 
 def check_page(page: Path, option: str) -> None:

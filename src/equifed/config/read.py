@@ -36,11 +36,11 @@ from equifed.federation.tables import files_in
 from equifed.files import read_regular
 from equifed.protocol import Method
 from equifed.registry import Registry, typed
-from equifed.seeking import aimed
 from equifed.settings import SEEDS, Cluster, Local, SeekSettings
 from equifed.simulator import check_swept
 from equifed.target import parse_targets
 from equifed.tracking import names as tracking
+from equifed.verdict.seek import aimed
 from equifed.words import SHORT, clean, quoted
 
 if TYPE_CHECKING:

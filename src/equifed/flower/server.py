@@ -223,7 +223,7 @@ class Federated(Training):
         return result
 
     def _secure(self, notes: Sequence[Note]) -> dict[str, Any]:
-        """How replies were summed: see `report.silos.Secure`."""
+        """How replies were summed: see `equifed.verdict.silos.Secure`."""
         assert isinstance(self._scores, SecureEvaluator)
         return {
             "least": max(threshold(self.job.asked("round")), FEWEST),

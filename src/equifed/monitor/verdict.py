@@ -9,7 +9,7 @@ import numpy as np
 from equifed.metrics.catalogue import describe
 from equifed.monitor import cusum
 from equifed.monitor.watch import Series, Watch
-from equifed.report.wording import listing, number, p_value, plain, signed
+from equifed.verdict.wording import listing, number, p_value, plain, signed
 
 
 def sentences(watch: Watch) -> list[str]:

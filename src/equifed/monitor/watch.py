@@ -24,7 +24,7 @@ from equifed.metrics.seeds import LEVEL, holm
 from equifed.monitor import cusum
 from equifed.monitor.drift import Drift, find_drifts
 from equifed.monitor.history import History, total
-from equifed.report.groups import SMALL_GROUP
+from equifed.verdict.groups import SMALL_GROUP
 
 METRICS = ("demographic_parity_difference", "equal_opportunity_difference")
 FALSE_ALARM_EVERY = 100

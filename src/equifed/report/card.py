@@ -14,13 +14,13 @@ import numpy as np
 
 from equifed.data.schema import MISSING
 from equifed.metrics.catalogue import describe
-from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant
-from equifed.report.groups import rate_interval
 from equifed.report.messages import messages_of
-from equifed.report.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
-from equifed.report.verdict import verdict_of
 from equifed.results.stored import StoredStates
+from equifed.verdict import wording
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import rate_interval
+from equifed.verdict.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
+from equifed.verdict.variants import Variant
 
 if TYPE_CHECKING:
     from equifed.data.schema import Column
@@ -90,8 +90,8 @@ def with_facts(info: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, A
 def card_of(result: Result, facts: Mapping[str, Any] | None = None) -> Card:
     """The card of a result's models. facts: what is known besides, by the names of `Result.info`; `weights`: the
     checksum of the file that holds them."""
+    comparison = None if result.metrics.empty else result.compared
     result = replace(result, info=with_facts(result.info, facts or {}))
-    comparison = None if result.metrics.empty else Comparison.of([result])
     info = result.info
     named = f"{info['method']} on {info['data']}" if info.get("data") else str(info["method"])
     sections = (
@@ -306,7 +306,7 @@ def _by_group(variant: Variant) -> list[Any]:
 
 
 def _limits(result: Result, comparison: Comparison | None) -> list[str]:
-    said = [] if comparison is None else list(verdict_of(comparison).caveats)
+    said = [] if comparison is None else list(comparison.verdict.caveats)
     said += [str(note) for note in result.notes if comparison is None]
     said.append(
         "The figures are of rows of the same clients that were held back from training; they say nothing of other "
