@@ -15,7 +15,7 @@ from equifed.settings import RunOptions, RunSettings
 from equifed.simulator import Evaluator, Job, LanesEngine, Reference, State, Step, make_job, make_tables, rounds
 from equifed.simulator.engine import Engine
 from equifed.simulator.evaluate import Measure
-from equifed.tracking import Callback, Round, Run, asked
+from equifed.tracking import Callback, Round, Run, get_callbacks
 
 ENGINES: dict[str, Any] = {"lanes": LanesEngine, "reference": Reference}
 DEFAULTS = RunSettings()
@@ -79,10 +79,10 @@ def simulate(
 
 def train(job: Job, callbacks: Sequence[Callback | str] = ()) -> Result:
     """Carry out a job in this process."""
-    trackers = asked(callbacks)
+    trackers = get_callbacks(callbacks)
     allow(*(name for name in job.settings.metrics if isinstance(name, str)))
     simulation = Simulation(job)
-    with trackers.following(Run.of(job)):
+    with trackers.follow(Run.of(job)):
         for step in simulation.rounds():
             trackers.round_finished(Round(job, step))
         result = simulation.result()

@@ -259,7 +259,7 @@ def test_a_method_that_needs_each_reply_is_refused_where_only_sums_are_seen(meth
         ConfigError, match=f"secure hides each client's reply, which {re.escape(method.name)} needs"
     ) as error:
         run(method, uneven, secure=True)
-    named = str(error.value).rpartition("Methods that work with it: ")[2].rstrip(".").split(", ")
+    named = str(error.value).rpartition("Methods that work with secure sums: ")[2].rstrip(".").split(", ")
     assert named == [each.name for each in METHODS if each in SUMMED]
 
 

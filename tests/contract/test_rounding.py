@@ -36,7 +36,7 @@ from equifed.protocol import (
     ignore_replies,
 )
 from equifed.simulator import Job, Reference, State, make_job, make_tables, rounds
-from equifed.simulator.engine import Exchange
+from equifed.simulator.engine import ExchangeResult
 from equifed.tree import Tree
 
 from .registered import METHODS
@@ -317,14 +317,14 @@ class Watched(Reference):
         attribute = None if data.attribute is None else data.attribute.double()
         return data.replace(**fields, attribute=attribute)
 
-    def exchange(self, state: State, stage: Stage, position: int, *rest: Any) -> Exchange:
+    def exchange(self, state: State, stage: Stage, position: int, *rest: Any) -> ExchangeResult:
         self.seen: list[tuple[Record, Record, Tree, int]] = []
         done = super().exchange(state, stage, position, *rest)
         assert done.rejections == []
         if self.seen:
             downs, replies, kept, clients = zip(*self.seen, strict=True)
             who = np.array(clients)
-            held = np.array([int(self.tables.rows_held(0, k)) for k in clients])
+            held = np.array([int(self.tables.count_rows(0, k)) for k in clients])
             stacked = Replies(*map(tree.stack, (downs, replies, kept)), np.zeros_like(who), np.arange(len(who)), held)
             assert self.bounds(stage, position).find_refused_in_runs(stacked, np.ones(len(who), dtype=bool)) == {}
         return done
@@ -346,7 +346,7 @@ def train(job: Job, wide: bool = False) -> None:
     engine.wide = wide
     if wide and job.method.needs_validation:
         engine.__dict__["validation"] = doubled(engine.validation)
-    nothing: Any = SimpleNamespace(measured=lambda *_: None)
+    nothing: Any = SimpleNamespace(measure=lambda *_: None)
     with bits(wide):
         assert [step.round for step in rounds(job, engine, nothing)][-1] >= 1
 

@@ -142,10 +142,10 @@ def test_validation_rows_that_do_not_fit_the_silo_are_refused_by_it(silos: Path,
     said = found.rejections.set_index("client")["reason"]
     assert said.keys().tolist() == list(wrong)
     assert "validation.0 of shape [60, " in said["a"]
-    assert "has validation.1 of shape [60] where [59] belongs" in said["b"]
+    assert "has validation.1 of shape [60]; expected [59]" in said["b"]
     assert "validation.0 of type float64" in said["c"]
     assert "NaN or Inf in validation.0" in said["d"]
-    assert "where [1000000000000, " in said["e"]
+    assert "expected [1000000000000, " in said["e"]
 
 
 OUTSIDE = """
@@ -197,7 +197,8 @@ def test_a_method_from_outside_needs_its_module_at_the_silos(
     (reason,) = set(missing.rejections["reason"])
     assert set(missing.rejections["client"]) == {"a"}
     assert reason == (
-        "its app cannot be loaded: method.name: 'halves:Half' needs the module halves, which is not installed there"
+        "its app cannot be loaded: method.name: 'halves:Half' needs the module halves, "
+        "which is not installed at the silo"
     )
     assert f"no module halves among the installed ones nor in {silos}" in caplog.text  # the silo's own log
 
@@ -229,8 +230,8 @@ def test_fields_without_a_bound_are_named_before_round_1(
 
 
 BROKEN = {
-    "import nowhere.at_all": "needs the module nowhere, which is not installed there",
-    "raise OSError('/home/jane/secrets cannot be read')": "cannot be used there (its own log says why)",
+    "import nowhere.at_all": "needs the module nowhere, which is not installed at the silo",
+    "raise OSError('/home/jane/secrets cannot be read')": "cannot be used at the silo (see the silo's log)",
 }
 
 

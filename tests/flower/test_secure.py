@@ -201,7 +201,7 @@ def test_a_silo_that_refuses_its_own_reply_counts_as_gone(silos: Path, tmp_path:
     grid.apps = {"a": SiloApp(strict)}
     found = federate(secure, grid, tmp_path / "runs")
     assert found.rejections[["client", "answered"]].to_numpy().tolist() == [["a", True]] * 2
-    assert set(found.rejections["reason"]) == {"its reply has update out of bounds (its own log says how far)"}
+    assert set(found.rejections["reason"]) == {"its reply has update out of bounds (see the silo's log)"}
     assert_same_bits(found, simulate(secure, tmp_path / "runs", {1: {"a"}, 2: {"a"}}))
 
 
@@ -347,7 +347,7 @@ def test_a_silo_never_answers_plainly(silos: Path, tmp_path: Path) -> None:
     reasons = {what: reason.removeprefix("its reply cannot be made: ") for what, reason in grid.refused.items()}
     assert reasons == {
         "plainly": "its reply has no record 'secure'",
-        "as another exchange": "the exchange has a number that belongs to another",
+        "as another exchange": "the exchange has the number of another one",
         "as another round": "the run has no such round",
         "with one other": "the exchange has 2 silos, and a sum over fewer than 3 hides no silo's reply",
         "with another key": "the server has another key for this silo: "

@@ -144,7 +144,7 @@ def test_which_way_ran_is_told(uneven: Federation) -> None:
 
 def test_a_gpu_takes_many_at_once(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match="'clients' is a way of the CPU"):
+    with pytest.raises(ConfigError, match="'clients' runs on the CPU only"):
         ef.simulate(FedAvg(), uneven, kernel="clients", device="cuda", **QUICK)
 
 

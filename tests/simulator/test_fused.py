@@ -76,12 +76,12 @@ def test_a_diverged_model_shows(uneven: Federation) -> None:
 
 def test_threads_are_those_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads.usable_cores() == 3
+    assert threads.count_usable_cores() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
-    assert threads.usable_cores() == 4
+    assert threads.count_usable_cores() == 4
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 5}, raising=False)
-    assert threads.usable_cores() == 2
+    assert threads.count_usable_cores() == 2
 
 
 def test_threads_do_every_piece_once_and_tell_errors() -> None:

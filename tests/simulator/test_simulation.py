@@ -424,7 +424,7 @@ def test_a_module_that_draws_random_numbers_is_refused(uneven: Federation, engin
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x) + torch.randn(len(x), 1)
 
-    with pytest.raises(ConfigError, match=r"draws random numbers of its own: .* use layers such as nn.Dropout"):
+    with pytest.raises(ConfigError, match=r"draws random numbers itself, .* use layers such as nn.Dropout"):
         ef.simulate(FedAvg(), uneven, engine=engine, **{**QUICK, "model": Noisy()})  # type: ignore[arg-type]
 
 
@@ -476,8 +476,8 @@ class Squashed(nn.Linear):
             "batch normalisation",
         ),
         ({"model": nn.Linear(4, 1).requires_grad_(False)}, "All parameters of the model Linear are frozen"),
-        ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, but equifed applies it itself"),
-        ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, but equifed applies it itself"),
+        ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, which equifed applies itself"),
+        ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, which equifed applies itself"),
         ({"model": Squashed}, "ends in a sigmoid.*Remove it"),
         ({"initial_parameters": [1, 2]}, "must be {name: array}"),
         ({"initial_parameters": {5: {}}}, "no entry for seed 0"),
@@ -492,7 +492,7 @@ class Squashed(nn.Linear):
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5), nn.Linear(3, 1))}, "a layer AlphaDropout"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "all is dropped"),
-        ({"model": nn.Linear(7, 1)}, r"does not take this data's rows of shape \[4\]"),
+        ({"model": nn.Linear(7, 1)}, r"does not accept this data's rows of shape \[4\]"),
         ({"model": nn.Linear(4, 5)}, r"needs \[rows, 1 or 2\]"),
         ({"model": "mlp"}, "model must be from equifed.models"),
         ({"model": nn.ReLU()}, "has no parameters"),
@@ -545,7 +545,7 @@ def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> No
         needs_client_groups: ClassVar[bool] = True
 
     numbers = [(part[0], part[0][:, 0], part[2]) for part in [tuple(p[uneven.train[0]] for p in uneven.rows[:3])]]
-    with pytest.raises(ConfigError, match="fair-fate is for binary labels; those of this federation are regression"):
+    with pytest.raises(ConfigError, match="is for binary labels; the labels of this federation are regression"):
         ef.simulate(ef.methods.FairFate(), Federation.from_arrays(numbers, task="regression"), **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="true or false and cannot be swept"):
         ef.simulate(ef.methods.FairFate(), uneven, over={"as_published": [0, 1]}, **QUICK)  # type: ignore[arg-type]
@@ -569,7 +569,7 @@ class Chatty(FedAvg):
 
 @ENGINES
 def test_nothing_undeclared_leaves_a_client(uneven: Federation, engine: str) -> None:
-    with pytest.raises(RunError, match="Nothing undeclared may leave a client"):
+    with pytest.raises(RunError, match="Only declared fields may leave a client"):
         ef.simulate(Chatty(), uneven, engine=engine, **QUICK)  # type: ignore[arg-type]
 
 

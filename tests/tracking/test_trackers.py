@@ -188,7 +188,7 @@ def test_a_server_that_does_not_answer_does_not_end_a_run(place, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     write_config(place, run={"rounds": 1})
     said = invoke("run", "experiment.toml", "--track", "mlflow:http://127.0.0.1:9")
-    assert "Warning: MLflow at http://127.0.0.1:9, experiment 'equifed' is switched off" in said
+    assert "Warning: MLflow at http://127.0.0.1:9, experiment 'equifed' is disabled" in said
     assert Store().find("latest").is_finished()
 
 

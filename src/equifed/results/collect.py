@@ -22,7 +22,7 @@ from equifed.results.predict import FinalState
 from equifed.results.result import Result
 from equifed.results.stored import LISTED
 from equifed.secure import FEWEST
-from equifed.simulator.engine import SECURE_SUM, unmasking
+from equifed.simulator.engine import SECURE_SUM, unmask_message
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -323,7 +323,7 @@ def _messages(job: Job, messages: Iterable[Message]) -> pd.DataFrame:
     lines = [
         line
         for message in messages
-        for line in (message, *([unmasking(job, message)] if message.gather == SECURE_SUM else []))
+        for line in (message, *([unmask_message(job, message)] if message.gather == SECURE_SUM else []))
     ]
     return pd.DataFrame(
         [{**line._asdict(), "down": ", ".join(line.down), "up": ", ".join(line.up)} for line in lines],
