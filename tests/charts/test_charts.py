@@ -15,7 +15,7 @@ import pytest
 from report.runs import HOSTILE
 
 from equifed.charts import draw, partition_chart
-from equifed.charts.spec import distinct, short
+from equifed.charts.spec import around, distinct, short
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +75,12 @@ def test_a_partition_has_every_cell() -> None:
         svg = draw(spec, "svg").decode()
         assert svg.count("<linearGradient") == 5  # of six fills the first is plain
         assert ("silo 0" in svg) == (clients == 5)
+
+
+def test_one_value_has_room_around_it() -> None:
+    assert around([0.7, None, 0.7]) == {"domain": [pytest.approx(0.63), pytest.approx(0.77)]}
+    assert around([0.0]) == {"domain": [-1.0, 1.0]}
+    assert around([]) == around([1.0, 2.0]) == {}
 
 
 def expressions(part: object) -> list[str]:

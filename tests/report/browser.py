@@ -32,7 +32,7 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 CHARTS = "document.documentElement.dataset.charts"
-WAIT = 15
+WAIT = 300
 """Seconds until a browser that says nothing is given up."""
 
 

@@ -7,9 +7,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import vl_convert
 
 import equifed as ef
 from equifed.charts import draw, look
+from equifed.charts.files import VEGA_LITE
 from equifed.report import figures
 from equifed.report.charts import pareto, partition, rounds
 from equifed.report.comparison import Comparison
@@ -85,13 +87,17 @@ def test_settings_of_a_method_share_its_colour_and_differ_by_dash():
     for layer in rounds(data, "accuracy")["layer"]:
         for channel in ("stroke", "shape", "strokeDash"):
             if channel in layer["encoding"]:
-                found[channel] = layer["encoding"][channel]["scale"]["range"]
+                found[channel] = layer["encoding"][channel]["scale"]["range"][:5]
     blue, orange, *_ = look.COLOURS
     assert found["stroke"] == [blue, blue, orange, orange, orange]
     assert found["shape"] == ["circle", "circle", "square", "square", "square"]
     dashes = [tuple(each) for each in found["strokeDash"]]
     assert len(set(dashes[:2])) == 2
     assert len(set(dashes[2:])) == 3
+    [legend] = vl_convert.vegalite_to_vega(rounds(data, "accuracy"), vl_version=VEGA_LITE)["legends"]
+    assert legend["strokeDash"] == "strokeDash"  # so it shows lines,
+    assert "shape" not in legend
+    assert legend["encode"]["labels"]["interactive"] is True  # which can be clicked
     fronts = pareto(data, "demographic_parity_difference")
     assert {row["name"] for row in fronts["data"]["values"]} == {"fedprox", "fedmom"}
 

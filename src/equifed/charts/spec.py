@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Spec = dict[str, Any]
@@ -20,6 +20,8 @@ LETTER = 7
 """Pixels of a letter, about."""
 _SIGN = 44
 """Pixels of a legend's symbol and the space around a name."""
+_LINE = 35
+"""Pixels of a line in a legend."""
 _RIGHT_TO_LEFT = ("R", "AL", "RLE", "RLO", "RLI", "LRO", "FSI")
 
 
@@ -94,16 +96,22 @@ def message(text: str) -> Spec:
     )
 
 
-def by(field: str, names: Sequence[str], values: Sequence[Any], *, legend: bool = True) -> dict[str, Any]:
-    """Return the encoding of a name by one of these values."""
+def by(
+    field: str, names: Sequence[str], values: Sequence[Any], *, legend: bool = True, lines: bool = False
+) -> dict[str, Any]:
+    """Return the encoding of a name by one of these values. lines: the legend shows lines, not symbols."""
+    if not legend:  # scales with equal domains would share the legend of another one
+        names, values = [*names, ""], [*values, *values[:1]]
     scale = {"domain": list(names), "range": list(values)}
-    return {"field": field, "type": "nominal", "scale": scale, "legend": _legend(names) if legend else None}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": _legend(names, lines) if legend else None}
 
 
-def _legend(names: Sequence[str]) -> dict[str, Any]:
-    longest = _SIGN + LETTER * max(map(len, names), default=0)
+def _legend(names: Sequence[str], lines: bool) -> dict[str, Any]:
+    sign = _SIGN + lines * _LINE
+    longest = sign + LETTER * max(map(len, names), default=0)
     columns = {"expr": f"max(1, floor((space - {_SIGN}) / {longest}))"}
-    return {"title": None, "columns": columns, "labelLimit": {"expr": f"space - {2 * _SIGN}"}}
+    look = {"symbolType": "stroke", "symbolSize": _LINE**2} if lines else {}
+    return {"title": None, "columns": columns, "labelLimit": {"expr": f"space - {_SIGN + sign}"}, **look}
 
 
 def names_axis(field: str, names: Sequence[str], channel: str = "y", **scale: Any) -> dict[str, Any]:
@@ -125,13 +133,14 @@ def number_axis(field: str, *title: str, zero: bool = False, upwards: bool = Fal
     return {"field": field, "type": "quantitative", "scale": {"zero": zero, **scale}, "axis": axis}
 
 
-def dashed(field: str, names: Sequence[str], dashes: Sequence[Any]) -> dict[str, Any]:
-    """Return what a layer of lines has besides, so that each name has its dash; the legend has its symbol alone."""
-    return {
-        "transform": [{"calculate": f"datum.{field}", "as": "line"}],
-        # scales with equal domains would share a legend, and dashed outlines hide its symbols
-        "encoding": {"strokeDash": by("line", [*names, ""], [*dashes, [1, 0]], legend=False)},
-    }
+def around(values: Iterable[float | None]) -> dict[str, Any]:
+    """Return room for an axis' scale where all values are one: without it, its labels would be of other numbers."""
+    known = {value for value in values if value is not None}
+    if len(known) != 1:
+        return {}
+    (value,) = known
+    room = 0.1 * abs(value) or 1.0
+    return {"domain": [value - room, value + room]}
 
 
 def tooltip() -> dict[str, Any]:

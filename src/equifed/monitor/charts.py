@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equifed.charts.look import colour, dash, shape
-from equifed.charts.spec import Spec, between, by, chart, dashed, distinct, names_axis, number_axis, tooltip
+from equifed.charts.spec import Spec, between, by, chart, distinct, names_axis, number_axis, tooltip
 from equifed.monitor.watch import Watch
 from equifed.report.wording import number, signed
 
@@ -64,7 +64,7 @@ def sums_chart(watch: Watch) -> Spec:
     x, y = _across(periods), number_axis("value", "summed deviations", upwards=True, domain=[-reach, reach], nice=False)
     signs = range(len(names))
     coloured = by("name", names, [colour(i) for i in signs])
-    lines = dashed("name", names, [dash(i) for i in signs])
+    dashes = by("name", names, [dash(i) for i in signs], legend=False)
     limits = [
         {"value": each, "text": f"alarm {'above' if each > 0 else 'below'} {signed(each)}", "above": each > 0}
         for each in (limit, -limit)
@@ -87,9 +87,8 @@ def sums_chart(watch: Watch) -> Spec:
             for each in limits
         ),
         {
-            **lines,
             "mark": {"type": "line", "strokeWidth": 2, "invalid": "break-paths-show-path-domains"},
-            "encoding": {"x": x, "y": y, "detail": {"field": "side"}, "stroke": coloured, **lines["encoding"]},
+            "encoding": {"x": x, "y": y, "detail": {"field": "side"}, "stroke": coloured, "strokeDash": dashes},
         },
         {
             "transform": [{"filter": "isValid(datum.value) && datum.value != 0"}],

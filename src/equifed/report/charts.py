@@ -15,10 +15,10 @@ from equifed.charts import partition_chart
 from equifed.charts.look import CROSSED, INK, colour, dash, shape
 from equifed.charts.spec import (
     Spec,
+    around,
     between,
     by,
     chart,
-    dashed,
     distinct,
     message,
     names_axis,
@@ -32,6 +32,8 @@ from equifed.report.wording import number, signed
 Data = dict[str, Any]
 """The page's numbers: see `numbers.page_data`."""
 
+STATES = {"degenerate": ("degenerate", CROSSED), "reference": ("pooled", "circle")}
+"""What is drawn over a method's point: the fact that it shows, and its symbol."""
 MANY = 20
 """Names of a legend, beyond which there is none: hovering tells."""
 FEW_BANDS = 4
@@ -220,6 +222,10 @@ def _within(low: float | None, high: float | None) -> str:
     return "" if low is None else f" [{number(low)}, {number(high)}]"
 
 
+def _room(rows: Sequence[Data], *fields: str) -> dict[str, Any]:
+    return around(row.get(field) for row in rows for field in fields)
+
+
 # -- the charts --------------------------------------------------------------------------------------------------------
 
 
@@ -229,9 +235,7 @@ def pareto(data: Data, metric: str) -> Spec:
     families = _has_families(data)
     shown = list(dict.fromkeys(signs.families))
     names = distinct([variants[signs.families.index(f)]["method"] for f in shown]) if families else signs.names
-    states = [
-        state for state, of in (("degenerate", "degenerate"), ("reference", "pooled")) if any(v[of] for v in variants)
-    ]
+    states = [state for state, (of, _) in STATES.items() if any(variant[of] for variant in variants)]
     rows = []
     for i, (variant, beaten) in enumerate(zip(variants, data["pareto"][metric], strict=True)):
         x, y = variant["final"][metric], variant["final"][quality]
@@ -256,35 +260,32 @@ def pareto(data: Data, metric: str) -> Spec:
                 **({} if y["low"] is None else {"low": y["low"], "high": y["high"]}),
                 "dominated": beaten,
                 "front": not (beaten or variant["degenerate"] or variant["pooled"]),
-                "states": [s for s, of in (("degenerate", "degenerate"), ("reference", "pooled")) if variant[of]],
+                "states": [state for state, (of, _) in STATES.items() if variant[of]],
                 "about": "\n".join(lines),
             }
         )
     if not rows:
         return message(NOTHING)
-    first = [signs.families.index(f) for f in shown]
-    look = {
-        "colour": [signs.colours[i] for i in first] + [INK] * len(states),
-        "shape": [signs.shapes[i] for i in first] + [{"degenerate": CROSSED, "reference": "circle"}[s] for s in states],
-    }
+    firsts = [signs.families.index(family) for family in shown]
+    colours = [signs.colours[i] for i in firsts]
+    shapes = [signs.shapes[i] for i in firsts] + [STATES[state][1] for state in states]
     keys = [*names, *states]
     legend = 1 < len(keys) <= MANY
-    x = number_axis("x", *_axis(metric, data))
-    y = number_axis("y", *_axis(quality, data), upwards=True)
-    coloured = by("name", keys, look["colour"], legend=legend)
+    x = number_axis("x", *_axis(metric, data), **_room(rows, "x", "left", "right"))
+    y = number_axis("y", *_axis(quality, data), upwards=True, **_room(rows, "y", "low", "high"))
+    coloured = by("name", keys, [*colours, *[INK] * len(states)], legend=legend)
     lines_of = {"x": x, "y": y, "order": {"field": "x", "type": "quantitative"}}
     bars = {"x": x, "y": y, "stroke": coloured}
     is_open = {"test": {"field": "dominated", "equal": True}, "value": "transparent"}
-    hollow = {"test": {"field": "name", "oneOf": states}, "value": "transparent"}
     point = {
         "x": x,
         "y": y,
         "stroke": coloured,
         "fill": {
             "condition": is_open,
-            **by("name", keys, [*look["colour"][: len(names)], *["transparent"] * len(states)], legend=legend),
+            **by("name", keys, [*colours, *["transparent"] * len(states)], legend=legend),
         },
-        "shape": by("name", keys, look["shape"], legend=legend),
+        "shape": by("name", keys, shapes, legend=legend),
         "tooltip": tooltip(),
     }
     over = [{"x": row["x"], "y": row["y"], "name": state} for row in rows for state in row["states"]]
@@ -309,10 +310,7 @@ def pareto(data: Data, metric: str) -> Spec:
             {
                 "data": {"values": over},
                 "mark": {**POINT, "size": 380, "strokeWidth": 1.5},
-                "encoding": {
-                    **{name: point[name] for name in ("x", "y", "stroke", "shape")},
-                    "fill": {**point["fill"], "condition": hollow},
-                },
+                "encoding": {name: point[name] for name in ("x", "y", "stroke", "fill", "shape")},
             }
         )
     return chart(
@@ -361,17 +359,19 @@ def rounds(data: Data, metric: str) -> Spec:
     if not is_known([row["mean"] for row in rows]):
         return message(NOTHING)
     legend = len(signs.names) > 1
-    x = number_axis("round", "round")
-    last = max((row["round"] for row in rows), default=0)
+    x = number_axis("round", "round", **_room(rows, "round"))
+    last = max(row["round"] for row in rows)
     x["axis"] |= {"values": list(range(0, last + 1, _step(last))), "format": "d", "grid": False}
-    y = number_axis("mean", *_axis(metric, data), upwards=True)
-    coloured = by("name", signs.names, signs.colours, legend=legend)
-    shapes, filled = (by("name", signs.names, looks, legend=legend) for looks in (signs.shapes, signs.colours))
-    lines = dashed("name", signs.names, signs.dashes)
-    if _has_families(data):  # a symbol does not tell the settings of a method apart: the legend shows lines
-        lines = {"encoding": {"strokeDash": by("name", signs.names, signs.dashes)}}
-        for each in (coloured, shapes, filled, lines["encoding"]["strokeDash"]):
-            each["legend"] |= {"symbolType": "stroke", "symbolSize": 1200}
+    spreads = around(
+        row["mean"] + sign * row.get("std", 0) for row in rows if row["mean"] is not None for sign in (-1, 1)
+    )
+    y = number_axis("mean", *_axis(metric, data), upwards=True, **spreads)
+    lines = legend and _has_families(data)  # a symbol does not tell settings apart, so the legend shows lines
+    coloured = by("name", signs.names, signs.colours, legend=legend, lines=lines)
+    dashes = by("name", signs.names, signs.dashes, legend=lines, lines=lines)
+    shapes, filled = (
+        by("name", signs.names, looks, legend=legend and not lines) for looks in (signs.shapes, signs.colours)
+    )
     choice = {"type": "point", "fields": ["name"], "toggle": "true"}
     shown = {"condition": {"param": "seen", "value": 1}, "value": 0.06}
     marks = {"x": x, "y": y, "opacity": shown}
@@ -386,9 +386,8 @@ def rounds(data: Data, metric: str) -> Spec:
             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "fill": filled, "opacity": shown},
         },
         {
-            **lines,
             "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {**marks, "stroke": coloured, **lines["encoding"]},
+            "encoding": {**marks, "stroke": coloured, "strokeDash": dashes},
         },
         {
             "transform": [{"filter": {"field": "marked", "equal": True}}],
@@ -401,8 +400,11 @@ def rounds(data: Data, metric: str) -> Spec:
         },
     ]
     layers = layers if any("std" in row for row in rows) else layers[1:]
-    # a legend listens for the first layer's choice only
-    layers[0]["params"] = [{"name": "seen", "select": choice, **({"bind": "legend"} if legend else {})}]
+    # a legend listens to the choice of the first layer that has it
+    first = next(
+        layer for layer in layers if any(each.get("legend") for each in layer["encoding"].values()) or not legend
+    )
+    first["params"] = [{"name": "seen", "select": choice, **({"bind": "legend"} if legend else {})}]
     bands = {"name": "bands", "value": len(signs.names) <= FEW_BANDS}
     about = _about("Over rounds", data, "round", _axis(metric, data))
     return chart(about, layers, 300, data={"values": rows}, params=[bands])
@@ -445,7 +447,7 @@ def groups(data: Data, kind: str, metric: str) -> Spec:
     if not rows:
         return message(NOTHING)
     encoding = {
-        "x": number_axis("value", *_axis(metric, data)),
+        "x": number_axis("value", *_axis(metric, data), **_room(rows, "value", "low", "high")),
         "y": names_axis("method", signs.names, paddingInner=0.25, paddingOuter=0.15),
         "yOffset": {"field": "group", "type": "nominal", "scale": {"domain": names}},
         "stroke": by("group", names, [colour(g) for g in range(len(names))]),
@@ -483,7 +485,7 @@ def clients(data: Data, metric: str) -> Spec:
     if not boxes:
         return message(NOTHING)
     y = names_axis("method", signs.names, paddingInner=0.35, paddingOuter=0.2)
-    x = number_axis("middle", *_axis(metric, data))
+    x = number_axis("middle", *_axis(metric, data), **_room(boxes, "min", "max"))
     coloured = by("method", signs.names, signs.colours, legend=False)
     box = {"x": x, "y": y, "stroke": coloured}
     layers = [
@@ -547,7 +549,7 @@ def calibration(data: Data, i: int) -> Spec:
     x = number_axis("score", "mean score of the bin", domain=[-0.02, 1.02], nice=False)
     y = number_axis("rate", "share that came true", upwards=True, domain=[-0.02, 1.02], nice=False)
     coloured = by("group", names, [colour(g) for g in range(len(names))])
-    lines = dashed("group", names, [dash(g) for g in range(len(names))])
+    dashes = by("group", names, [dash(g) for g in range(len(names))], legend=False)
     size = {"field": "rows", "type": "quantitative", "scale": {"domain": [0, most], "range": [20, 260]}, "legend": None}
     layers = [
         {
@@ -557,9 +559,8 @@ def calibration(data: Data, i: int) -> Spec:
         },
         between({}, False, "low", "high", {"x": x, "y": y, "stroke": coloured}),
         {
-            **lines,
             "mark": {"type": "line", "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y, "stroke": coloured, **lines["encoding"]},
+            "encoding": {"x": x, "y": y, "stroke": coloured, "strokeDash": dashes},
         },
         {
             "mark": POINT | {"strokeWidth": 1},
