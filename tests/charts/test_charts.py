@@ -45,7 +45,8 @@ def test_a_name_is_one_short_line() -> None:
     assert short("x" * 3000) == "x" * 31 + "…" + "x" * 8
     assert short("שלום") == "\u2068שלום\u2069"
     assert short("\x00\x1b") == "–"
-    assert all(short(text).isprintable() or "\u2068" in short(text) for text in HOSTILE)
+    assert short("constructor") == "constructor\u200b"
+    assert all(short(text).strip("\u200b\u2068\u2069").isprintable() for text in HOSTILE)
 
 
 def test_names_that_are_cut_alike_are_told_apart() -> None:
@@ -97,7 +98,7 @@ def expressions(part: object) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("text", HOSTILE[::4])
+@pytest.mark.parametrize("text", ["constructor", "toString", *HOSTILE[1::4]])
 def test_no_name_is_part_of_an_expression(text: str) -> None:
     spec = partition_chart([text, "1"], [text, "a"], [text, "b"], np.ones((2, 2, 2), dtype=int))
     plain = partition_chart(["one", "1"], ["one", "a"], ["one", "b"], np.ones((2, 2, 2), dtype=int))

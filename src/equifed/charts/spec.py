@@ -22,6 +22,23 @@ _SIGN = 44
 """Pixels of a legend's symbol and the space around a name."""
 _LINE = 35
 """Pixels of a line in a legend."""
+_PROPERTIES = frozenset(
+    [
+        "constructor",
+        "hasOwnProperty",
+        "isPrototypeOf",
+        "propertyIsEnumerable",
+        "toLocaleString",
+        "toString",
+        "valueOf",
+        "__proto__",
+        "__defineGetter__",
+        "__defineSetter__",
+        "__lookupGetter__",
+        "__lookupSetter__",
+    ]
+)
+"""Names that every object of JavaScript has: Vega takes them for its own. A space without width tells them apart."""
 _RIGHT_TO_LEFT = ("R", "AL", "RLE", "RLO", "RLI", "LRO", "FSI")
 
 
@@ -30,6 +47,8 @@ def short(text: object, most: int = 40) -> str:
     shown = " ".join("".join(c if c.isprintable() else " " for c in str(text)[:4000]).split())
     if len(shown) > most:
         shown = f"{shown[: most - 9]}…{shown[-8:]}"
+    if shown in _PROPERTIES:
+        return f"{shown}\u200b"
     if any(unicodedata.bidirectional(c) in _RIGHT_TO_LEFT for c in shown):
         return f"\u2068{shown}\u2069"
     return shown or "–"
