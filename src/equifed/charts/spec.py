@@ -167,6 +167,14 @@ def tooltip() -> dict[str, Any]:
     return {"field": "about", "type": "nominal"}
 
 
+def layer(
+    kind: str, look: Mapping[str, Any], rows: Sequence[Any] | None = None, /, **encoding: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a layer of marks of this kind; of rows of its own, where they are given."""
+    data = {} if rows is None else {"data": {"values": rows}}
+    return {**data, "mark": {"type": kind, **look}, "encoding": encoding}
+
+
 def between(mark: Mapping[str, Any], across: bool, low: str, high: str, encoding: Mapping[str, Any]) -> dict[str, Any]:
     """Return the layer of the intervals from low to high, where they are known."""
     one, two = ("x", "x2") if across else ("y", "y2")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equifed.charts.look import colour, dash, shape
-from equifed.charts.spec import Spec, between, by, chart, distinct, names_axis, number_axis, tooltip
+from equifed.charts.spec import Spec, between, by, chart, distinct, layer, names_axis, number_axis, tooltip
 from equifed.monitor.watch import Watch
 from equifed.report.wording import number, signed
 
@@ -30,10 +30,10 @@ def gaps_chart(watch: Watch, metric: str, title: str) -> Spec:
     top = max([gap.high for gap in gaps if not gap.unknown], default=0.1)
     x, y = _across(periods), number_axis("value", title, upwards=True, domain=[0, max(1.12 * top, 0.02)], nice=False)
     looks = {"stroke": {"value": colour(sign)}, "fill": {"value": colour(sign)}}
-    line = {"type": "line", "strokeWidth": 2, "strokeDash": dash(sign), "invalid": "break-paths-show-path-domains"}
+    line = {"strokeWidth": 2, "strokeDash": dash(sign), "invalid": "break-paths-show-path-domains"}
     layers = [
         *_past(watch, x),
-        {"mark": line, "encoding": {"x": x, "y": y, "stroke": looks["stroke"]}},
+        layer("line", line, x=x, y=y, stroke=looks["stroke"]),
         between({"strokeWidth": 2, "opacity": 0.55}, False, "low", "high", {"x": x, "y": y, "stroke": looks["stroke"]}),
         {
             "mark": {**POINT, "shape": shape(sign), "opacity": 1},
@@ -72,12 +72,8 @@ def sums_chart(watch: Watch) -> Spec:
     words = {"type": "text", "align": "right", "dx": -4}
     layers = [
         *_past(watch, x),
-        {"data": {"values": [{"value": 0}]}, "mark": {"type": "rule", "style": "soft"}, "encoding": {"y": y}},
-        {
-            "data": {"values": limits},
-            "mark": {"type": "rule", "style": "bad", "strokeDash": [6, 4], "strokeWidth": 1.5},
-            "encoding": {"y": y},
-        },
+        layer("rule", {"style": "soft"}, [{"value": 0}], y=y),
+        layer("rule", {"style": "bad", "strokeDash": [6, 4], "strokeWidth": 1.5}, limits, y=y),
         *(
             {
                 "data": {"values": [each]},
@@ -119,14 +115,16 @@ def _past(watch: Watch, x: dict[str, Any]) -> list[dict[str, Any]]:
     past = [{"period": period} for period in watch.history.periods[: watch.first]]
     if not past:
         return []
-    word = [{**past[0], "text": "reference"}]
     return [
-        {"data": {"values": past}, "mark": {"type": "rect", "style": "shade"}, "encoding": {"x": x}},
-        {
-            "data": {"values": word},
-            "mark": {"type": "text", "align": "left", "baseline": "top", "dy": 4},
-            "encoding": {"x": {**x, "bandPosition": 0.1}, "y": {"value": 0}, "text": {"field": "text"}},
-        },
+        layer("rect", {"style": "shade"}, past, x=x),
+        layer(
+            "text",
+            {"align": "left", "baseline": "top", "dy": 4},
+            [{**past[0], "text": "reference"}],
+            x={**x, "bandPosition": 0.1},
+            y={"value": 0},
+            text={"field": "text"},
+        ),
     ]
 
 
@@ -134,15 +132,11 @@ def _alarms(watch: Watch, x: dict[str, Any], noticed: Iterable[int]) -> list[dic
     """A line at each period in which a change was noticed, with a word above it."""
     layers = []
     for t in sorted(noticed):
-        values = {"data": {"values": [{"period": watch.history.periods[t], "text": "▲ alarm"}]}}
+        rows = [{"period": watch.history.periods[t], "text": "▲ alarm"}]
         left = t > len(watch.history.periods) / 2
-        text = {"type": "text", "style": "alarm", "baseline": "bottom", "align": "right" if left else "left", "dy": -3}
+        text = {"style": "alarm", "baseline": "bottom", "align": "right" if left else "left", "dy": -3}
         layers += [
-            {
-                **values,
-                "mark": {"type": "rule", "style": "bad", "strokeDash": [2, 3], "strokeWidth": 1.5},
-                "encoding": {"x": x},
-            },
-            {**values, "mark": text, "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}}},
+            layer("rule", {"style": "bad", "strokeDash": [2, 3], "strokeWidth": 1.5}, rows, x=x),
+            layer("text", text, rows, x=x, y={"value": 0}, text={"field": "text"}),
         ]
     return layers

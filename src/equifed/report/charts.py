@@ -20,6 +20,7 @@ from equifed.charts.spec import (
     by,
     chart,
     distinct,
+    layer,
     message,
     names_axis,
     number_axis,
@@ -324,17 +325,12 @@ def _floor(data: Data, metric: str) -> Iterator[dict[str, Any]]:
     if end is None:
         return
     fair = 1.0 if describe(metric).better == "one" else 0.0
-    values = {"data": {"values": [{"fair": fair, "end": end, "text": f"noise floor {number(end)}"}]}}
-    x, x2 = {"field": "end", "type": "quantitative"}, {"field": "fair"}
-    yield {**values, "mark": {"type": "rect", "style": "shade"}, "encoding": {"x": x, "x2": x2}}
-    yield {
-        **values,
-        "mark": {"type": "rule", "style": "soft", "strokeWidth": 1.2, "strokeDash": [6, 3, 1, 3]},
-        "encoding": {"x": x},
-    }
+    rows = [{"fair": fair, "end": end, "text": f"noise floor {number(end)}"}]
+    x = {"field": "end", "type": "quantitative"}
+    yield layer("rect", {"style": "shade"}, rows, x=x, x2={"field": "fair"})
+    yield layer("rule", {"style": "soft", "strokeWidth": 1.2, "strokeDash": [6, 3, 1, 3]}, rows, x=x)
     side = {"align": "left", "dx": 4} if fair == 0 else {"align": "right", "dx": -4}
-    text = {"type": "text", "baseline": "top", "dy": 3, **side}
-    yield {**values, "mark": text, "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}}}
+    yield layer("text", {"baseline": "top", "dy": 3, **side}, rows, x=x, y={"value": 0}, text={"field": "text"})
 
 
 def rounds(data: Data, metric: str) -> Spec:
@@ -487,33 +483,16 @@ def clients(data: Data, metric: str) -> Spec:
     y = names_axis("method", signs.names, paddingInner=0.35, paddingOuter=0.2)
     x = number_axis("middle", *_axis(metric, data), **_room(boxes, "min", "max"))
     coloured = by("method", signs.names, signs.colours, legend=False)
-    box = {"x": x, "y": y, "stroke": coloured}
+    whisker = between({"strokeWidth": 1.3}, True, "min", "max", {"x": x, "y": y, "stroke": coloured})
+    half = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "stroke": coloured, "fill": coloured}
+    lift = {"field": "lift", "type": "quantitative", "scale": {"domain": [-0.3, 1.3]}}
+    own = {"x": {**x, "field": "value"}, "y": y, "yOffset": lift, "stroke": coloured, "fill": coloured}
+    shapes = by("method", signs.names, signs.shapes, legend=False)
     layers = [
-        between({"strokeWidth": 1.3}, True, "min", "max", box),
-        {
-            "mark": {"type": "bar", "fillOpacity": 0.18, "strokeWidth": 1.3},
-            "encoding": {
-                **box,
-                "x": {**x, "field": "low"},
-                "x2": {"field": "high"},
-                "fill": coloured,
-                "tooltip": tooltip(),
-            },
-        },
-        {"mark": {"type": "tick", "thickness": 2}, "encoding": {"x": x, "y": y, "color": coloured}},
-        {
-            "data": {"values": points},
-            "mark": {**POINT, "strokeWidth": 1, "size": 30},
-            "encoding": {
-                "x": {**x, "field": "value"},
-                "y": y,
-                "yOffset": {"field": "lift", "type": "quantitative", "scale": {"domain": [-0.3, 1.3]}},
-                "stroke": coloured,
-                "fill": coloured,
-                "shape": by("method", signs.names, signs.shapes, legend=False),
-                "tooltip": tooltip(),
-            },
-        },
+        whisker,
+        layer("bar", {"fillOpacity": 0.18, "strokeWidth": 1.3}, **half, tooltip=tooltip()),
+        layer("tick", {"thickness": 2}, x=x, y=y, color=coloured),
+        layer("point", POINT | {"strokeWidth": 1, "size": 30}, points, **own, shape=shapes, tooltip=tooltip()),
     ]
     height = max(70, min(1300, 56 * len(signs.names)))
     return chart(
@@ -550,30 +529,15 @@ def calibration(data: Data, i: int) -> Spec:
     y = number_axis("rate", "share that came true", upwards=True, domain=[-0.02, 1.02], nice=False)
     coloured = by("group", names, [colour(g) for g in range(len(names))])
     dashes = by("group", names, [dash(g) for g in range(len(names))], legend=False)
+    shapes = by("group", names, [shape(g) for g in range(len(names))])
+    diagonal = [{"score": 0, "rate": 0}, {"score": 1, "rate": 1}]
+    point = POINT | {"strokeWidth": 1}
     size = {"field": "rows", "type": "quantitative", "scale": {"domain": [0, most], "range": [20, 260]}, "legend": None}
     layers = [
-        {
-            "data": {"values": [{"score": 0, "rate": 0}, {"score": 1, "rate": 1}]},
-            "mark": {"type": "line", "style": "soft", "strokeWidth": 1.2, "strokeDash": [6, 4]},
-            "encoding": {"x": x, "y": y},
-        },
+        layer("line", {"style": "soft", "strokeWidth": 1.2, "strokeDash": [6, 4]}, diagonal, x=x, y=y),
         between({}, False, "low", "high", {"x": x, "y": y, "stroke": coloured}),
-        {
-            "mark": {"type": "line", "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y, "stroke": coloured, "strokeDash": dashes},
-        },
-        {
-            "mark": POINT | {"strokeWidth": 1},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "size": size,
-                "stroke": coloured,
-                "fill": coloured,
-                "shape": by("group", names, [shape(g) for g in range(len(names))]),
-                "tooltip": tooltip(),
-            },
-        },
+        layer("line", {"strokeWidth": 1.5}, x=x, y=y, stroke=coloured, strokeDash=dashes),
+        layer("point", point, x=x, y=y, size=size, stroke=coloured, fill=coloured, shape=shapes, tooltip=tooltip()),
     ]
     about = _about(
         f"Calibration of {short(data['calibration'][i]['label'])}",
@@ -630,35 +594,15 @@ def local(data: Data, metric: str, i: int) -> Spec:
     looks = [MARKS[mark] for mark in kinds]
     coloured = by("kind", names, [colour(at) for _, at, _, _ in looks])
     filled = by("kind", names, [colour(at) if full else "transparent" for _, at, _, full in looks])
-    overall = {"data": {"values": [{"gap": found["overall"], "text": f"all clients {signed(found['overall'])}"}]}}
+    overall = [{"gap": found["overall"], "text": f"all clients {signed(found['overall'])}"}]
+    shapes = by("kind", names, [kind for _, _, kind, _ in looks])
+    point = POINT | {"size": 90 if labelled else 36}
     layers = [
-        {
-            "data": {"values": [{"gap": 0}]},
-            "mark": {"type": "rule", "style": "soft", "strokeWidth": 1.3},
-            "encoding": {"x": x},
-        },
-        {
-            **overall,
-            "mark": {"type": "rule", "style": "ink", "strokeWidth": 1.3, "strokeDash": [6, 4]},
-            "encoding": {"x": x},
-        },
-        {
-            **overall,
-            "mark": {"type": "text", "baseline": "bottom", "dy": -4},
-            "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}},
-        },
+        layer("rule", {"style": "soft", "strokeWidth": 1.3}, [{"gap": 0}], x=x),
+        layer("rule", {"style": "ink", "strokeWidth": 1.3, "strokeDash": [6, 4]}, overall, x=x),
+        layer("text", {"baseline": "bottom", "dy": -4}, overall, x=x, y={"value": 0}, text={"field": "text"}),
         between({}, True, "low", "high", {"x": x, "y": y, "stroke": coloured}),
-        {
-            "mark": {**POINT, "size": 90 if labelled else 36},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "stroke": coloured,
-                "fill": filled,
-                "shape": by("kind", names, [kind for _, _, kind, _ in looks]),
-                "tooltip": tooltip(),
-            },
-        },
+        layer("point", point, x=x, y=y, stroke=coloured, fill=filled, shape=shapes, tooltip=tooltip()),
     ]
     height = max(60, 22 * len(rows)) if labelled else min(900, 4 * len(rows))
     about = _about("Local and global gaps", data, [data["metrics"][metric]["title"], pair])
