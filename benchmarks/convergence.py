@@ -28,6 +28,8 @@ import pandas as pd
 
 import equifed as ef
 from equifed import methods
+from equifed.charts import look, write_chart
+from equifed.charts.spec import Spec, by, chart, number_axis
 from equifed.federation import Federation
 
 RATES = (0.0003, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)
@@ -47,7 +49,6 @@ NAMES = {
     "fednova": "FedNova",
     "feddyn": "FedDyn",
 }
-COLOURS = ("#555555", "#aa7733", "#cc3311", "#0066bb", "#229966", "#884499")
 
 
 @dataclass(frozen=True)
@@ -112,21 +113,29 @@ def span(needed: np.ndarray, rounds: int) -> str:
     return f"{middle} ({' to '.join(ends)})"
 
 
-def draw(best: Mapping[str, Trial], file: Path, title: str) -> None:
-    from matplotlib import pyplot as plt
-
-    plt.rcParams |= {"svg.hashsalt": "equifed", "font.size": 10}
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    for (name, trial), colour in zip(best.items(), COLOURS, strict=False):
-        mean = trial.training.mean(0)
-        axes.plot(np.arange(1, len(mean) + 1), mean, color=colour, label=NAMES[name], linewidth=1.6)
-    axes.axhline(best["fedavg"].training[:, -1].mean(), color=COLOURS[0], linestyle=":", linewidth=1)
-    axes.set(xlabel="round", ylabel="loss on all training rows, mean over seeds", title=title, yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+def draw(best: Mapping[str, Trial], title: str) -> Spec:
+    """Return each method's loss over rounds, and the one with which FedAvg ends."""
+    names = [NAMES[name] for name in best]
+    rows = [
+        {"method": NAMES[name], "round": number, "loss": float(loss)}
+        for name, trial in best.items()
+        for number, loss in enumerate(trial.training.mean(0), 1)
+        if np.isfinite(loss)
+    ]
+    x = number_axis("round", "round")
+    y = number_axis("loss", "loss on all training rows, mean over seeds", upwards=True, type="log", nice=False)
+    line = {
+        "x": x,
+        "y": y,
+        "stroke": by("method", names, [look.colour(i) for i in range(len(names))], lines=True),
+        "strokeDash": by("method", names, [look.dash(i) for i in range(len(names))], lines=True),
+    }
+    end = {"values": [{"loss": float(best["fedavg"].training[:, -1].mean())}]}
+    layers = [
+        {"mark": {"type": "line", "strokeWidth": 1.6}, "encoding": line},
+        {"data": end, "mark": {"type": "rule", "style": "soft", "strokeDash": [2, 3]}, "encoding": {"y": y}},
+    ]
+    return chart(f"Loss over rounds: {title}", layers, 320, data={"values": rows}, title=title)
 
 
 def main() -> None:
@@ -152,7 +161,8 @@ def main() -> None:
         parts = [found.setting, *(span(needed(there), given.rounds) for needed in (first, for_good))]
         print(f"| {title} | {' | '.join(parts)} | {found.training[:, -1].mean():.4f} |", flush=True)
     if given.draw is not None:
-        draw(best, given.draw, f"{given.data}, {given.clients} clients, Dirichlet {given.alpha:g} over the label")
+        title = f"{given.data}, {given.clients} clients, Dirichlet {given.alpha:g} over the label"
+        write_chart(draw(best, title), given.draw)
 
 
 if __name__ == "__main__":

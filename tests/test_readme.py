@@ -60,6 +60,7 @@ def test_commands_run(folder: Path, needs: Callable[[str], Path]) -> None:
         (folder / f"{silo}.csv").write_text("age,sex,ill\n" + "31,f,yes\n52,m,no\n47,f,no\n28,m,yes\n" * 10)
     for command in commands(flower=False):
         assert output(shlex.split(command)[1:]), command
+    assert (folder / "report.html").stat().st_size < 800_000  # charts and all
 
 
 def test_commands_of_a_federation(folder: Path) -> None:

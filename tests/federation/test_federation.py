@@ -145,12 +145,19 @@ def test_description_counts_cells() -> None:
                 expected = ((s[rows] == g) & (y[rows] == c)).sum()
                 assert description.table.loc[client, (str(g), str(c))] == expected
         assert description.table.loc[client, ("total", "")] == len(y[rows])
-    figure = description.figure
-    assert [bar.name for bar in figure.data] == ["0, 0", "0, 1", "1, 0", "1, 1"]
-    assert figure.layout.barmode == "stack"
-    assert sum(sum(bar.x) for bar in figure.data) == 30
+    chart = description.chart
+    rows = chart["data"]["values"]
+    assert list(dict.fromkeys(row["cell"] for row in rows)) == ["0, 0", "0, 1", "1, 0", "1, 1"]
+    assert {row["client"]: 0 for row in rows} == {"a": 0, "b": 0}
+    for row in rows:
+        group, label = row["cell"].split(", ")
+        assert row["rows"] == description.table.loc[row["client"], (group, label)]
+    assert sum(row["rows"] for row in rows) == 30
     assert "client" in str(description)
-    assert "<table" in description._repr_html_()
+    shown = description._repr_html_()
+    assert "<table" in shown
+    assert 'data-chart="partition"' in shown
+    assert len(shown) < 600_000
 
 
 # -- from a frame ------------------------------------------------------------------------------------------------------

@@ -127,7 +127,10 @@ def test_names_are_text_in_the_page(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     parts = [hand_in(silo, stable(rng, 12, 400, moved=(6, 0, -0.3))) for silo in (evil, "south")]
     page = render(watch(History.of(parts)), title=evil)
-    assert "<script" not in page
+    harmless = render(watch(History.of([parts[0].model_copy(update={"silo": "north"}), parts[1]])), title="Loans")
+    assert page.count("<script") == harmless.count("<script") == 3  # Vega, the charts, and what draws them
+    assert "<script>alert" not in page
+    assert "unsafe-inline" not in page.split("script-src")[1].split(";")[0]
     assert "&lt;script&gt;" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page

@@ -50,9 +50,15 @@ def test_the_page_can_be_read(window, page, width, dark) -> None:
     assert window.problems == []
     assert window.requests == [page.resolve().as_uri()]
     assert window.do("document.documentElement.scrollWidth") == width
-    assert window.do("document.querySelectorAll('svg.chart[role=img][aria-label]').length") == 3
+    assert window.do("document.querySelectorAll('.chart[role=img][aria-label] svg').length") == 3
+    shown = " ".join(window.do("[...document.querySelectorAll('.chart svg text')].map((e) => e.textContent)"))
+    for words in ("reference", "▲ alarm", "?", "alarm above +", "alarm below −", "women minus men"):
+        assert words in shown
     for kind in ("", "print"):
         window.media(dark=dark, kind=kind)
+        if kind == "print":
+            window.do("window.dispatchEvent(new Event('beforeprint'))")
+            window.drawn()
         found = window.do(READABLE)
         assert found["texts"] > 100
         assert found["marks"] > 20

@@ -31,6 +31,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
+CHARTS = "document.documentElement.dataset.charts"
 WAIT = 300
 """Seconds until a browser that says nothing is given up."""
 
@@ -109,7 +110,7 @@ class Browser:
         self.media(dark=dark)
         self.problems.clear(), self.requests.clear(), self.dialogs.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
-        self.until("document.readyState === 'complete' && document.documentElement.dataset.charts !== undefined")
+        self.until(f"document.readyState === 'complete' && ['drawn', 'failed'].includes({CHARTS})")
 
     def media(self, *, dark: bool = False, kind: str = "") -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -128,6 +129,10 @@ class Browser:
             if time.monotonic() > end:
                 raise AssertionError(f"waited {WAIT} s for {condition}; the page says {self.problems}")
             time.sleep(0.02)
+
+    def drawn(self) -> None:
+        """Wait until charts that have been changed are drawn."""
+        self.until(f"{CHARTS} === 'drawn'")
 
     def move(self, x: float, y: float) -> None:
         """The mouse to a place of the window."""

@@ -27,11 +27,11 @@
     const style = getComputedStyle(owner);
     check("texts", 4.5, owner, owner.closest("svg") ? style.fill : style.color, `text ${node.data.trim().slice(0, 40)}`);
   }
-  for (const mark of document.querySelectorAll(".chart path.point, .chart path.js-line, .chart .errorbar path, .chart path.box, .chart .bars path")) {
+  for (const mark of document.querySelectorAll(".chart .role-mark :is(path, line)")) {
     const style = getComputedStyle(mark);
     const drawn = [style.stroke, style.fill].filter((colour) => colour.startsWith("rgb") && (parse(colour)[3] ?? 1) === 1);
-    if (!shown(mark) || !drawn.length || mark.closest("[style*='stroke-width: 0']")) continue;
-    check("marks", 3, mark, drawn[0], `mark ${mark.getAttribute("class")} in ${mark.closest(".chart").id} ${drawn[0]}`);
+    if (!shown(mark) || !drawn.length || mark.getAttribute("opacity") === "0") continue;
+    check("marks", 3, mark, drawn[0], `mark ${mark.parentElement.getAttribute("class")} in ${mark.closest(".chart").dataset.chart} ${drawn[0]}`);
   }
   return found;
 })();

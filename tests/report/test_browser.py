@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import equifed as ef
+from equifed.charts import look
 from equifed.report import write_report
 from report.browser import Browser, browser, chromium
 from report.federated import troubled, untroubled
@@ -55,17 +59,18 @@ def test_every_chart_is_drawn_and_nothing_sticks_out(window, page, width, dark):
     quiet(window, page)
     assert window.do("document.documentElement.dataset.charts") == "drawn"
     for name in ("pareto", "rounds", "groups", "calibration", "clients", "local", "partition"):
-        assert window.do(f"document.querySelectorAll('[id^={name}-chart] svg.main-svg').length") > 0, name
+        assert window.do(f"document.querySelectorAll('[id^={name}-chart] svg.marks').length") > 0, name
     assert window.do("document.documentElement.scrollWidth") == width
     colours = "getComputedStyle(document.body).backgroundColor + getComputedStyle(document.body).color"
     back, ink = (sum(map(int, part.split(","))) for part in re.findall(r"\(([\d, ]+)\)", window.do(colours)))
     assert (back < ink) == dark
-    assert window.do("document.querySelector('#rounds-chart .xtitle').style.fill") is not None
+    assert window.do("document.querySelector('#rounds-chart .role-axis-title text').textContent") == "round"
     if width == 1280:
         stands_out(window)
         if not dark:
             window.media(kind="print")
             window.do("window.dispatchEvent(new Event('beforeprint'))")
+            window.drawn()
             stands_out(window)
             window.media()
 
@@ -81,22 +86,45 @@ def stands_out(window: Browser) -> None:
     assert found["weak"] == []
 
 
+def numbers(window: Browser) -> dict[str, Any]:
+    packed = window.do("document.querySelector('script.numbers').textContent")
+    return dict(json.loads(gzip.decompress(base64.b64decode(packed))))
+
+
+def spec(window: Browser, chart: str) -> dict[str, Any]:
+    return dict(window.do(f"document.getElementById('{chart}-chart').shown.spec"))
+
+
+def ranges(spec: dict[str, Any], channel: str) -> list[Any]:
+    """The values of a channel, of the first layer that has it."""
+    found = (layer["encoding"][channel] for layer in spec["layer"] if channel in layer["encoding"])
+    return list(next(found)["scale"]["range"])
+
+
+def attributes(of: str, name: str) -> str:
+    return f"[...document.querySelectorAll('{of}')].map((e) => e.getAttribute('{name}'))"
+
+
+def shown(window: Browser, chart: str, kind: str) -> list[str]:
+    return list(window.do(f"[...document.querySelectorAll('#{chart}-chart .{kind}')].map((e) => e.textContent)"))
+
+
 def test_no_chart_needs_colour_or_eyes(window, page):
     window.open(page)
-    data = json.loads(window.do("document.getElementById('data').textContent"))
-    traces = {
-        chart: window.do(f"document.getElementById('{chart}-chart').data.filter((each) => each.name)")
-        for chart in ("pareto", "rounds", "groups", "clients")
-    }
-    for chart, drawn in traces.items():
-        symbols = [each["marker"]["symbol"].removesuffix("-open") for each in drawn]
+    data = numbers(window)
+    for chart in ("pareto", "rounds", "groups", "clients"):
+        symbols = ranges(spec(window, chart), "shape")[: 4 if chart == "groups" else 3]
         assert len(set(symbols)) == len(symbols) >= 3, chart
-        assert chart == "groups" or symbols == data["looks"]["symbols"][:3]  # a method has the same everywhere
-    assert len({each["line"]["dash"] for each in traces["rounds"]}) == 3
+        assert chart == "groups" or symbols == list(look.SHAPES[:3])  # a method has the same everywhere
+    dashes = ranges(spec(window, "rounds"), "strokeDash")[:3]
+    assert len({tuple(each) for each in dashes}) == 3
     beaten = data["pareto"][data["disparity"]]
-    assert [each["marker"]["symbol"].endswith("-open") for each in traces["pareto"]] == beaten
+    fills = window.do(attributes("#pareto-chart .mark-symbol.role-mark path", "fill"))
+    assert [fill == "transparent" for fill in fills] == beaten
     assert True in beaten
     assert False in beaten
+    lines = window.do(attributes("#rounds-chart .mark-line path", "stroke-dasharray"))
+    assert len(set(lines)) == 3
     labels = window.do(
         "[...document.querySelectorAll('.chart')].map((each) => [each.getAttribute('role'), each.ariaLabel])"
     )
@@ -108,58 +136,100 @@ def test_no_chart_needs_colour_or_eyes(window, page):
 
 def test_the_metric_of_a_chart_is_chosen_in_the_page(window, page):
     window.open(page)
-    data = json.loads(window.do("document.getElementById('data').textContent"))
+    data = numbers(window)
     for chart, metric in (
         ("pareto", "equalized_odds_difference"),
         ("rounds", "log:momentum_norm"),
         ("groups", "true_positive_rate"),
         ("clients", "demographic_parity_difference"),
     ):
-        place = f"document.getElementById('{chart}-chart')"
         choose(window, f"{chart}-metric", metric)
-        title = "yaxis" if chart == "rounds" else "xaxis"
-        assert data["metrics"][metric]["title"] in window.do(f"{place}.layout.{title}.title.text")
+        assert data["metrics"][metric]["title"] in " ".join(shown(window, chart, "role-axis-title text"))
         assert window.do(f"document.getElementById('{chart}-help').textContent") == data["metrics"][metric]["help"]
-    drawn = window.do("document.getElementById('groups-chart').data.map((each) => each.x)")
-    assert drawn == [list(each) for each in zip(*data["groups"]["values"]["true_positive_rate"]["mean"], strict=True)]
+    rows = spec(window, "groups")["data"]["values"]
+    means = data["groups"]["values"]["true_positive_rate"]["mean"]
+    assert [row["value"] for row in rows] == [value for of_method in means for value in of_method]
     choose(window, "groups-kind", "marginals")
-    assert len(window.do("document.getElementById('groups-chart').data.map((each) => each.name)")) == 4
-    points = window.do("document.getElementById('pareto-chart').data.filter((each) => each.mode === 'markers')")
-    assert [point["y"][0] for point in points] == [variant["final"]["accuracy"]["mean"] for variant in data["variants"]]
-    bands = "document.getElementById('rounds-chart').data.filter((each) => each.fill === 'toself').length"
+    assert len(shown(window, "groups", "role-legend-label text")) == 4
+    points = spec(window, "pareto")["data"]["values"]
+    assert [point["y"] for point in points] == [variant["final"]["accuracy"]["mean"] for variant in data["variants"]]
     choose(window, "rounds-metric", "accuracy")
-    assert window.do(bands) == 3
+    opacity = attributes("#rounds-chart .mark-area path", "fill-opacity")
+    assert window.do(opacity) == ["0.15"] * 3
     window.do("document.getElementById('rounds-bands').click()")
-    assert window.do(bands) == 0
+    window.drawn()
+    assert window.do(opacity) == ["0"] * 3
     quiet(window, page)
 
 
 def choose(window: Browser, select: str, value: str) -> None:
     window.do(
         f"(() => {{ const s = document.getElementById({select!r}); s.value = {value!r};"
-        " s.dispatchEvent(new Event('change'));"
-        " return new Promise((go) => requestAnimationFrame(() => go(s.value))); })()"
+        " s.dispatchEvent(new Event('change')); })()"
     )
+    window.drawn()
+
+
+def test_a_click_on_a_name_shows_it_alone(window, page):
+    window.open(page)
+    window.do("document.getElementById('rounds-chart').scrollIntoView({ block: 'center' })")
+    opacities = f"{attributes('#rounds-chart .mark-line path', 'opacity')}.map(Number)"
+    assert window.do(opacities) == [1, 1, 1]
+    box = window.do(f"({MIDDLE})(document.querySelectorAll('#rounds-chart .role-legend-label text')[1])")
+    window.click(*box)
+    window.until(f"{opacities}.some((each) => each < 1)")
+    alone = [1.0 if i == 1 else pytest.approx(0.06) for i in range(3)]
+    assert window.do(opacities) == alone
+    window.click(*box)
+    window.until(f"{opacities}.every((each) => each === 1)")
+    quiet(window, page)
 
 
 def test_hovering_shows_the_hyper_parameters(window, page):
     window.open(page)
     window.do("document.getElementById('pareto-chart').scrollIntoView({ block: 'center' })")
-    points = "[...document.querySelectorAll('#pareto-chart .scatterlayer .points path.point')]"
+    points = "[...document.querySelectorAll('#pareto-chart .mark-symbol.role-mark path')]"
     spots = window.do(f"{points}.map({MIDDLE})")
     assert len(spots) == 3
-    label = "document.querySelector('#pareto-chart .hoverlayer .hovertext')"
+    label = "document.querySelector('.tip')"
     said = []
     for x, y in spots:
         window.move(5, 5)
-        window.until(f"{label} === null")
+        window.until(f"{label}.hidden")
         window.move(x, y)
-        window.until(f"{label} !== null")
+        window.until(f"!{label}.hidden")
         said.append(window.do(f"{label}.textContent"))
     assert said[1].startswith("fedprox")
     assert "mu = 5.0" in said[1]
     assert "3 seeds" in said[1]
     quiet(window, page)
+
+
+def test_a_script_that_found_a_way_into_the_page_is_not_executed(window, page):
+    window.open(page)
+    window.do(
+        """document.querySelector('main').insertAdjacentHTML('beforeend', '<a onclick="window.hacked=1">x</a>')"""
+    )
+    window.do("document.querySelector('main > a:last-child').click()")
+    window.do(
+        "document.body.append(Object.assign(document.createElement('script'), { textContent: 'window.hacked=1' }))"
+    )
+    assert window.do("window.hacked") is None
+    assert sum("Content Security Policy" in problem for problem in window.problems) == 2
+
+
+def test_without_scripts_the_tables_are_there(window, page):
+    window.call("Emulation.setScriptExecutionDisabled", value=True)
+    window.call("Page.navigate", url=page.resolve().as_uri())
+    window.until("document.readyState === 'complete'")
+    for section in ("comparison", "baseline", "groups", "calibration", "clients"):
+        cells = (
+            f"[...document.querySelectorAll('#{section} tbody td')].filter((e) => e.checkVisibility() && e.innerText)"
+        )
+        assert window.do(f"{cells}.length") > 10, section
+    assert "The charts need JavaScript" in window.do("document.body.innerText")
+    assert window.do("document.querySelectorAll('.chart svg').length") == 0
+    window.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 def test_tables_are_sorted_by_a_click(window, page):
@@ -178,7 +248,7 @@ def test_tables_are_sorted_by_a_click(window, page):
 
 def test_the_baseline_is_chosen_in_the_page(window, page):
     window.open(page)
-    data = json.loads(window.do("document.getElementById('data').textContent"))
+    data = numbers(window)
     text = f"{CELLS}.map((cell) => cell.textContent.trim().replace(/\\s+/g, ' '))"
     at_first = window.do(text)
     choose(window, "baseline-variant", "2")
@@ -211,9 +281,7 @@ def test_hostile_names_are_only_names(window, tmp_path):
         )
         assert window.do("document.documentElement.scrollWidth") == 1280
         quiet(window, made)
-    labels = window.do(
-        "JSON.parse(document.getElementById('data').textContent).variants.map((variant) => variant.label)"
-    )
+    labels = [variant["label"] for variant in numbers(window)["variants"]]
     assert labels == [HOSTILE[-1]]
 
 
@@ -228,7 +296,7 @@ def federated(tmp_path_factory) -> list[Path]:
 
 
 FIRST_IS_ACCURACY = "document.getElementById('rounds-metric').value === 'accuracy'"
-SOMETHING_IS_DRAWN = "document.getElementById('rounds-chart').data[0].y.some((value) => value !== null)"
+SOMETHING_IS_DRAWN = "document.getElementById('rounds-chart').shown.spec.data.values.some((row) => row.mean !== null)"
 """Not the accuracy, where nothing is known of it."""
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from importlib import resources
 
 import pytest
 
-from equifed.report import looks
+from equifed.charts import look
 
 TEXT, MARK = 4.5, 3.0
 """Contrasts that WCAG 2.1 (level AA) asks of text and of what must be seen to understand a graphic."""
@@ -52,16 +53,40 @@ def test_text_and_marks_stand_out(name):
     for text in ("flag", "good", "bad"):
         for back in (f"{text}-back", "paper"):
             assert contrast(colours[text], colours[back]) >= TEXT, (text, back)
-    for mark in looks.COLOURS:
+    for mark in look.COLOURS:
         assert contrast(mark, colours["paper"]) >= MARK, mark
 
 
 def test_no_two_methods_look_alike():
-    page = looks.for_page()
-    assert [len(set(page[what])) for what in ("colours", "symbols", "dashes", "patterns")] == [10, 9, 8, 8]
-    for own in (looks.marker, looks.dash):  # in a trade-off; over rounds
-        seen = [(looks.colour(i), str(own(i))) for i in range(40)]
+    lists: tuple[tuple[object, ...], ...] = (look.COLOURS, look.SHAPES, look.DASHES, look.STRIPES)
+    assert [len(set(each)) for each in lists] == [len(each) for each in lists] == [10, 9, 8, 8]
+    for own in (look.shape, look.dash):  # in a trade-off; over rounds
+        seen = [(look.colour(i), str(own(i))) for i in range(40)]
         assert len(set(seen)) == 40
-    assert all(len(set(run)) == 8 for run in ([looks.marker(i + k) for k in range(8)] for i in (0, 1)))
-    assert len({looks.hatch(i) for i in range(8)}) == 8
-    assert all(length > 0 for length in itertools.chain(*looks.DASHES))
+    assert all(len(set(run)) == 8 for run in ([look.shape(i + k) for k in range(8)] for i in (0, 1)))
+    assert len({str(look.fill(0, i)) for i in range(8)}) == 8
+    assert all(length > 0 for length in itertools.chain(*look.DASHES[1:]))
+    assert look.DASHES[0] == (1, 0)  # a whole line
+
+
+def test_stripes_are_light_and_where_they_are_said_to_be():
+    for i, stripes in enumerate(look.STRIPES):
+        if not stripes:
+            assert look.fill(0, i) == look.COLOURS[0]
+            continue
+        gradient = json.loads(look.fill(0, i)["expr"])
+        stops = [(stop["offset"], stop["color"]) for stop in gradient["stops"]]
+        light = [at for at, colour in stops if colour != look.COLOURS[0]]
+        assert light == [end for stripe in stripes for end in stripe]
+        assert {contrast(colour, look.COLOURS[0]) >= MARK for _, colour in stops if colour != look.COLOURS[0]} == {True}
+        assert (gradient["x2"], gradient["y2"]) == (0, 1)  # stripes along a bar that lies
+
+
+def test_roles_of_charts_are_colours_of_the_page():
+    """On a screen a chart takes the style sheet's colours by these names; on paper they stand out as well."""
+    for name in ("light", "dark", "print"):
+        assert {role.removeprefix("--") for role in look.PAPER} <= set(theme(name))
+    for role, colour in look.PAPER.items():
+        assert role == "--line" or contrast(colour, "#ffffff") >= TEXT
+    assert not re.search(r'"--', json.dumps(look.on_paper()))
+    assert re.search(r'"--ink"', json.dumps(look.config()))

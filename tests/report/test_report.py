@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import itertools
 import json
 import math
@@ -45,12 +48,12 @@ class Page(HTMLParser):
         self.text = ""
         self._script: str | None = None
         self.feed(text)
-        self.data = json.loads(self.scripts["data"])
+        self.data = json.loads(gzip.decompress(base64.b64decode(self.scripts["numbers"])))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag == "script":
-            self._script = dict(attrs).get("id") or "code"
+            self._script = dict(attrs).get("id") or dict(attrs).get("class") or "code"
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "script":
@@ -567,7 +570,15 @@ def test_loads_nothing_from_elsewhere(pair, tmp_path):
         assert (attributes.get("href") or "#").startswith(("#", "data:"))
     assert not re.search(r"https?://", text)
     assert not re.search(r"@import|url\(", text)
-    assert "default-src 'none'" in text
+    (policy,) = [a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    inline = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    assert len(inline) == 2
+    vega = gzip.decompress(base64.b64decode(page.scripts["vega"])).decode()
+    allowed = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in [*inline, vega]]
+    assert rules["script-src"] == " ".join(f"'sha256-{each}'" for each in allowed)  # these and no other, and no eval
     assert "<title>Mine · equifed report</title>" in text
 
 
@@ -588,6 +599,7 @@ def test_names_cannot_break_the_page(text, tame, tmp_path):
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
     assert [set(attributes) for _, attributes in page.tags] == [set(attributes) for _, attributes in plain.tags]
     assert page.scripts["code"] == plain.scripts["code"]
+    assert page.scripts["vega"] == plain.scripts["vega"]
     assert page.data["variants"][0]["method"] == text
     assert page.data["partitions"][0]["clients"] == [text + "x", "1", text + "y"]
     assert text in page.text

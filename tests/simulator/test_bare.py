@@ -31,8 +31,20 @@ job = make_job(ef.methods.KFFL(), fed, ef.models.Logistic(), RunSettings(rounds=
 print([step.round for step in Simulation(job).rounds()])
 """
 ABSENT = [
-    *("flwr", "jinja2", "pandas", "plotly", "pooch", "pyarrow", "pydantic", "requests", "rich", "safetensors", "scipy"),
-    *("sklearn", "tomli_w", "typer"),
+    *(
+        "flwr",
+        "jinja2",
+        "markupsafe",
+        "pandas",
+        "pooch",
+        "pyarrow",
+        "pydantic",
+        "requests",
+        "rich",
+        "safetensors",
+        "scipy",
+    ),
+    *("sklearn", "tomli_w", "typer", "vl_convert"),
 ]
 
 

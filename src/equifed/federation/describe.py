@@ -37,26 +37,11 @@ class Description:
         return frame
 
     @property
-    def figure(self) -> Any:
-        """One stacked bar per client, as a plotly figure."""
-        import plotly.graph_objects as go
+    def chart(self) -> dict[str, Any]:
+        """Return one stacked bar per client, as a Vega-Lite specification."""
+        from equifed.charts import partition_chart
 
-        bars = [
-            go.Bar(name=f"{group}, {label}", y=list(self.ids), x=self.cells[:, g, c].tolist(), orientation="h")
-            for g, group in enumerate(self.groups)
-            for c, label in enumerate(self.labels)
-        ]
-        figure = go.Figure(bars)
-        figure.update_layout(
-            barmode="stack",
-            xaxis_title="training rows",
-            yaxis={"title": "client", "type": "category", "autorange": "reversed"},
-            legend_title="group, label",
-            template="plotly_white",
-            height=max(260, 22 * len(self.ids) + 120),
-            margin={"l": 70, "r": 20, "t": 20, "b": 50},
-        )
-        return figure
+        return partition_chart(self.ids, self.groups, self.labels, self.cells)
 
     def __str__(self) -> str:
         return f"{self.title}\n{self.table.to_string()}"
@@ -64,4 +49,6 @@ class Description:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return str(self.table.to_html()) + str(self.figure.to_html(full_html=False, include_plotlyjs=True))
+        from equifed.charts import embedded
+
+        return str(self.table.to_html()) + embedded("partition", self.chart)

@@ -1,4 +1,4 @@
-"""The monitoring page: one self-contained HTML file without scripts."""
+"""The monitoring page: one HTML file that loads nothing from elsewhere; its tables need no script."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from equifed.charts import Scripts
 from equifed.files import write_atomic
 from equifed.metrics.catalogue import describe
-from equifed.monitor.charts import gaps_chart, key, sums_chart
+from equifed.monitor.charts import gaps_chart, sums_chart
 from equifed.monitor.drift import LARGE, NOTICEABLE
 from equifed.monitor.verdict import caveats, rule, sentences
 from equifed.monitor.watch import State, Watch
@@ -34,6 +35,7 @@ def render(watch: Watch, title: str | None = None) -> str:
     """Return the page as HTML."""
     own = resources.files("equifed.monitor").joinpath("monitor.css").read_text(encoding="utf-8")
     heading = {metric: describe(metric).heading for metric in watch.gaps}
+    gaps = {metric: gaps_chart(watch, metric, heading[metric]) for metric in watch.gaps}
     return (
         templates("equifed.monitor")
         .get_template("monitor.html.j2")
@@ -47,9 +49,7 @@ def render(watch: Watch, title: str | None = None) -> str:
             caveats=caveats(watch),
             heading=heading.__getitem__,
             help=lambda metric: describe(metric).help,
-            charts={metric: gaps_chart(watch, metric, heading[metric]) for metric in watch.gaps},
-            sums=sums_chart(watch),
-            key=key,
+            scripts=Scripts({**gaps, "sums": sums_chart(watch)}),
             drifts=sorted(watch.drifts, key=lambda each: (not each.shown, math.isnan(each.stability), -each.stability)),
             noticeable=NOTICEABLE,
             large=LARGE,

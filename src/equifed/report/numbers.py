@@ -14,7 +14,6 @@ from equifed.metrics import catalogue
 from equifed.metrics.catalogue import Metric, describe
 from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import Paired, moments_by
-from equifed.report import looks
 from equifed.report.calibration import calibration_data
 from equifed.verdict.choose import against, ranked, unclear
 from equifed.verdict.comparison import Comparison
@@ -58,7 +57,6 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "calibration": calibration_data(variants),
         "local": local_data([variant.local_gaps for variant in variants], MAX_CLIENT_POINTS),
         "partitions": _partitions(comparison.results),
-        "looks": looks.for_page(),
     }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import math
 import platform
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from equifed.charts import Scripts
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
 from equifed.metrics import catalogue
@@ -25,6 +24,7 @@ from equifed.metrics.calibration import BINS
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
 from equifed.report.card import Card, card_of
+from equifed.report.charts import charts_of
 from equifed.report.messages import messages_of
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.robust import robustness
@@ -80,6 +80,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     variants, results = comparison.variants, comparison.results
     data = page_data(comparison)
     verdict = comparison.verdict
+    charts = charts_of(data, verdict.chosen)
     return (
         templates()
         .get_template("page.html.j2")
@@ -111,10 +112,9 @@ def render(comparison: Comparison, title: str | None = None) -> str:
             bins=BINS,
             multiclass=any(len(result.info.get("classes", ())) > 2 for result in results),
             named=WORST_CLIENTS,
-            json=embedded(data),
             style=asset("page.css"),
-            script=asset("page.js"),
-            plotly=_plotly(),
+            charts=charts,
+            scripts=Scripts(charts.specs, asset("page.js"), data),
         )
     )
 
@@ -156,15 +156,6 @@ def embedded(data: Any) -> Markup:
 def asset(name: str) -> Markup:
     """A file of this package, as it stands in a page."""
     return Markup(resources.files("equifed.report").joinpath(name).read_text(encoding="utf-8"))
-
-
-@cache
-def _plotly() -> Markup:
-    """plotly.js, compressed: it is most of the page, and the browser unpacks it in a blink."""
-    from plotly.offline import get_plotlyjs
-
-    packed = gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)
-    return Markup(base64.b64encode(packed).decode())
 
 
 def _title(results: Sequence[Result]) -> str:
@@ -343,7 +334,7 @@ def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _versions(results: Sequence[Result]) -> dict[str, str]:
     """Of what writes the report; with what ran where the runs do not know it themselves."""
-    names = ["equifed", "plotly"]
+    names = ["equifed"]
     if not all(result.info.get("versions") for result in results):
         names += ["torch", "numpy"]
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}

@@ -88,5 +88,4 @@
 
   for (const pick of picks) pick.addEventListener("change", () => { sorted = null; draw(); });
   draw();
-  document.documentElement.dataset.charts = "drawn";
 })();

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
+from equifed.charts import Scripts, check_formats, write_chart
 from equifed.errors import ConfigError
 from equifed.files import write_atomic
 from equifed.report.page import asset, embedded, templates
 from equifed.words import csv_of
-from equifed_papers.benchmark.picture import rank_picture
+from equifed_papers.benchmark.picture import rank_chart
 from equifed_papers.benchmark.plan import KINDS
 from equifed_papers.benchmark.ranks import Ranking, by_dataset, ranking
 from equifed_papers.benchmark.records import ROWS, write
@@ -47,6 +47,7 @@ def write_page(rows: pd.DataFrame, path: Path, tier: str) -> None:
         "bound": BOUND,
         "ranked": [name for name, kind in KINDS.items() if kind == "binary"],
     }
+    script = resources.files("equifed_papers.benchmark").joinpath("benchmark.js").read_text(encoding="utf-8")
     text = (
         templates("equifed_papers.benchmark")
         .get_template("benchmark.html.j2")
@@ -54,7 +55,7 @@ def write_page(rows: pd.DataFrame, path: Path, tier: str) -> None:
             tier=tier,
             facts=facts(rows),
             shown=[SCORES[name] for name in shown],
-            pictures={name: Markup(rank_picture(each, families)) for name, each in found.items()},
+            scripts=Scripts({name: rank_chart(each, families) for name, each in found.items()}, script),
             rankings=found,
             datasets=sorted(scores["data"].unique()),
             partitions=sorted(scores["partition"].unique()),
@@ -63,9 +64,6 @@ def write_page(rows: pd.DataFrame, path: Path, tier: str) -> None:
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             json=embedded(data),
             style=asset("page.css"),
-            script=Markup(
-                resources.files("equifed_papers.benchmark").joinpath("benchmark.js").read_text(encoding="utf-8")
-            ),
         )
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +108,7 @@ def publish(rows: pd.DataFrame, folder: Path, tier: str) -> list[Path]:
         raise ConfigError(
             f"{page} is not there, or has no part for results. --publish is for papers/results of a checkout."
         )
+    check_formats(["svg"])
     rows = rows[rows["tier"] == tier]
     scores = scored(rows)
     found = rankings(scores)
@@ -117,8 +116,7 @@ def publish(rows: pd.DataFrame, folder: Path, tier: str) -> list[Path]:
     written = [page]
     if HEADLINE in found:
         picture = folder / "benchmark.svg"
-        write_atomic(picture, rank_picture(found[HEADLINE], families_of(scores)).encode("utf-8"))
-        written.append(picture)
+        written.append(write_chart(rank_chart(found[HEADLINE], families_of(scores)), picture))
     table = folder / "benchmark.csv"
     write_atomic(table, csv_of(scores, float_format="%.5g").encode("utf-8"))
     raw = folder / ROWS
