@@ -349,7 +349,7 @@ class Seeking:
 
     def _rows(self, result: Result) -> float:
         """The validation rows that the mean quality over seeds rests on: seeds with rows of their own add theirs."""
-        if not describe(self._quality).rests_on:
+        if not describe(self._quality).share:
             return math.inf
         shared, seeds = result.info["shared_rows"]["validation"], len(result.settings.seed_list)
         return float(result.info["rows"]["validation"] / (shared + (1 - shared) / seeds))

@@ -16,6 +16,7 @@ import typer
 from equifed.cli.console import guarded
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
+from equifed.partition import REGISTRY as PARTITIONS
 from equifed.registry import typed
 from equifed.settings import MARGIN, Cluster, Local, RunSettings
 from equifed.words import quoted
@@ -371,8 +372,8 @@ _OTHER_SECTIONS = {
         DATA,
         "partition.kind",
         "KIND",
-        "Who holds which rows of a data set or of one table: iid, dirichlet, skewed, natural, ... (default: the "
-        "preset's own clients, or dirichlet)",
+        f"Who holds which rows of a data set or of one table: {', '.join(PARTITIONS)}. (default: the preset's own "
+        "clients, or dirichlet)",
     ),
     "num_partitions": (DATA, "partition.num-partitions", "N", "Clients. (default: the preset's)"),
     "alpha": (DATA, "partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import AnyCheck, TargetCheck, checks_of_each, failures
+from equifed.cli.checks import AnyCheck, Check, TargetCheck, checks_of_each, failures
 from equifed.cli.console import name_of, near, print_json, say, show
 from equifed.cli.options import Goal, Output, Settings, split_names
 from equifed.cli.progress import Board, Watch
@@ -25,7 +25,7 @@ from equifed.cli.tables import (
     frame_table,
     gaps_by_attribute,
     gaps_table,
-    groups_table,
+    groups_tables,
     local_table,
     metrics_table,
     pareto_of,
@@ -56,6 +56,7 @@ from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store, trackers
 from equifed.studies import Study, blocks, data_key, opened
+from equifed.target import parse_targets
 
 PERSONAL_TESTS = 20_000_000
 """Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
@@ -229,7 +230,7 @@ def compare(
         "failed_methods": broken,
         **_answered(compared.answer, failed),
     }
-    _print_comparison(configs[0], feds[0], records, output, more)
+    _print_comparison(configs[0], feds[0], records, output, more, _asked(results, checks))
     for note in _shared_notes(results):
         say(f"Note: {note}")
     if not output.json:
@@ -362,7 +363,16 @@ def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
         return None
 
 
-def _print_comparison(config: Config, fed: Federation, records: list[Record], output: Output, more: Record) -> None:
+def _asked(results: Sequence[Result], checks: Sequence[AnyCheck]) -> set[str]:
+    """The metrics that --metrics, --target and --fail-if name: they get a column."""
+    named = {getattr(name, "name", name) for result in results for name in result.settings.metrics}
+    targets = {target.metric for result in results for target in parse_targets(result.settings.target)}
+    return named | targets | {check.metric for check in checks if isinstance(check, Check)}
+
+
+def _print_comparison(
+    config: Config, fed: Federation, records: list[Record], output: Output, more: Record, asked: Collection[str]
+) -> None:
     settings, data, run = config.resolved(), config.data, config.run
     if output.json:
         kept = {key: settings[key] for key in ("run", "data", "partition", "model", "local") if key in settings}
@@ -376,8 +386,8 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
         + (f", partition {settings['partition']['kind']}" if "partition" in settings else "")
         + (f", updates gathered by {run.robust} against a share of {run.liars:g} liars" if run.robust else "")
         + (f", groups by {', '.join(fed.provenance['sensitive'])}\n" if "sensitive" in fed.provenance else "\n"),
-        comparison(records),
-        footnotes(records),
+        comparison(records, asked),
+        footnotes(records, asked),
     )
 
 
@@ -403,7 +413,8 @@ def print_result(
         if result.swept and compared:
             show(pareto_table(result))
         else:
-            show(comparison([summary]), footnotes([summary]), *silos_table(result), *robust_table(result))
+            asked = _asked([result], checks)
+            show(comparison([summary], asked), footnotes([summary], asked), *silos_table(result), *robust_table(result))
         if compared:
             show(*_lines(verdict_of(compared)))
         if len(folders) == 1:
@@ -457,7 +468,7 @@ def _show_finished(
     if result.swept:
         show(pareto_table(result))
     else:
-        parts = (groups_table(result), *gaps_table(result), *local_table(result), *silos_table(result))
+        parts = (*groups_tables(result), *gaps_table(result), *local_table(result), *silos_table(result))
         show(metrics_table(summary), "", *parts, *robust_table(result), "", warnings_of([summary]))
     if compared:
         show(*_lines(verdict_of(compared)))
