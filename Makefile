@@ -10,7 +10,7 @@ endif
 
 .PHONY: demo test test-portable test-full lint bench bench-peers lock upgrade clean
 
-.venv/ready: pyproject.toml requirements.lock tools/install.py
+.venv/ready: pyproject.toml papers/pyproject.toml requirements.lock tools/install.py
 	@command -v $(PYTHON) >/dev/null || { echo "Cannot install: there is no program '$(PYTHON)'. equifed needs Python" \
 		"3.11 to 3.14: install it, or name it, as in \`make PYTHON=python3.12 test\`." >&2; exit 1; }
 	@$(PYTHON) tools/install.py
@@ -31,14 +31,14 @@ demo: .venv/ready  ## Eight methods on real data, then one held to a stated gap:
 	@echo "Done. Open demo-report.html in a browser."
 
 test: .venv/ready  ## The tests, at most 5 minutes on 2 quiet cores.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full"
 
 test-portable: .venv/ready  ## The tests once for every instruction set that this processor has: other processors round otherwise.
-	$(BIN)/python tests/arithmetic.py $(BIN)/python -m pytest -n 2 --dist worksteal -m "not full" tests
+	$(BIN)/python tests/arithmetic.py $(BIN)/python -m pytest -n 2 --dist worksteal -m "not full"
 	$(BIN)/python -m pytest tests/contract/test_arithmetic.py
 
 test-full: .venv/ready  ## Everything, slow suites too: what a nightly run does.
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/ready  ## Style, types, and which module may import which.
 	$(BIN)/ruff check .

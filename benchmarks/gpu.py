@@ -1,7 +1,7 @@
 """The simulator on a GPU: its kernels against plain NumPy, every method against the reference engine, and times.
 
     PYTHONPATH=src python benchmarks/gpu.py                    # kernels, contract and speed
-    PYTHONPATH=src python benchmarks/gpu.py tables             # all twelve columns of FAIR-FATE's tables, 11 rows each
+    PYTHONPATH=src:papers/src python benchmarks/gpu.py tables  # all twelve columns of FAIR-FATE's tables, 11 rows each
 
 Needs torch for CUDA with Triton, and for `tables` the data (EQUIFED_DATA). Ends with an error where a result is wrong.
 """
@@ -190,7 +190,7 @@ def round_seconds(fed: Federation, model: Any, batch: int, kernel: Any) -> float
 def tables(datasets: list[str], processes: int) -> None:
     """All columns of FAIR-FATE's tables, as `equifed reproduce fair-fate/table1 --reading as-published` has them. Most
     of the time goes by on the host, one core for each process, so several share the GPU."""
-    from equifed.experiments.fair_fate import settings as fair_fate
+    from equifed_papers.experiments.fair_fate import settings as fair_fate
 
     everything = time.perf_counter()
     places = [(dataset, sigma) for dataset in datasets for sigma in fair_fate.SIGMAS]
@@ -201,7 +201,7 @@ def tables(datasets: list[str], processes: int) -> None:
 
 
 def column(dataset: str, sigma: Any) -> str:
-    from equifed.experiments.fair_fate import settings as fair_fate
+    from equifed_papers.experiments.fair_fate import settings as fair_fate
 
     clock = time.perf_counter()
     feds = fair_fate.federations(dataset, sigma, [10 * run for run in range(1, fair_fate.SEEDS + 1)])

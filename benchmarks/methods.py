@@ -34,7 +34,12 @@ import pandas as pd
 
 import equifed as ef
 from equifed import randomness
-from equifed.benchmark.plan import (
+from equifed.federation import Federation, RowSets
+from equifed.metrics.seeds import mean_interval, moments
+from equifed.partition import Dirichlet
+from equifed.partition.base import Table
+from equifed.protocol import Method
+from equifed_papers.benchmark.plan import (
     EQUAL_OPPORTUNITY,
     EXTRA,
     GAP,
@@ -48,11 +53,6 @@ from equifed.benchmark.plan import (
     own_values,
     step_sizes,
 )
-from equifed.federation import Federation, RowSets
-from equifed.metrics.seeds import mean_interval, moments
-from equifed.partition import Dirichlet
-from equifed.partition.base import Table
-from equifed.protocol import Method
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CLIENTS, ALPHA, ROUNDS = 5, 0.5, 20

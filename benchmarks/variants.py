@@ -2,9 +2,9 @@
 
     python benchmarks/variants.py fair-fate|kffl|sffl [--workers 2] [--only TEXT] [--out FILE]
 
-Writes experiments/PAPER/variants.csv, or another file, which the paper's reasons (`reasons.py`) refer to: mean,
-deviation and runs of every number tried; whether it is within noise is judged where it is read. --only: only what
-contains the text, such as "adult 0.5"; its rows take the place of those that are there.
+Writes experiments/PAPER/variants.csv of equifed_papers, or another file, which the paper's reasons (`reasons.py`) refer
+to: mean, deviation and runs of every number tried; whether it is within noise is judged where it is read. --only: only
+what contains the text, such as "adult 0.5"; its rows take the place of those that are there.
 
 fair-fate  Twenty more partitions by the authors' procedure (seeds 110, 120, ...), in place of their ten.
 kffl       COMPAS without the number of earlier offences; Adult with sex among the inputs and plain gradient steps; for
@@ -25,14 +25,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equifed
 from equifed import partition
 from equifed.data import get_dataset
-from equifed.experiments.base import carry_out, moments, unwatched
-from equifed.experiments.fair_fate import settings as fair_fate
-from equifed.experiments.kffl import settings as kffl
-from equifed.experiments.sffl import settings as sffl
-from equifed.experiments.variants import COLUMNS
 from equifed.federation import load
 from equifed.files import write_atomic
 from equifed.methods import FCFL
@@ -40,6 +34,12 @@ from equifed.models import Logistic
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
 from equifed.simulator import make_job
+from equifed_papers import HOME
+from equifed_papers.experiments.base import carry_out, moments, unwatched
+from equifed_papers.experiments.fair_fate import settings as fair_fate
+from equifed_papers.experiments.kffl import settings as kffl
+from equifed_papers.experiments.sffl import settings as sffl
+from equifed_papers.experiments.variants import COLUMNS
 
 Rows = list[dict[str, Any]]
 
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    own = Path(equifed.__file__).parent / "experiments" / asked.paper.replace("-", "_") / "variants.csv"
+    own = HOME / "experiments" / asked.paper.replace("-", "_") / "variants.csv"
     path = asked.out or own
     jobs = [job for job in JOBS[asked.paper] if asked.only in job.title]
     if not jobs:

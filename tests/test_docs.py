@@ -59,7 +59,7 @@ def test_the_page_on_reliability_has_the_counts_of_the_tests(tmp_path: Path) -> 
 
 
 def test_no_section_of_a_page_is_there_twice() -> None:
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "papers").rglob("*.md")]):
         lines = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).splitlines()
         headings = [line for line in lines if line.startswith("#")]
         assert len(headings) == len(set(headings)), path.name

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import conftest
 import pytest
+
+import conftest
 
 TESTS = Path(__file__).resolve().parent
 WAIT = 300.0
@@ -70,7 +71,7 @@ def suite(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
     def begin(content: str, *options: str, **environment: str) -> subprocess.Popen[str]:
-        (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+        (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
         (tmp_path / "test_some.py").write_text(content)
         # no address and no package index can be reached
         shut = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "PIP_NO_INDEX": "1"}

@@ -176,6 +176,14 @@ def test_an_environment_that_does_not_start_is_made_anew_and_a_program_that_does
     assert not install["same_python"](tmp_path)
 
 
+def test_both_distributions_are_installed_from_the_checkout_without_resolving() -> None:
+    *_, (title, command), (_, check) = install["steps"]("python")
+    assert title == "equifed and equifed-papers"
+    assert {"--no-deps", "--no-build-isolation"} <= set(command)
+    assert command[-4:] == ["-e", str(ROOT), "-e", str(ROOT / "papers")]
+    assert check == ["python", "-m", "pip", "check"]
+
+
 def test_a_log_that_cannot_be_written_is_not_spoken_of(tmp_path: Path) -> None:
     assert install["kept"](["text"], tmp_path / "nowhere") == ""
     assert install["kept"](["text"], tmp_path).endswith("install.log.")

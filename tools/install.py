@@ -1,4 +1,5 @@
-"""Install what `make` needs into .venv: every package of requirements.lock as it stands there, torch, and equifed.
+"""Install what `make` needs into .venv: every package of requirements.lock as it stands there, torch, equifed
+and equifed-papers.
 
 The lock names every package, indirect ones too, so nothing is resolved (`--no-deps`): a release that appears on the
 package index cannot change or break an installation. `pip check` says afterwards whether the packages fit together.
@@ -124,10 +125,11 @@ def steps(python):
     lock = ROOT / "requirements.lock"
     with lock.open(encoding="utf-8") as lines:
         count = sum(line[0].isalnum() for line in lines)
+    editable = ["-e", str(ROOT), "-e", str(ROOT / "papers")]
     return [
         (f"{count} packages of requirements.lock, a minute or more", install_lock(python, lock)),
         ("torch", [*pip(python), "--group", f"{ROOT / 'pyproject.toml'}:torch"]),
-        ("equifed", [*pip(python), "--no-deps", "--no-build-isolation", "-e", str(ROOT)]),
+        ("equifed and equifed-papers", [*pip(python), "--no-deps", "--no-build-isolation", *editable]),
         ("whether all fit together", [str(python), "-m", "pip", "check"]),
     ]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from equifed import tree
+from equifed.gradients import grad
 from equifed.tree import Tree
 
 if TYPE_CHECKING:

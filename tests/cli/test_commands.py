@@ -809,9 +809,6 @@ def test_data(invoke, tiny):
         (["compare", "compas", "--methods", ","], 2, "names nothing"),
         (["compare", "compas", "--methods", ""], 2, "names nothing"),
         (["compare", "tiny", "--num-partitions", "100000"], 2, "compare: --num-partitions: 100000 clients"),
-        (["reproduce", "fair-fate/table1", "--methods", ","], 2, "names nothing"),
-        (["reproduce", "fair-fate/table1", "--pages", "/proc/x"], 2, "--pages"),
-        (["reproduce", "fair-fate/table1", "--runs", "experiment.toml"], 2, "it is a file"),
         (["show", ""], 2, "Which run?"),
         (["compare", "compas", "--preset", "x"], 2, "fair-fate"),
         (["compare", "compas", "--partition", "dirichle"], 2, "Did you mean 'dirichlet'"),
@@ -878,7 +875,7 @@ def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):
 
 def test_version_and_help(invoke):
     assert re.fullmatch(r"equifed \d+\.\d+\.\d+\n", invoke("--version").stdout)
-    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "reproduce", "methods", "data"):
+    for command in ("run", "compare", "sweep", "resume", "list", "show", "report", "methods", "data"):
         outcome = invoke(command, "--help")
         assert outcome.exit_code == 0
         assert "--json" in outcome.stdout or command == "data"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conftest import make_uneven
+from uneven import make_uneven
 
 import equifed as ef
 from equifed.protocol import Method

@@ -1,4 +1,4 @@
-"""Data sets as numbers, for the loader tests; `tests/conftest.py` has the fixture by which a test asks for data."""
+"""Data sets as numbers, for the loader tests; the root `conftest.py` has the fixture by which a test asks for data."""
 
 from __future__ import annotations
 

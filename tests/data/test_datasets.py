@@ -21,7 +21,7 @@ import pytest
 import equifed as ef
 from equifed import data
 from equifed.data.download import where
-from equifed.data.sets import acs, bank, mnist
+from equifed.data.sets import acs, mnist, tables
 from equifed.errors import ConfigError, DataError
 from equifed.files import cache_home
 
@@ -441,7 +441,7 @@ def test_bank_is_rebuilt_byte_by_byte_from_shuffled_parts(needs):
         writer.writerow(["", *table[0][:-1], "deposit"])
         writer.writerows([place, *table[place + 1]] for place in places.tolist())
         parts.append(gzip.compress(stream.getvalue().encode(), compresslevel=1))
-    assert bank.from_shuffled_parts(*parts) == original.encode()
+    assert tables.from_shuffled_parts(*parts) == original.encode()
 
 
 def test_the_fetch_functions_are_the_registry(needs):

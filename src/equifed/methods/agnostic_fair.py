@@ -20,10 +20,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError
+from equifed.gradients import grad
 from equifed.methods._cells import logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper

@@ -24,12 +24,12 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from equifed import tree
 from equifed.codec import CodecName
 from equifed.edge_popup import EdgePopup
 from equifed.errors import ConfigError, check_number
+from equifed.gradients import grad
 from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
 from equifed.methods._ties import first_least

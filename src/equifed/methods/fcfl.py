@@ -22,9 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from equifed import tree
+from equifed.gradients import grad_and_value
 from equifed.methods._cells import AIMS, DIFFERENCES, gap, logit
 from equifed.methods._programme import best_weights
 from equifed.methods.hyper import hyper

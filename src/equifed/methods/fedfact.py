@@ -26,9 +26,9 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from equifed import tree
+from equifed.gradients import grad
 from equifed.methods._cells import cell_counts, cell_sums, one_hot
 from equifed.methods._constrained import COUNTS, counted
 from equifed.methods._parity import NOTIONS

@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from equifed import tree
 from equifed.errors import ConfigError, EquifedWarning
+from equifed.gradients import grad
 from equifed.methods._cells import over_rows
 from equifed.methods._kernels import feature_draws, outputs, phi
 from equifed.methods.fedavg import MEAN_UPDATE, apply_mean_update, averaging

@@ -103,36 +103,38 @@ def _hash(path: Path) -> str:
 
 
 @cache
-def commit() -> str | None:
-    """The last commit that touched the package, or None where it is not under git."""
-    return _git("log", "-1", "--format=%H") or None
+def commit(*others: Path) -> str | None:
+    """The last commit that touched the package or one of these other folders, or None where they are not under git."""
+    return _git("log", "-1", "--format=%H", others=others) or None
 
 
 @cache
-def is_changed() -> bool:
-    """Whether the package is under git and has changes that are not committed."""
-    return bool(_git("status", "--porcelain"))
+def is_changed(*others: Path) -> bool:
+    """Whether the package and the other folders are under git and have changes that are not committed."""
+    return bool(_git("status", "--porcelain", others=others))
 
 
 @cache
-def revision() -> str | None:
-    """The commit; where the package has changes since, also a hash of its files: other changes are another revision."""
-    last = commit()
-    if last is None or not is_changed():
+def revision(*others: Path) -> str | None:
+    """The commit of the package and of other folders; where they have changes since, also a hash of their files: other
+    changes are another revision."""
+    last = commit(*others)
+    if last is None or not is_changed(*others):
         return last
     digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(filter(None, _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"))):
+    files = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", others=others)
+    for name in sorted(filter(None, files.split("\0"))):
         path = PACKAGE / name
         if path.is_file():  # and was not removed
             digest.update(f"{name} {_hash(path)}\n".encode())
     return f"{last}+{digest.hexdigest()}"
 
 
-def _git(*command: str) -> str:
-    """What git says of the package; nothing where it is not under git."""
+def _git(*command: str, others: Sequence[Path] = ()) -> str:
+    """What git says of the package and of other folders; nothing where they are not under git."""
     try:
         said = subprocess.run(
-            ["git", *command, "--", "."],
+            ["git", *command, "--", ".", *map(str, others)],
             cwd=PACKAGE,
             capture_output=True,
             text=True,

@@ -1,9 +1,0 @@
-"""A method of somebody's own."""
-
-from equifed.methods import FedAvg
-
-
-class Mine(FedAvg):
-    """FedAvg by another name."""
-
-    name = "tests.benchmark.own:Mine"
