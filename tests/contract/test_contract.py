@@ -369,7 +369,11 @@ def test_one_client_after_another_equals_reference(method: Method, uneven: Feder
     assert_same(clients, plain(method, uneven, engine="reference"))
 
 
-@one_of_each_shape
+@pytest.mark.parametrize(
+    "method",
+    fast((*METHODS, *OTHERS), lambda method: method in METHODS and method.name in ("fedprox", "fedavg-lr", "fedem")),
+    ids=shown,
+)  # each takes seconds to trace
 def test_fused_and_traced_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
