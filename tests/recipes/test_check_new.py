@@ -20,6 +20,8 @@ from equifed.methods import REGISTRY
 from equifed.metrics.catalogue import CATALOGUE
 from equifed.partition import REGISTRY as PARTITIONERS
 
+pytest.importorskip("equifed_papers")  # the check is about the whole repository
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("README.md", "docs", "src", "tools", "papers/src", "tests/contract", "tests/methods", "tests/partition")
 
