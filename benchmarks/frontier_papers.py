@@ -118,8 +118,12 @@ def by_race(seed: int, alpha: float) -> ef.Federation:
     race = ef.data.Sensitive(column="race", groups={"White": "White"}, other="not White")
     features = [name for name in INPUTS if name != "race"]
     dealt = ef.partition.Dirichlet(num_partitions=10, alpha=alpha)
-    return ef.Federation.from_frame(
-        adult(), label="income", positive=">50K", sensitive=race, features=features, partition=dealt, seed=seed
+    return ef.Federation.from_tables(
+        adult(),
+        ef.Columns(label="income", positive=">50K", sensitive=race, features=features),
+        holdout=ef.Holdout(validation=0.2),
+        partition=dealt,
+        seed=seed,
     )
 
 

@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from equifed import Columns, Holdout, Mapped
+
 ROWS, FEATURES, TEST_ROWS = 20, 50, 5000
 PIECE = 20_000
 """Clients that are made at once."""
@@ -71,13 +73,10 @@ def write(folder: Path, clients: int) -> dict[str, Any]:
 def federation(folder: Path) -> Any:
     from equifed import Federation
 
-    return Federation.from_mapped(
-        folder / "rows.parquet",
-        client="client",
-        label="label",
-        sensitive="group",
-        cache=folder / "cache",
-        test_file=folder / "test.parquet",
+    return Federation.from_tables(
+        Mapped(folder / "rows.parquet", client="client", cache=folder / "cache"),
+        Columns(label="label", sensitive="group"),
+        holdout=Holdout(test_file=folder / "test.parquet"),
     )
 
 

@@ -3,10 +3,15 @@ in which hardly anybody lies."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+
+import equifed as ef
+from equifed.federation.tables import beside_schema
 
 SILOS = ("north", "south", "west")
 RARE = "isolation-seven"
@@ -63,3 +68,21 @@ def private_texts(made: dict[str, pd.DataFrame]) -> set[bytes]:
     for table in made.values():
         texts |= {*table["patient"], *map(str, table["record"]), *table["admitted"]}
     return {text.encode() for text in texts}
+
+
+def federation_of(
+    tables: Any, *, schema: Any = None, client: str | None = None, cache: Any = None, **options: Any
+) -> ef.Federation:
+    """`Federation.from_tables` for tests that vary one option after another: the fields of its values as keywords.
+
+    client: of mapped files. Of a table that a partition deals, a fifth is for validation unless it is said.
+    """
+    if "partition" in options:
+        options = {"validation": 0.2} | options
+    held, meant = (
+        {each.name: options.pop(each.name) for each in fields(kind) if each.name in options}
+        for kind in (ef.Holdout, ef.Columns)
+    )
+    columns = beside_schema(schema, ef.Columns(**meant))
+    rows = tables if client is None else ef.Mapped(tables, client, cache)
+    return ef.Federation.from_tables(rows, columns, holdout=ef.Holdout(**held), **options)

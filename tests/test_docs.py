@@ -97,7 +97,8 @@ def test_the_settings_are_the_configurations() -> None:
 
 @pytest.mark.parametrize("said", [line[0] for line in rows_of("the server says of a silo")])
 def test_what_a_server_says(said: str) -> None:
-    files = [*sorted((ROOT / "src/equifed/flower").glob("*.py")), ROOT / "src/equifed/bounds.py"]
+    flower = ROOT / "src/equifed/flower"
+    files = [*sorted(flower.glob("*.py")), *sorted(flower.glob("silo/*.py")), ROOT / "src/equifed/bounds.py"]
     source = " ".join(path.read_text() for path in files)
     source = re.sub(r'"\s+f?"', "", source)  # strings that are written on several lines
     source = re.sub(r"\{[^{}\n]*\}", "...", source)

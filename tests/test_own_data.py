@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import equifed as ef
 from equifed.cli.app import app
 from equifed.flower.agreement import Setting
-from equifed.flower.client import app_of
+from equifed.flower.silo import SiloApp
 
 TUTORIAL = (Path(__file__).parents[1] / "docs" / "tutorials" / "own-data.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", TUTORIAL, flags=re.M | re.S)
@@ -135,7 +135,7 @@ def test_from_files_to_a_model_in_use(place: Path) -> None:
     def train(folder: Path) -> None:
         made = Setting.load(folder / "app" / "federation.toml")
         configs = [{"client-id": silo, "data": str(folder / "data" / f"{silo}.csv")} for silo in made.silos]
-        result = federate(made, Nodes(app_of(made), configs, wire), folder / "runs", "20260101-000000-fedavg-gr-0000")
+        result = federate(made, Nodes(SiloApp(made), configs, wire), folder / "runs", "20260101-000000-fedavg-gr-0000")
         trained.append(result)
 
     carry_out(train)

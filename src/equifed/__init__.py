@@ -16,8 +16,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from equifed import data, methods, metrics, models, partition, report, tracking
+    from equifed.data import Columns, Holdout
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
-    from equifed.federation import Federation, load, load_femnist
+    from equifed.federation import Federation, Mapped, load, load_femnist
     from equifed.methods import postprocess
     from equifed.results.answer import answer
     from equifed.results.model import Model
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
-    "Federation": "equifed.federation",
+    **dict.fromkeys(("Columns", "Holdout"), "equifed.data"),
+    **dict.fromkeys(("Federation", "Mapped"), "equifed.federation"),
     "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",

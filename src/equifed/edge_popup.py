@@ -18,7 +18,7 @@ from equifed import tree
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
-    from equifed.protocol import Data
+    from equifed.task import Data
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,12 @@ class Option:
         object.__setattr__(self, "key", self.key or self.name)
 
     @property
+    def field(self) -> dataclasses.Field[Any]:
+        return next(field for field in dataclasses.fields(self.owner) if field.name == self.name)
+
+    @property
     def required(self) -> bool:
-        field = next(field for field in dataclasses.fields(self.owner) if field.name == self.name)
-        return field.default is field.default_factory is dataclasses.MISSING
+        return self.field.default is self.field.default_factory is dataclasses.MISSING
 
     @property
     def type(self) -> Any:

@@ -14,8 +14,8 @@ from equifed.gradients import grad
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
-    from equifed.protocol import Data, Record
     from equifed.settings import Local
+    from equifed.task import Data, Record
 
 
 class AdamState(NamedTuple):

@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from equifed import methods
 from equifed.cli.app import app
+from equifed.config import load_config
 from equifed.errors import ConfigError
 from equifed.methods import REGISTRY, FedAvg
 from equifed.options import options_of
 from equifed.settings import Local, RunSettings
 from equifed.simulation import Simulation
-from equifed.store import Store
+from equifed.store import RunFolder, Store
 
 SMALL = ["--rounds", "2", "--seeds", "2"]
 
@@ -624,6 +625,20 @@ def test_list_and_show(place, invoke):
     assert found["config"]["run"]["name"] == "mine"
     assert found["messages"][0]["phase"] == "train"
     assert set(found["data_record"]["files"]) == {f"silo-{k}" for k in range(4)}
+
+
+def test_listing_reads_no_more_runs_than_it_shows(place, invoke, monkeypatch):
+    store = Store(place / "runs")
+    ids = ["first", "second", "third", "fourth"]
+    for id in ids:
+        with store.start(load_config(write_config(place)), id=id):
+            pass
+    entry, read = RunFolder.entry, []
+    monkeypatch.setattr(RunFolder, "entry", lambda folder: read.append(folder.id) or entry(folder))
+    listed = invoke("list", "-n", "2")
+    assert read == ["fourth", "third"]
+    assert listed.stderr.strip() == "2 more; see them with -n 4."
+    assert [each["id"] for each in data(invoke("list", "--json", "-n", "3"))] == ids[:0:-1]
 
 
 def test_report(place, invoke):

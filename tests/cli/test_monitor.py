@@ -32,6 +32,14 @@ def moved(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(decision=frame["decision"].mask(later, "refused"))
 
 
+def test_ranges_are_asked_for_where_a_column_has_none(invoke, place) -> None:
+    frame, advice = decisions(900), "Give ranges that all silos use"
+    lacks_column = counted(invoke, place, "north", frame)
+    lacks_range = counted(invoke, place, "north", frame.assign(income=1.0))
+    given = counted(invoke, place, "north", frame.assign(income=1.0), "--range", "income=0:9")
+    assert [advice in done.stderr for done in (lacks_column, lacks_range, given)] == [False, True, False]
+
+
 def test_from_decisions_to_an_alarm(invoke, place) -> None:
     for seed, silo in enumerate(("north", "south", "west")):
         frame = decisions(9000, seed, months=9)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from store.silos import write_config
 
+from equifed import Columns
 from equifed.data import Schema
 from equifed.data.fit import misfits
 from equifed.errors import DataError
@@ -246,7 +247,7 @@ def _mutations(rng: np.random.Generator):
 @pytest.mark.parametrize("options", [{}, {"min_count": 0, "missing": "refuse"}, {"missing": "drop"}], ids=str)
 def test_a_table_fits_exactly_if_it_can_be_encoded(options):
     whole = ward_rows(0).dropna() if options.get("missing") == "refuse" else ward_rows(0)
-    schema = Schema.infer(whole, label="ill", sensitive="sex", dates={"admitted": ["year"]}, **options)
+    schema = Schema.infer(whole, Columns(label="ill", sensitive="sex", dates={"admitted": ["year"]}, **options))
     for frame in _mutations(np.random.default_rng(1)):
         try:
             schema.encode(frame)

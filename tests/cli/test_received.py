@@ -269,7 +269,7 @@ def test_a_silo_that_looks_at_a_federations_configuration_imports_nothing_of_it(
 ) -> None:
     columns = pd.read_csv("silo-0.csv")
     (received / "schema.json").write_text(
-        ef.data.Schema.infer(columns, label="label", sensitive="sex").model_dump_json()
+        ef.data.Schema.infer(columns, ef.Columns(label="label", sensitive="sex")).model_dump_json()
     )
     raw: dict[str, Any] = {
         "data": {"files": {name: f"{name}.csv" for name in "abc"}, "schema": "schema.json"},

@@ -77,7 +77,7 @@ Write = Callable[[pd.DataFrame, Path], Path]
 
 def infer(frame: pd.DataFrame, **options: Any) -> Schema:
     given: dict[str, Any] = {"label": "outcome", "sensitive": "sex", "positive": "yes", "na_values": []}
-    return Schema.infer(frame, **{**given, **options})
+    return Schema.infer(frame, ef.Columns(**{**given, **options}))
 
 
 def categories(schema: Schema) -> dict[str, tuple[str, ...]]:
@@ -331,14 +331,16 @@ def test_a_schema_with_anything_in_it_is_refused_by_name(part: str, value: Any) 
 
 def test_silos_with_other_words_do_not_agree() -> None:
     asked: dict[str, Any] = {"label": "outcome", "sensitive": "sex"}
-    one = summarise(table(), name="one", na_values=["NA"], **asked)
+    one = summarise(table(), ef.Columns(na_values=["NA"], **asked), name="one")
     with pytest.raises(ef.ConfigError, match="made with other options than one: na_values"):
-        agree([one, summarise(table(), name="two", na_values=[], **asked)])
-    before = json.loads(summarise(table(), name="old", na_values=["NA"], **asked).to_json())
+        agree([one, summarise(table(), ef.Columns(na_values=[], **asked), name="two")])
+    before = json.loads(summarise(table(), ef.Columns(na_values=["NA"], **asked), name="old").to_json())
     del before["asked"]["na_values"]
     with pytest.raises(ef.ConfigError, match="na_values"):
         agree([one, type(one).from_json(json.dumps(before))])
-    assert agree([one, summarise(table(), name="two", na_values=["NA", " NA "], **asked)]).na_values == ("NA",)
+    assert agree([one, summarise(table(), ef.Columns(na_values=["NA", " NA "], **asked), name="two")]).na_values == (
+        "NA",
+    )
 
 
 def test_checking_a_table_counts_the_same_cells() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from equifed import Columns
 from equifed.data import Schema, Sensitive, Summary, agree, summarise
 from equifed.data.choose import look
 from equifed.data.schema import MERGED, MISSING, OTHER
@@ -54,7 +55,7 @@ def left_out(schema: Schema) -> dict[str, str]:
 
 
 def test_what_is_no_input_is_left_out_with_its_reason() -> None:
-    schema = Schema.infer(hospital(), label="ill", sensitive="sex")
+    schema = Schema.infer(hospital(), Columns(label="ill", sensitive="sex"))
     assert [column.name for column in schema.columns] == ["age", "bp", "job"]
     reasons = left_out(schema)
     assert list(reasons) == ["patient_id", "name", "admitted", "note", "country"]
@@ -118,15 +119,15 @@ def test_few_rows_say_nothing_of_identifiers() -> None:
 def test_what_the_user_says_counts() -> None:
     frame = hospital()
     with pytest.warns(EquifedWarning, match="'patient_id' is an input because features names it"):
-        schema = Schema.infer(frame, label="ill", features=["age", "patient_id"])
+        schema = Schema.infer(frame, Columns(label="ill", features=["age", "patient_id"]))
     assert schema.input_names == ("age", "patient_id")
-    schema = Schema.infer(frame, label="ill", sensitive="sex", drop=["bp", "note"])
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex", drop=["bp", "note"]))
     assert [column.name for column in schema.columns] == ["age", "job"]
     assert left_out(schema)["bp"] == left_out(schema)["note"] == "left out by choice"
     with pytest.raises(ConfigError, match=r"Unknown column 'bpp'. Did you mean 'bp'"):
-        Schema.infer(frame, label="ill", drop=["bpp"])
+        Schema.infer(frame, Columns(label="ill", drop=["bpp"]))
     with pytest.raises(ConfigError, match=r"drop must be a list.*\['bp'\]"):
-        Schema.infer(frame, label="ill", drop="bp")
+        Schema.infer(frame, Columns(label="ill", drop="bp"))
 
 
 # -- dates -------------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def test_parts_of_dates_are_pandas(written: str | None) -> None:
     values = values.astype(int) if written == "%Y%m%d" else values
     frame = pd.DataFrame({"when": values, "y": np.arange(300) % 2})
     parts = ("year", "quarter", "month", "week", "day", "weekday", "yearday", "days")
-    schema = Schema.from_json(Schema.infer(frame, label="y", dates={"when": parts}, scaling="none").to_json())
+    schema = Schema.from_json(Schema.infer(frame, Columns(label="y", dates={"when": parts}, scaling="none")).to_json())
     assert schema.input_names == tuple(f"when ({part})" for part in parts)
     at = moments.dt
     expected = [at.year, at.quarter, at.month, at.isocalendar().week, at.day, at.day_of_week, at.day_of_year]
@@ -149,20 +150,20 @@ def test_parts_of_dates_are_pandas(written: str | None) -> None:
 
 def test_hours_are_those_of_the_place() -> None:
     frame = pd.DataFrame({"when": ["2020-01-01T23:30:00+05:00", "2020-01-02 07:05:00"] * 20, "y": [0, 1] * 20})
-    schema = Schema.infer(frame, label="y", dates={"when": ["hour", "minute"]}, scaling="none")
+    schema = Schema.infer(frame, Columns(label="y", dates={"when": ["hour", "minute"]}, scaling="none"))
     assert schema.encode(frame).x[:2].tolist() == [[23, 30], [7, 5]]
 
 
 def test_dates_that_cannot_be_read_are_explained() -> None:
     frame = pd.DataFrame({"when": ["03/04/2020", "05/06/2021"] * 20, "y": [0, 1] * 20, "age": range(40)})
     with pytest.raises(DataError, match=r"which of day and month comes first is not clear. Write them as YYYY-MM-DD"):
-        Schema.infer(frame, label="y", dates={"when": ["year"]})
+        Schema.infer(frame, Columns(label="y", dates={"when": ["year"]}))
     with pytest.raises(ConfigError, match=r"Unknown part of a date 'yeer'. Did you mean 'year'"):
-        Schema.infer(frame, label="y", dates={"when": ["yeer"]})
+        Schema.infer(frame, Columns(label="y", dates={"when": ["yeer"]}))
     with pytest.raises(DataError, match="Column 'age', row 0: '0' and most others are no dates"):
-        Schema.infer(frame, label="y", dates={"age": ["year"]})
+        Schema.infer(frame, Columns(label="y", dates={"age": ["year"]}))
     good = frame.assign(when="2020-02-03")
-    schema = Schema.infer(good, label="y", dates={"when": ["year"]})
+    schema = Schema.infer(good, Columns(label="y", dates={"when": ["year"]}))
     with pytest.raises(DataError, match="Column 'when', row 3: 'soon' is not a date written as YYYY-MM-DD"):
         schema.inputs(good.assign(when=["2020-02-03"] * 3 + ["soon"] + ["2020-02-03"] * 36))
 
@@ -170,7 +171,9 @@ def test_dates_that_cannot_be_read_are_explained() -> None:
 def test_a_missing_date_follows_the_rule() -> None:
     frame = pd.DataFrame({"when": pd.date_range("2019-01-01", periods=90), "y": np.arange(90) % 2})
     frame.loc[::6, "when"] = pd.NaT
-    schema = Schema.infer(frame, label="y", dates={"when": ["yearday", "weekday"]}, scaling="none", min_count=0)
+    schema = Schema.infer(
+        frame, Columns(label="y", dates={"when": ["yearday", "weekday"]}, scaling="none", min_count=0)
+    )
     assert schema.input_names == ("when (yearday)", "when (missing)", "when (weekday)")
     x = schema.encode(frame).x
     gone = frame["when"].isna().to_numpy()
@@ -183,13 +186,13 @@ def test_a_missing_date_follows_the_rule() -> None:
 
 def test_only_frequent_categories_are_listed_and_the_others_are_one() -> None:
     frame = hospital()
-    schema = Schema.infer(frame, label="ill", sensitive="sex", features=["job"])
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex", features=["job"]))
     assert schema.columns[0].categories == (MISSING, "clerk", "farmer", "nurse", OTHER)
     new = pd.DataFrame({"job": ["nurse", "astronaut", None, "never seen", 7]})
     expected = np.zeros((5, 5))
     expected[np.arange(5), [3, 4, 0, 4, 4]] = 1
     np.testing.assert_array_equal(schema.inputs(new), expected)
-    exact = Schema.infer(frame, label="ill", features=["job"], min_count=0)
+    exact = Schema.infer(frame, Columns(label="ill", features=["job"], min_count=0))
     assert exact.columns[0].categories == (MISSING, "astronaut", "clerk", "farmer", "nurse")
     with pytest.raises(DataError, match="row 3: 'never seen' is not a known category"):
         exact.inputs(new)
@@ -197,40 +200,40 @@ def test_only_frequent_categories_are_listed_and_the_others_are_one() -> None:
 
 def test_a_column_of_rare_values_only_is_left_out() -> None:
     frame = hospital().assign(ward=lambda f: [f"w{i % 75}" for i in range(len(f))])  # 8 rows each
-    schema = Schema.infer(frame, label="ill", sensitive="sex")
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex"))
     assert left_out(schema)["ward"] == "no value is frequent enough to be told"
 
 
 def test_a_real_value_called_like_the_others_is_said() -> None:
     frame = pd.DataFrame({"a": ["x", OTHER] * 30, "y": [0, 1, 1, 0] * 15})
     with pytest.warns(EquifedWarning, match=r"Column 'a' has the value '\(other\)'"):
-        schema = Schema.infer(frame, label="y")
+        schema = Schema.infer(frame, Columns(label="y"))
     assert schema.columns[0].categories == ("x", OTHER)
-    plain = Schema.infer(frame.replace(OTHER, "other"), label="y")
+    plain = Schema.infer(frame.replace(OTHER, "other"), Columns(label="y"))
     assert plain.columns[0].categories == ("other", "x", OTHER)
 
 
 def test_rare_groups_and_classes() -> None:
     frame = hospital()
     frame.loc[:3, "sex"] = "x"
-    schema = Schema.infer(frame, label="ill", sensitive="sex")
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex"))
     assert schema.groups == ("f", "m")
     assert '"x"' not in schema.to_json()
     assert schema.encode(frame).s[:4].tolist() == [-1] * 4  # 4 rows are no group of their own
     frame.loc[:14, "sex"] = np.resize(["x", "z"], 15)
-    schema = Schema.infer(frame, label="ill", sensitive="sex")
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex"))
     assert schema.groups == (MERGED, "f", "m")
     assert schema.encode(frame).s[:15].tolist() == [0] * 15
     with pytest.warns(EquifedWarning, match="40 of 40 rows have a group that the schema does not list"):
-        Schema.infer(frame[20:], label="ill", sensitive="sex").encode(frame[20:60].assign(sex="female"))
+        Schema.infer(frame[20:], Columns(label="ill", sensitive="sex")).encode(frame[20:60].assign(sex="female"))
     frame.loc[:5, "ill"] = "perhaps"
     with pytest.raises(DataError, match=r"Column 'ill': The label has a value in fewer than 10 rows"):
-        Schema.infer(frame, label="ill", sensitive="sex")
+        Schema.infer(frame, Columns(label="ill", sensitive="sex"))
 
 
 def test_ranges_tell_no_single_value() -> None:
     frame = hospital()
-    schema = Schema.infer(frame, label="ill", features=["bp", "age"], scaling="minmax")
+    schema = Schema.infer(frame, Columns(label="ill", features=["bp", "age"], scaling="minmax"))
     for column in schema.columns:
         values = np.sort(frame[column.name].dropna())
         step = 10.0 ** (np.floor(np.log10(values[-10] - values[9])) - 2)
@@ -249,7 +252,7 @@ def test_ranges_tell_no_single_value() -> None:
 @pytest.mark.parametrize("rule", ["impute", "median", "mean"])
 def test_numbers_are_filled_and_marked(rule: str) -> None:
     frame = hospital()
-    schema = Schema.infer(frame, label="ill", features=["bp", "age", "job"], missing=rule)
+    schema = Schema.infer(frame, Columns(label="ill", features=["bp", "age", "job"], missing=rule))
     assert schema.input_names[:3] == ("bp", "bp (missing)", "age")
     known = frame["bp"].dropna()
     middle = known.clip(*np.sort(known)[[9, -10]]).mean() if rule == "mean" else known.median()
@@ -270,13 +273,15 @@ def test_numbers_are_filled_and_marked(rule: str) -> None:
 def test_exact_medians_and_means_with_nothing_withheld() -> None:
     frame = hospital()
     options = {"label": "ill", "features": ["bp"], "min_count": 0}
-    assert Schema.infer(frame, missing="median", **options).columns[0].fill == pytest.approx(frame["bp"].median())
-    assert Schema.infer(frame, missing="mean", **options).columns[0].fill == pytest.approx(frame["bp"].mean())
+    assert Schema.infer(frame, Columns(missing="median", **options)).columns[0].fill == pytest.approx(
+        frame["bp"].median()
+    )
+    assert Schema.infer(frame, Columns(missing="mean", **options)).columns[0].fill == pytest.approx(frame["bp"].mean())
 
 
 def test_rows_are_dropped_and_counted() -> None:
     frame = hospital()
-    schema = Schema.infer(frame, label="ill", sensitive="sex", missing="drop")
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex", missing="drop"))
     encoded = schema.encode(frame, columns=["country"])
     complete = frame.dropna(subset=["bp", "job"])
     assert encoded.dropped == len(frame) - len(complete) > 0
@@ -290,17 +295,17 @@ def test_rows_are_dropped_and_counted() -> None:
 def test_missing_values_can_be_refused_and_rules_be_mixed() -> None:
     frame = hospital()
     for rule, column in (("refuse", "bp"), ("category", "bp"), ({"job": "refuse"}, "job")):
-        schema = Schema.infer(frame, label="ill", features=["bp", "job"], missing=rule)
+        schema = Schema.infer(frame, Columns(label="ill", features=["bp", "job"], missing=rule))
         with pytest.raises(DataError, match=f"Column '{column}', row .*: the value is missing"):
             schema.encode(frame)
-    mixed = Schema.infer(frame, label="ill", features=["bp", "job"], missing={"bp": "mean", "job": "drop"})
+    mixed = Schema.infer(frame, Columns(label="ill", features=["bp", "job"], missing={"bp": "mean", "job": "drop"}))
     assert mixed.encode(frame).dropped == frame["job"].isna().sum()
     with pytest.raises(ConfigError, match=r"Unknown rule for missing values 'medium'. Did you mean 'median'"):
-        Schema.infer(frame, label="ill", missing="medium")
+        Schema.infer(frame, Columns(label="ill", missing="medium"))
     with pytest.raises(ConfigError, match="Unknown column 'bpp'"):
-        Schema.infer(frame, label="ill", missing={"bpp": "mean"})
+        Schema.infer(frame, Columns(label="ill", missing={"bpp": "mean"}))
     with pytest.raises(ConfigError, match="says 'category' for 'bp', which holds numbers"):
-        Schema.infer(frame, label="ill", missing={"bp": "category"})
+        Schema.infer(frame, Columns(label="ill", missing={"bp": "category"}))
 
 
 def test_old_schemas_load_and_refuse() -> None:
@@ -320,7 +325,7 @@ def test_old_schemas_load_and_refuse() -> None:
 
 def test_new_rows_without_a_label() -> None:
     frame = hospital()
-    schema = Schema.infer(frame, label="ill", sensitive="sex", dates={"admitted": ["month"]})
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex", dates={"admitted": ["month"]}))
     x = schema.encode(frame).x
     new = frame.drop(columns=["ill", "sex", "name"])
     np.testing.assert_array_equal(schema.inputs(new), x)
@@ -341,21 +346,25 @@ ASKED = {"label": "ill", "sensitive": "sex"}
 
 def test_one_summary_gives_the_schema_of_its_table() -> None:
     frame = hospital()
-    told = Summary.from_json(summarise(frame, **ASKED).to_json())
-    assert agree([told], scaling="minmax") == Schema.infer(frame, **ASKED, scaling="minmax")
+    told = Summary.from_json(summarise(frame, Columns(**ASKED)).to_json())
+    assert agree([told], Columns(scaling="minmax")) == Schema.infer(frame, Columns(**ASKED, scaling="minmax"))
 
 
 def test_silos_agree_on_counts_means_and_medians() -> None:
     frames = [hospital(n, seed) for n, seed in ((300, 1), (900, 2), (500, 3))]
     for number, frame in enumerate(frames):
         frame["bp"] += 20 * number
-    schema = agree([summarise(frame, name=str(i), **ASKED) for i, frame in enumerate(frames)], scaling="minmax")
+    schema = agree(
+        [summarise(frame, Columns(**ASKED), name=str(i)) for i, frame in enumerate(frames)], Columns(scaling="minmax")
+    )
     whole = pd.concat(frames)
     bp = next(column for column in schema.columns if column.name == "bp")
     assert bp.fill == pytest.approx(whole["bp"].median(), abs=0.05 * whole["bp"].std())
     assert bp.low == pytest.approx(min(np.sort(frame["bp"].dropna())[9] for frame in frames), abs=0.1)
     assert bp.high == pytest.approx(max(np.sort(frame["bp"].dropna())[-10] for frame in frames), abs=0.1)
-    mean = agree([summarise(frame, name=str(i), **ASKED) for i, frame in enumerate(frames)], missing="mean")
+    mean = agree(
+        [summarise(frame, Columns(**ASKED), name=str(i)) for i, frame in enumerate(frames)], Columns(missing="mean")
+    )
     known = [frame["bp"].dropna() for frame in frames]
     within = pd.concat([values.clip(*np.sort(values)[[9, -10]]) for values in known])
     assert mean.columns[1].fill == pytest.approx(within.mean(), abs=1e-3)
@@ -365,7 +374,7 @@ def test_silos_agree_on_counts_means_and_medians() -> None:
 def test_a_median_of_few_different_values() -> None:
     frames = [pd.DataFrame({"v": np.repeat(values, 40), "ill": np.arange(40 * len(values)) % 2})
               for values in ([0, 1, 1], [1, 2, 5], [5, 5, 9])]  # fmt: skip
-    schema = agree([summarise(frame, label="ill", name=str(i)) for i, frame in enumerate(frames)])
+    schema = agree([summarise(frame, Columns(label="ill"), name=str(i)) for i, frame in enumerate(frames)])
     assert schema.columns[0].fill == pytest.approx(pd.concat(frames)["v"].median(), abs=0.5)
 
 
@@ -373,7 +382,7 @@ def test_a_category_is_listed_where_it_is_frequent() -> None:
     north, south = hospital(seed=1), hospital(seed=2)
     south.loc[20:60, "job"] = "astronaut"
     south.loc[70:75, "job"] = "diver"
-    schema = agree([summarise(north, name="north", **ASKED), summarise(south, name="south", **ASKED)])
+    schema = agree([summarise(north, Columns(**ASKED), name="north"), summarise(south, Columns(**ASKED), name="south")])
     job = next(column for column in schema.columns if column.name == "job")
     assert job.categories == (MISSING, "astronaut", "clerk", "farmer", "nurse", OTHER)
     assert schema.encode(north).feature_names == schema.encode(south).feature_names
@@ -381,10 +390,10 @@ def test_a_category_is_listed_where_it_is_frequent() -> None:
 
 def test_silos_that_disagree_are_named() -> None:
     north, south, west = hospital(seed=1), hospital(seed=2), hospital(seed=3)
-    told = [summarise(frame, name=name, **ASKED) for name, frame in (("north", north), ("south", south))]
+    told = [summarise(frame, Columns(**ASKED), name=name) for name, frame in (("north", north), ("south", south))]
 
     def with_west(frame: pd.DataFrame) -> Schema:
-        return agree([*told, summarise(frame, name="west", **ASKED)])
+        return agree([*told, summarise(frame, Columns(**ASKED), name="west")])
 
     with pytest.raises(
         DataError, match="Column 'bp': the column holds numbers in 'north', 'south', but text in 'west'"
@@ -400,9 +409,11 @@ def test_silos_that_disagree_are_named() -> None:
     assert left_out(extra)["ward"] == "not in every table"
     assert with_west(west.drop(columns=["note", "name"])).columns == with_west(west).columns  # no inputs anyway
     with pytest.raises(ConfigError, match="west: Was made with other options than north: drop"):
-        agree([*told, summarise(west, name="west", drop=["bp"], **ASKED)])
+        agree([*told, summarise(west, Columns(drop=["bp"], **ASKED), name="west")])
     # constant here and there, but not the same
-    values = [summarise(frame.assign(country=c), name=c, **ASKED) for frame, c in ((north, "NO"), (south, "SE"))]
+    values = [
+        summarise(frame.assign(country=c), Columns(**ASKED), name=c) for frame, c in ((north, "NO"), (south, "SE"))
+    ]
     assert [c.categories for c in agree(values).columns if c.name == "country"] == [("NO", "SE", OTHER)]
 
 
@@ -412,10 +423,10 @@ def test_nothing_that_few_rows_share_is_told(dates: dict | None) -> None:
     frame = hospital(900)
     frame["insurance"] = ["private"] * 6 + ["public"] * 894
     frame.loc[[3, 4], "sex"] = "intersex"
-    told = summarise(frame, name="north", dates=dates, **ASKED)
+    told = summarise(frame, Columns(dates=dates, **ASKED), name="north")
     age = Sensitive(column="age", threshold=40, below="young", at_least="older", continuous=True)
-    texts = [told.to_json(), agree([told], scaling="minmax").to_json(),
-             summarise(frame, label="ill", sensitive=[age, "sex"]).to_json()]  # fmt: skip
+    texts = [told.to_json(), agree([told], Columns(scaling="minmax")).to_json(),
+             summarise(frame, Columns(label="ill", sensitive=[age, "sex"])).to_json()]  # fmt: skip
     single = [*NAMES, *(word for name in NAMES for word in name.split() if len(word) > 3)]
     single += frame["patient_id"].astype(str).tolist() + frame["admitted"].tolist() + frame["note"].tolist()
     single += ["astronaut", "private", "intersex"]
@@ -428,6 +439,6 @@ def test_nothing_that_few_rows_share_is_told(dates: dict | None) -> None:
     "change", [{"rows": -1}, {"classes": {"no": -3}}, {"columns": [{"name": "a"}]}, {"mood": 1}, {"asked": {}}]
 )  # fmt: skip
 def test_a_summary_that_cannot_be_is_refused(change: dict) -> None:
-    good = json.loads(summarise(hospital(), **ASKED).to_json())
+    good = json.loads(summarise(hospital(), Columns(**ASKED)).to_json())
     with pytest.raises(ConfigError, match="Not a valid summary"):
         Summary.from_json(json.dumps(good | change))

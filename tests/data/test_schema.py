@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder
 
+from equifed import Columns
 from equifed.data import Column, Encoded, Schema, Sensitive
 from equifed.errors import ConfigError, DataError, EquifedWarning
 
@@ -19,7 +20,7 @@ EXACT = {"min_count": 0, "missing": "category"}
 
 
 def infer(frame: pd.DataFrame, **options) -> Schema:
-    return Schema.infer(frame, **{**EXACT, **options})
+    return Schema.infer(frame, Columns(**{**EXACT, **options}))
 
 
 def encode(frame: pd.DataFrame, *, columns=(), **options) -> Encoded:

@@ -45,8 +45,12 @@ def test_groups_as_numbers() -> None:
 
 def test_a_continuous_column_is_standardised_and_still_grouped() -> None:
     frame = table()
-    fed = ef.Federation.from_frame(
-        frame, label="y", sensitive=AGE, partition=ef.partition.IID(3), seed=0, features=["x"], min_count=0
+    fed = ef.Federation.from_tables(
+        frame,
+        ef.Columns(label="y", sensitive=AGE, features=["x"], min_count=0),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.IID(3),
+        seed=0,
     )
     assert set(fed.groups) == {"young", "old"}
     age = frame["age"].to_numpy()
@@ -57,8 +61,12 @@ def test_a_continuous_column_is_standardised_and_still_grouped() -> None:
 
 def test_several_columns_are_coded_one_by_one() -> None:
     frame = table(600)
-    fed = ef.Federation.from_frame(
-        frame, label="y", sensitive=["sex", "race", AGE], partition=ef.partition.IID(3), seed=0, features=["x"]
+    fed = ef.Federation.from_tables(
+        frame,
+        ef.Columns(label="y", sensitive=["sex", "race", AGE], features=["x"]),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.IID(3),
+        seed=0,
     )
     clipped = frame["age"].clip(*np.sort(frame["age"])[[9, -10]])  # no single value makes the mean of a schema
     age = (frame["age"] - clipped.mean()) / clipped.std(ddof=0)
@@ -94,12 +102,12 @@ def test_methods_see_the_numbers(engine: str) -> None:
 
 def test_a_shared_schema_carries_mean_and_deviation(tmp_path: Path) -> None:
     frame = table()
-    schema = Schema.infer(frame, label="y", sensitive=AGE, features=["x"])
+    schema = Schema.infer(frame, ef.Columns(label="y", sensitive=AGE, features=["x"]))
     again = Schema.from_json(schema.to_json())
     np.testing.assert_allclose(again.encode(frame[:7]).attribute, schema.encode(frame).attribute[:7])  # type: ignore[index,arg-type]
     for part, rows in (("a", frame[:30]), ("b", frame[30:])):
         rows.to_csv(tmp_path / f"{part}.csv", index=False)
-    fed = ef.Federation.from_files([tmp_path / "a.csv", tmp_path / "b.csv"], schema=schema)
+    fed = ef.Federation.from_tables([tmp_path / "a.csv", tmp_path / "b.csv"], schema)
     np.testing.assert_allclose(fed.rows.attribute, schema.encode(frame).attribute, rtol=1e-6)  # type: ignore[arg-type]
     broken = schema.to_json().replace('"deviation"', '"threshold"')
     with pytest.raises(ef.ConfigError, match="needs its mean and deviation"):

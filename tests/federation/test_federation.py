@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from own_data import federation_of
 
 import equifed as ef
 from equifed.config import parse_config
@@ -157,8 +158,12 @@ def test_description_counts_cells() -> None:
 
 def test_from_frame_splits_and_scales_on_training_rows() -> None:
     frame = table()
-    fed = Federation.from_frame(
-        frame, label="ill", sensitive="sex", partition=ef.partition.Dirichlet(4, 0.5), positive="yes", seed=3
+    fed = Federation.from_tables(
+        frame,
+        ef.Columns(label="ill", sensitive="sex", positive="yes"),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.Dirichlet(4, 0.5),
+        seed=3,
     )
     assert (len(fed.train.index), len(fed.validation), len(fed.test)) == (120, 40, 40)
     everyone = np.concatenate([fed.train.index, fed.validation, fed.test])
@@ -172,18 +177,24 @@ def test_from_frame_splits_and_scales_on_training_rows() -> None:
     assert shift[age] == pytest.approx(train.mean())
     assert factor[age] == pytest.approx(1 / train.std())
     assert shift[fed.features.index("job=nurse")] == 0
-    again = Federation.from_frame(
-        frame, label="ill", sensitive="sex", partition=ef.partition.Dirichlet(4, 0.5), positive="yes", seed=3
+    again = Federation.from_tables(
+        frame,
+        ef.Columns(label="ill", sensitive="sex", positive="yes"),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.Dirichlet(4, 0.5),
+        seed=3,
     )
     np.testing.assert_array_equal(again.train.index, fed.train.index)
 
 
 def test_natural_partition_intersections_and_client_tests() -> None:
     frame = table(400)
-    fed = Federation.from_frame(
-        frame, label="ill", sensitive=["sex", "race"], partition=ef.partition.Natural("hospital"),
-        validation=0.0, test=0.0, client_test=0.25,
-    )  # fmt: skip
+    fed = Federation.from_tables(
+        frame,
+        ef.Columns(label="ill", sensitive=["sex", "race"]),
+        holdout=ef.Holdout(validation=0.0, test=0.0, client_test=0.25),
+        partition=ef.partition.Natural("hospital"),
+    )
     assert fed.ids == ("north", "south", "west")
     assert len(fed.groups) == 4
     assert not any("hospital" in name for name in fed.features)
@@ -203,26 +214,26 @@ def test_bad_frames_are_refused() -> None:
     frame = table()
     frame.loc[7, "ill"] = None
     with pytest.raises(DataError, match=r"Column 'ill', row 7: the value is missing"):
-        Federation.from_frame(frame, **make)
+        federation_of(frame, **make)
     with pytest.raises(DataError, match="'age', row 9"):
-        Federation.from_frame(table().astype({"age": float}).replace({"age": {}}).assign(
+        federation_of(table().astype({"age": float}).replace({"age": {}}).assign(
             age=lambda f: f["age"].where(f.index != 9)), missing="refuse", **make)  # fmt: skip
     with pytest.raises(DataError, match="Column 'gender': the column is missing"):
-        Federation.from_frame(table(), **{**make, "sensitive": "gender"})
+        federation_of(table(), **{**make, "sensitive": "gender"})
     with pytest.raises(DataError, match="only one class"):
-        Federation.from_frame(table().assign(ill="no"), **make)
+        federation_of(table().assign(ill="no"), **make)
     with pytest.raises(ConfigError, match="split"):
-        Federation.from_frame(table(), validation=0.6, test=0.6, **make)
+        federation_of(table(), validation=0.6, test=0.6, **make)
     frame = table().set_index(np.arange(1000, 1200))
     frame.loc[1003, "hospital"] = None
     for partition in (ef.partition.Natural("hospital"), ef.partition.Dirichlet(2, 1.0, partition_by="hospital")):
         for seed in range(4):
             with pytest.raises(DataError, match="Column 'hospital', row 1003: the value is missing"):
-                Federation.from_frame(frame, **{**make, "partition": partition}, seed=seed)
+                federation_of(frame, **{**make, "partition": partition}, seed=seed)
     with pytest.raises(DataError, match="Did you mean task='regression'"):
-        Federation.from_frame(table().assign(ill=np.linspace(0, 1, 200)), **make)
+        federation_of(table().assign(ill=np.linspace(0, 1, 200)), **make)
     with pytest.raises(DataError, match="no input column"):
-        Federation.from_frame(table()[["ill", "sex"]], **make)
+        federation_of(table()[["ill", "sex"]], **make)
 
 
 @pytest.mark.parametrize(
@@ -232,30 +243,36 @@ def test_bad_frames_are_refused() -> None:
         ({"partition": "dirichlet"}, r"partition must be .* got 'dirichlet'"),
         ({"partition": ef.partition.IID}, "partition must be"),
         ({"partition": ef.partition.Natural("hospitl")}, "'hospitl'. Did you mean 'hospital'"),
-        ({"sensitive": None}, "sensitive must be the name of a column, got None"),
-        ({"label": None}, "label must be the name of a column, got None"),
+        ({"sensitive": None}, "Tables need a schema, or the names of the label and the sensitive columns"),
+        ({"label": None}, "Tables need a schema, or the names of the label and the sensitive columns"),
+        ({"label": 2.5}, "label must be the name of a column, got 2.5"),
+        ({"sensitive": [None]}, "sensitive must be the name of a column, got None"),
+        ({"encoding": "one-hot"}, "Did you mean 'onehot'"),
+        ({"min_count": -1}, "min_count must be a whole number of at least 0"),
+        ({"client_groups": {"a": "b"}}, "client_groups belongs to a table per client"),
+        ({"validation_file": "rows.csv", "validation": 0}, "validation_file belongs to one file per client"),
+        ({"test_file": "rows.csv"}, "test_file is only for mapped files"),
         ({"features": "age"}, "features must be a list of column names"),
         ({"features": []}, "features must be a list of column names with at least one"),
         ({"seed": -1}, "seed must be a whole number .*at least 0, got -1"),
         ({"task": "regresion"}, "Did you mean 'regression'"),
         ({"test": "0.2"}, "test must be a number"),
-        ({"frame": [1, 2]}, "A table is needed: a data frame, .* got list"),
+        ({"tables": 3}, "A table is needed: a data frame, a pyarrow.Table or a datasets.Dataset, got int"),
+        ({"tables": [1, 2]}, "tables must be a table per client by its name, .* got list"),
     ],
 )
-def test_wrong_options_of_from_frame_are_explained(change: dict, message: str) -> None:
-    options = {"frame": table(), "label": "ill", "sensitive": "sex", "partition": ef.partition.IID(3)}
+def test_wrong_options_of_one_table_are_explained(change: dict, message: str) -> None:
+    options = {"tables": table(), "label": "ill", "sensitive": "sex", "partition": ef.partition.IID(3)}
     with pytest.raises(ConfigError, match=message):
-        Federation.from_frame(**(options | change))
+        federation_of(**options | change)
 
 
 def test_numbered_columns_are_columns() -> None:
     frame = table()
     options = {"positive": "yes", "seed": 2, "features": ["age", "job"]}
-    named = Federation.from_frame(
-        frame, label="ill", sensitive="sex", partition=ef.partition.Natural("hospital"), **options
-    )
+    named = federation_of(frame, label="ill", sensitive="sex", partition=ef.partition.Natural("hospital"), **options)
     numbered = frame.set_axis(range(6), axis=1)
-    fed = Federation.from_frame(
+    fed = federation_of(
         numbered, label=5, sensitive=[2], partition=ef.partition.Natural(4), **options | {"features": [0, 1]}
     )
     assert fed.features == ("0", "1=clerk", "1=nurse", "1=pilot", "1=(other)")
@@ -263,7 +280,9 @@ def test_numbered_columns_are_columns() -> None:
     for a, b in zip(fed.rows, named.rows, strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(fed.train.index, named.train.index)
-    whole = Federation.from_frame(numbered, label=5, sensitive=2, partition=ef.partition.IID(2))
+    whole = Federation.from_tables(
+        numbered, ef.Columns(label=5, sensitive=2), holdout=ef.Holdout(validation=0.2), partition=ef.partition.IID(2)
+    )
     assert {name.split("=")[0] for name in whole.features} == {"0", "1", "3", "4"}
 
 
@@ -272,7 +291,9 @@ def test_columns_that_say_whose_row_it_is_are_no_inputs() -> None:
         ef.partition.Natural("hospital"),
         ef.partition.DirichletPerClient(alpha=1.0, size=20, natural="hospital"),
     ):
-        fed = Federation.from_frame(table(), label="ill", sensitive="sex", partition=partition)
+        fed = Federation.from_tables(
+            table(), ef.Columns(label="ill", sensitive="sex"), holdout=ef.Holdout(validation=0.2), partition=partition
+        )
         assert {name.split("=")[0] for name in fed.features} == {"age", "job", "race"}
 
 
@@ -284,7 +305,13 @@ def test_every_seed_has_the_same_natural_clients() -> None:
         ef.partition.DirichletPerClient(alpha=1.0, size=20, natural="hospital"),
     ):
         feds = [
-            Federation.from_frame(frame, label="ill", sensitive="sex", partition=partition, seed=seed)
+            Federation.from_tables(
+                frame,
+                ef.Columns(label="ill", sensitive="sex"),
+                holdout=ef.Holdout(validation=0.2),
+                partition=partition,
+                seed=seed,
+            )
             for seed in range(8)
         ]
         assert {fed.ids for fed in feds} == {("east", "island", "north", "south", "west")}
@@ -297,7 +324,9 @@ def test_a_function_may_deal_the_rows() -> None:
     def halves(rows: ef.partition.Table, rng: np.random.Generator) -> ef.partition.Partition:
         return ef.partition.Partition.from_owner(np.arange(len(rows.label)) % 2, ("a", "b"))
 
-    fed = Federation.from_frame(table(), label="ill", sensitive="sex", partition=halves)
+    fed = Federation.from_tables(
+        table(), ef.Columns(label="ill", sensitive="sex"), holdout=ef.Holdout(validation=0.2), partition=halves
+    )
     assert fed.provenance["partition"]["kind"] == "halves"
     assert fed.ids == ("a", "b")
 
@@ -326,33 +355,47 @@ class ByRegion:
 
 def test_a_partitioner_from_outside_gets_the_columns_it_asks_for() -> None:
     frame = table()
-    fed = Federation.from_frame(
-        frame, label="ill", sensitive="sex", partition=ByRegion("hospital", ("job", "nurse")), validation=0, test=0
+    fed = Federation.from_tables(
+        frame,
+        ef.Columns(label="ill", sensitive="sex"),
+        holdout=ef.Holdout(validation=0, test=0),
+        partition=ByRegion("hospital", ("job", "nurse")),
     )
     kept = frame[frame["job"] != "nurse"]
     assert dict(zip(fed.ids, fed.train.sizes, strict=True)) == kept["hospital"].value_counts().to_dict()
     assert {name.split("=")[0] for name in fed.features} == {"age", "job", "race"}
     with pytest.raises(ConfigError, match=r"Unknown column to partition by 'ward'.*label"):
-        Federation.from_frame(frame, label="ill", sensitive="sex", partition=ByRegion("ward", ("job", "nurse")))
+        Federation.from_tables(
+            frame,
+            ef.Columns(label="ill", sensitive="sex"),
+            holdout=ef.Holdout(validation=0.2),
+            partition=ByRegion("ward", ("job", "nurse")),
+        )
 
     def nobody(table: ef.partition.Table, rng: np.random.Generator) -> ef.partition.Partition: ...
 
     nobody.columns = "job"
     with pytest.raises(ConfigError, match=r"columns of the partitioner .* must list names of columns, got 'job'"):
-        Federation.from_frame(frame, label="ill", sensitive="sex", partition=nobody)
+        Federation.from_tables(
+            frame, ef.Columns(label="ill", sensitive="sex"), holdout=ef.Holdout(validation=0.2), partition=nobody
+        )
 
 
 def test_tables_cannot_be_turned() -> None:
     with pytest.raises(ConfigError, match="Only the images of a named data set"):
-        Federation.from_frame(
-            table(), label="ill", sensitive="sex", partition=ef.partition.RotationGroups((1, 1), rows_per_client=9)
+        Federation.from_tables(
+            table(),
+            ef.Columns(label="ill", sensitive="sex"),
+            holdout=ef.Holdout(validation=0.2),
+            partition=ef.partition.RotationGroups((1, 1), rows_per_client=9),
         )
 
 
 def test_constructors_show_their_options() -> None:
     for make, names in (
-        (Federation.from_frame, {"label", "sensitive", "partition", "features", "scaling"}),
-        (Federation.from_files, {"schema", "validation_file", "client_groups"}),
+        (Federation.from_tables, {"columns", "holdout", "partition", "client_groups"}),
+        (ef.Columns, {"label", "sensitive", "features", "scaling"}),
+        (ef.Holdout, {"test", "validation_file"}),
     ):
         shown = inspect.signature(make).parameters
         assert names <= set(shown)
@@ -364,7 +407,9 @@ def test_constructors_show_their_options() -> None:
 
 def write_silos(folder: Path) -> tuple[list[Path], Path]:
     frame = table(300)
-    schema = Schema.infer(frame, label="ill", sensitive="sex", positive="yes", features=["age", "job"], min_count=0)
+    schema = Schema.infer(
+        frame, ef.Columns(label="ill", sensitive="sex", positive="yes", features=["age", "job"], min_count=0)
+    )
     (folder / "schema.json").write_text(schema.to_json())
     paths = []
     for name, own in frame.groupby("hospital"):
@@ -374,9 +419,9 @@ def write_silos(folder: Path) -> tuple[list[Path], Path]:
     return paths, folder / "schema.json"
 
 
-def test_from_files_by_a_shared_schema(tmp_path: Path) -> None:
+def test_files_by_a_shared_schema(tmp_path: Path) -> None:
     paths, schema = write_silos(tmp_path)
-    fed = Federation.from_files(paths, schema=schema, test=0.3, validation=0.1, seed=1)
+    fed = Federation.from_tables(paths, schema, holdout=ef.Holdout(test=0.3, validation=0.1), seed=1)
     assert fed.ids == ("north", "south", "west")
     assert fed.features == ("age", "job=clerk", "job=nurse", "job=pilot")
     assert fed.client_test is not None
@@ -386,23 +431,26 @@ def test_from_files_by_a_shared_schema(tmp_path: Path) -> None:
     assert len(fed.test) == fed.client_test.sizes.sum()
     result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3)
     assert result.final()["accuracy"].item() > 0.6
-    inferred = Federation.from_files(dict(zip("abc", paths, strict=True)), label="ill", sensitive="sex")
+    inferred = Federation.from_tables(dict(zip("abc", paths, strict=True)), ef.Columns(label="ill", sensitive="sex"))
     assert inferred.ids == ("a", "b", "c")
 
 
 def test_the_meaning_of_the_positive_class_reaches_the_result(tmp_path: Path) -> None:
     paths, schema = write_silos(tmp_path)
     said = "the patient falls ill within a year"
-    read_off = Federation.from_files(paths, label="ill", sensitive="sex", positive="yes", meaning=said)
-    written = Federation.from_files(paths, schema=Schema.from_json(read_off.schema.to_json()))
+    read_off = Federation.from_tables(paths, ef.Columns(label="ill", sensitive="sex", positive="yes", meaning=said))
+    written = Federation.from_tables(paths, Schema.from_json(read_off.schema.to_json()))
     frame = table(300)
-    dealt = Federation.from_frame(
-        frame, label="ill", sensitive="sex", positive="yes", meaning=said, partition=ef.partition.IID(2)
+    dealt = Federation.from_tables(
+        frame,
+        ef.Columns(label="ill", sensitive="sex", positive="yes", meaning=said),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.IID(2),
     )
     for fed in (read_off, written, dealt):
         info = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=1).info
         assert (info["positive"], info["meaning"]) == ("yes", said)
-    unsaid = Federation.from_files(paths, schema=schema)
+    unsaid = Federation.from_tables(paths, schema)
     info = ef.simulate(ef.methods.FedAvg(), unsaid, model=ef.models.Logistic(), rounds=1).info
     assert (info["positive"], info["meaning"]) == (unsaid.classes[1], "")
 
@@ -413,35 +461,35 @@ def test_a_silo_that_does_not_fit_is_named_with_column_and_row(tmp_path: Path) -
     broken.loc[2, "job"] = "astronaut"
     broken.to_csv(paths[0], index=False)
     with pytest.raises(DataError, match=r"north.csv: Column 'job', row 2: 'astronaut' is not a known category"):
-        Federation.from_files(paths, schema=schema)
+        Federation.from_tables(paths, schema)
     broken.loc[2, ["job", "sex"]] = ["pilot", "x"]
     broken.to_csv(paths[0], index=False)
     with pytest.raises(DataError, match=r"north.csv: Column 'sex', row 2: 'x' is not a known group"):
-        Federation.from_files(paths, schema=schema)
+        Federation.from_tables(paths, schema)
     with pytest.raises(DataError, match="There is no such file"):
-        Federation.from_files([tmp_path / "east.csv"], schema=schema)
+        Federation.from_tables([tmp_path / "east.csv"], schema)
     (tmp_path / "east.txt").write_text("")
     with pytest.raises(DataError, match=r"must be \.csv, \.csv\.gz, \.parquet"):
-        Federation.from_files([tmp_path / "east.txt"], schema=schema)
-    with pytest.raises(ConfigError, match="Files need a schema"):
-        Federation.from_files(paths)
+        Federation.from_tables([tmp_path / "east.txt"], schema)
+    with pytest.raises(ConfigError, match="Tables need a schema"):
+        Federation.from_tables(paths, ef.Columns())
     (tmp_path / "west.parquet").write_bytes(b"not a parquet file")
     with pytest.raises(DataError, match=r"west.parquet: The file cannot be read"):
-        Federation.from_files([tmp_path / "west.parquet"], schema=schema)
+        Federation.from_tables([tmp_path / "west.parquet"], schema)
 
 
 def test_an_empty_silo_is_a_client_without_rows(tmp_path: Path) -> None:
     paths, _ = write_silos(tmp_path)
-    full = Federation.from_files(paths, label="ill", sensitive="sex", seed=1)
+    full = Federation.from_tables(paths, ef.Columns(label="ill", sensitive="sex"), seed=1)
     (tmp_path / "empty.csv").write_text(",".join(table(1).columns) + "\n")
-    fed = Federation.from_files([tmp_path / "empty.csv", *paths], label="ill", sensitive="sex", seed=1)
+    fed = Federation.from_tables([tmp_path / "empty.csv", *paths], ef.Columns(label="ill", sensitive="sex"), seed=1)
     assert fed.features == full.features
     assert fed.ids == ("empty", *full.ids)
     assert fed.train.sizes.tolist() == [0, *full.train.sizes]
     for a, b in zip(fed.rows, full.rows, strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(DataError, match=r"None of the files has a row: empty\.csv"):
-        Federation.from_files([tmp_path / "empty.csv"], label="ill", sensitive="sex")
+        Federation.from_tables([tmp_path / "empty.csv"], ef.Columns(label="ill", sensitive="sex"))
 
 
 @pytest.mark.parametrize(
@@ -460,7 +508,7 @@ def test_inference_over_files_names_the_file_and_its_row(
     broken.loc[2, column] = value
     broken.to_csv(paths[1], index=False)
     with pytest.raises(DataError, match=message):
-        Federation.from_files(paths, label="ill", sensitive="sex", missing="refuse")
+        Federation.from_tables(paths, ef.Columns(label="ill", sensitive="sex", missing="refuse"))
 
 
 def test_files_that_lack_columns_are_blamed_and_no_others(tmp_path: Path) -> None:
@@ -469,7 +517,9 @@ def test_files_that_lack_columns_are_blamed_and_no_others(tmp_path: Path) -> Non
     def made(**changed: pd.DataFrame) -> Federation:
         for name, frame in (frames | changed).items():
             frame.to_csv(tmp_path / f"{name}.csv", index=False)
-        return Federation.from_files([tmp_path / f"{name}.csv" for name in frames], label="ill", sensitive="sex")
+        return Federation.from_tables(
+            [tmp_path / f"{name}.csv" for name in frames], ef.Columns(label="ill", sensitive="sex")
+        )
 
     west = frames["west"]
     with pytest.raises(DataError, match="'blood_pressure' is there: is it 'bp'") as caught:
@@ -496,18 +546,20 @@ def test_files_are_read_as_deployed_silos_would(tmp_path: Path) -> None:
         paths[name] = tmp_path / f"{name}.csv"
         frame[number::2].to_csv(paths[name], index=False)
     told = [
-        Summary.from_json(summarise(pd.read_csv(path), label="ill", sensitive="sex", name=path.name).to_json())
+        Summary.from_json(
+            summarise(pd.read_csv(path), ef.Columns(label="ill", sensitive="sex"), name=path.name).to_json()
+        )
         for path in paths.values()
     ]
-    fed = Federation.from_files(paths, label="ill", sensitive="sex", missing="drop")
-    assert fed.schema == agree(told, missing="drop")
+    fed = Federation.from_tables(paths, ef.Columns(label="ill", sensitive="sex", missing="drop"))
+    assert fed.schema == agree(told, ef.Columns(missing="drop"))
     assert fed.provenance["dropped_rows"] == frame["age"].isna().sum()
     result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=1)
     notes = {note.kind: note.fields for note in result.notes}
     assert notes["rows-dropped"] == {"rows": int(frame["age"].isna().sum())}
     assert "identifier" in notes["columns-left-out"]["columns"]["patient_id"]
     with pytest.raises(ConfigError, match="missing is not for tables with a schema"):
-        Federation.from_files(paths, schema=fed.schema, missing="mean")
+        federation_of(paths, schema=fed.schema, missing="mean")
 
 
 # -- named data --------------------------------------------------------------------------------------------------------

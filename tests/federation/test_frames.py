@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from own_data import federation_of
 from sklearn.preprocessing import StandardScaler
 
 import equifed as ef
@@ -36,8 +37,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_of_any_library_gives_the_same_federation(kind):
     frame, options = table(), {"label": "ill", "sensitive": "sex", "partition": ef.partition.IID(3)}
-    expected = ef.Federation.from_frame(frame, **options)
-    made = ef.Federation.from_frame(KINDS[kind](frame), **options)
+    expected = federation_of(frame, **options)
+    made = federation_of(KINDS[kind](frame), **options)
     assert made.features == expected.features == ("age", "weight")
     for part in ("x", "y", "s"):
         np.testing.assert_array_equal(getattr(made.rows, part), getattr(expected.rows, part))
@@ -60,7 +61,12 @@ def test_the_names_of_hugging_face_classes_are_the_labels():
     assert found["ill"].isna().tolist() == [row == 2 for row in range(59)]
     assert found["ill"].dropna().tolist() == frame["ill"].iloc[1:].drop(3).map({0: "well", 1: "ill"}).tolist()
     known = data.filter(lambda row: row["ill"] >= 0)
-    fed = ef.Federation.from_frame(known, label="ill", sensitive="sex", positive="ill", partition=ef.partition.IID(2))
+    fed = ef.Federation.from_tables(
+        known,
+        ef.Columns(label="ill", sensitive="sex", positive="ill"),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.IID(2),
+    )
     assert fed.classes == ("well", "ill")
     assert (fed.rows.y == 1).sum() == (frame["ill"] == 1).sum()
 
@@ -71,14 +77,14 @@ def test_one_table_per_silo_is_as_one_file_per_silo(tmp_path):
     for name, frame in frames.items():
         frame.to_csv(files[name], index=False)
     options = {"label": "ill", "sensitive": "sex", "positive": 1, "seed": 3, "validation": 0.1}
-    expected = ef.Federation.from_files(files, **options)
+    expected = federation_of(files, **options)
     mixed = {name: kind(frame) for (name, frame), kind in zip(frames.items(), KINDS.values(), strict=True)}
-    made = ef.Federation.from_frames(mixed, **options)
+    made = federation_of(mixed, **options)
     assert made.ids == ("north", "south", "west")
     np.testing.assert_array_equal(made.rows.x, expected.rows.x)
     for part in ("validation", "test"):
         np.testing.assert_array_equal(getattr(made, part), getattr(expected, part))
-    with_schema = ef.Federation.from_frames(mixed, schema=made.schema, seed=3, validation=0.1)
+    with_schema = ef.Federation.from_tables(mixed, made.schema, holdout=ef.Holdout(validation=0.1), seed=3)
     np.testing.assert_array_equal(with_schema.rows.x, expected.rows.x)
 
 
@@ -88,35 +94,42 @@ def test_files_of_one_name_in_two_folders_are_both_read(tmp_path):
         (tmp_path / name).mkdir()
         files[name] = tmp_path / name / "rows.csv"
         table(40, k).assign(ward=f"ward {k}").to_csv(files[name], index=False)
-    fed = ef.Federation.from_files(files, label="ill", sensitive="sex", features=["age", "ward"])
+    fed = ef.Federation.from_tables(files, ef.Columns(label="ill", sensitive="sex", features=["age", "ward"]))
     assert fed.features[:3] == ("age", "ward=ward 0", "ward=ward 1")
 
 
 def test_a_schema_says_all_of_one_table():
     frame, partition = table(), ef.partition.IID(3)
-    first = ef.Federation.from_frame(frame, label="ill", sensitive="sex", features=["age"], partition=partition)
-    again = ef.Federation.from_frame(frame, schema=first.schema, partition=partition)
+    first = ef.Federation.from_tables(
+        frame,
+        ef.Columns(label="ill", sensitive="sex", features=["age"]),
+        holdout=ef.Holdout(validation=0.2),
+        partition=partition,
+    )
+    again = ef.Federation.from_tables(frame, first.schema, holdout=ef.Holdout(validation=0.2), partition=partition)
     assert again.features == ("age",)
     np.testing.assert_array_equal(again.rows.x, first.rows.x)
     with pytest.raises(ConfigError, match="drop is not for tables with a schema"):
-        ef.Federation.from_frame(frame, schema=first.schema, drop=["age"], partition=partition)
+        federation_of(frame, schema=first.schema, drop=["age"], partition=partition)
 
 
 def test_what_is_no_table_is_refused():
     splits = datasets.DatasetDict({"train": KINDS["hugging face"](table()), "test": KINDS["hugging face"](table())})
     options = {"label": "ill", "sensitive": "sex", "partition": ef.partition.IID(2)}
-    with pytest.raises(ConfigError, match=r"got DatasetDict with the entries 'train', 'test'\. Choose one"):
-        ef.Federation.from_frame(splits, **options)
+    with pytest.raises(
+        ConfigError, match=r"partition is for one table, not for several \('train', 'test'\).*choose one"
+    ):
+        federation_of(splits, **options)
     with pytest.raises(ConfigError, match=r"a data frame, a pyarrow.Table or a datasets.Dataset, got list"):
-        ef.Federation.from_frame([1], **options)
-    with pytest.raises(ConfigError, match="frames must be a table per silo"):
-        ef.Federation.from_frames([table()], label="ill", sensitive="sex")
+        federation_of({"north": [1]}, label="ill", sensitive="sex")
+    with pytest.raises(ConfigError, match=r"got DatasetDict with the entries 'train', 'test'\. Choose one"):
+        federation_of({"north": splits}, label="ill", sensitive="sex")
+    with pytest.raises(ConfigError, match="tables must be a table per client by its name"):
+        ef.Federation.from_tables([table()], ef.Columns(label="ill", sensitive="sex"))
     with pytest.raises(DataError, match=r"south: .*'weight'"):
-        ef.Federation.from_frames(
+        ef.Federation.from_tables(
             {"north": table(), "south": table().drop(columns="weight")},
-            label="ill",
-            sensitive="sex",
-            features=["age", "weight"],
+            ef.Columns(label="ill", sensitive="sex", features=["age", "weight"]),
         )
 
 
@@ -157,14 +170,12 @@ def test_wrong_arrays_are_refused():
 
 def test_what_contradicts_a_schema_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"age": [*range(20)] * 2, "sex": ["f", "m"] * 20, "ill": ["no", "no", "yes", "yes"] * 10})
-    schema = Schema.infer(frame, label="ill", sensitive="sex", positive="yes")
+    schema = Schema.infer(frame, ef.Columns(label="ill", sensitive="sex", positive="yes"))
     frame.to_csv(tmp_path / "north.csv", index=False)
     said = {"label": "age", "sensitive": ["sex", "age"], "positive": "no"}
     for key, value in said.items():
         with pytest.raises(ef.ConfigError, match="is not what the schema says") as error:
-            ef.Federation.from_files([tmp_path / "north.csv"], schema=schema, **{key: value})
+            federation_of([tmp_path / "north.csv"], schema=schema, **{key: value})
         assert error.value.key == key
-    same = ef.Federation.from_files(
-        [tmp_path / "north.csv"], schema=schema, label="ill", sensitive="sex", positive="yes"
-    )
+    same = federation_of([tmp_path / "north.csv"], schema=schema, label="ill", sensitive="sex", positive="yes")
     assert same.schema == schema

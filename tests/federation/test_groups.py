@@ -9,6 +9,7 @@ import fairlearn.metrics as fl
 import numpy as np
 import pandas as pd
 import pytest
+from own_data import federation_of
 
 import equifed as ef
 from equifed.config import load_federations, parse_config
@@ -35,7 +36,7 @@ def table(n: int = 400, seed: int = 0) -> pd.DataFrame:
 
 def of_table(frame: pd.DataFrame, **options: object) -> ef.Federation:
     options = {"label": "y", "sensitive": ["sex", "race"], "partition": ONE, "min_count": 0, **options}
-    return ef.Federation.from_frame(frame, **options)
+    return federation_of(frame, **options)
 
 
 def pair_sizes(frame: pd.DataFrame) -> dict[str, int]:
@@ -188,20 +189,20 @@ def test_silos_merge_by_their_rows_together(tmp_path: Path):
     sizes = pair_sizes(frame)
     at_most = {name: max(pair_sizes(part).get(name, 0) for part in parts.values()) for name in sizes}
     assert any(at_most[name] < 20 <= rows for name, rows in sizes.items())
-    fed = ef.Federation.from_files(files, label="y", sensitive=["sex", "race"], min_group=20, min_count=0)
+    fed = ef.Federation.from_tables(files, ef.Columns(label="y", sensitive=["sex", "race"], min_group=20, min_count=0))
     small = {name: rows for name, rows in sizes.items() if rows < 20}
     assert fed.provenance["merged_groups"] == small
-    schema = Schema.infer(frame, label="y", sensitive=["sex", "race"], min_group=20, min_count=0)
+    schema = Schema.infer(frame, ef.Columns(label="y", sensitive=["sex", "race"], min_group=20, min_count=0))
     text = schema.to_json()
     assert Schema.from_json(text) == schema
     assert not any(re.search(rf"\b{rows}\b", text) for rows in small.values())
-    again = ef.Federation.from_files(files, schema=schema)
+    again = ef.Federation.from_tables(files, schema)
     np.testing.assert_array_equal(again.rows.s, fed.rows.s)
     # an intersection that nobody had when the schema was made is small too
     alone = schema.encode(frame[:3].assign(race=["c", "c", "c"], sex=["f", "m", "f"]))
     assert [schema.groups[code] for code in alone.s] == [MERGED] * 3
     with pytest.raises(ConfigError, match="it says what becomes of every column and group"):
-        ef.Federation.from_files(files, schema=schema, min_group=3)
+        federation_of(files, schema=schema, min_group=3)
 
 
 # -- unknown groups ----------------------------------------------------------------------------------------------------
@@ -266,10 +267,19 @@ def test_an_empty_sensitive_column_is_an_unknown_group():
     assert fed.unknown_groups == {name: int((~known.to_numpy()[rows]).sum()) for name, rows in parts.items()}
     # partitions see them as one more group
     spread = ef.partition.Dirichlet(4, 0.5)
-    assert sum(ef.Federation.from_frame(
-        frame, label="y", sensitive="sex", partition=spread).train.sizes) == 240  # fmt: skip
-    skewed = ef.Federation.from_frame(
-        frame, label="y", sensitive="sex", partition=ef.partition.Skewed(4, 0.8), validation=0.0, test=0.0
+    assert (
+        sum(
+            ef.Federation.from_tables(
+                frame, ef.Columns(label="y", sensitive="sex"), holdout=ef.Holdout(validation=0.2), partition=spread
+            ).train.sizes
+        )
+        == 240
+    )
+    skewed = ef.Federation.from_tables(
+        frame,
+        ef.Columns(label="y", sensitive="sex"),
+        holdout=ef.Holdout(validation=0.0, test=0.0),
+        partition=ef.partition.Skewed(4, 0.8),
     )
     of_client = [skewed.rows.s[skewed.train[k]] for k in range(4)]
     assert [int((s == -1).sum()) for s in of_client] == [15] * 4
@@ -285,7 +295,7 @@ def test_thresholds_and_continuous_columns_with_unknown_groups():
     frame = table().assign(age=np.random.default_rng(0).integers(18, 80, 400).astype(float))
     frame.loc[::7, "age"] = np.nan
     age = Sensitive(column="age", threshold=40, below="young", at_least="older", continuous=True)
-    encoded = Schema.infer(frame, label="y", sensitive=age, features=["x"], min_count=0).encode(frame)
+    encoded = Schema.infer(frame, ef.Columns(label="y", sensitive=age, features=["x"], min_count=0)).encode(frame)
     known = frame["age"].notna().to_numpy()
     assert encoded.s.tolist() == np.where(known, frame["age"] >= 40, -1).astype(int).tolist()
     assert encoded.attribute is not None
@@ -301,7 +311,7 @@ def test_a_silo_that_knows_no_group(tmp_path: Path):
     for name, part in parts.items():
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     files = {name: tmp_path / f"{name}.csv" for name in parts}
-    fed = ef.Federation.from_files(files, label="y", sensitive="sex")
+    fed = ef.Federation.from_tables(files, ef.Columns(label="y", sensitive="sex"))
     assert fed.groups == ("f", "m")
     assert fed.unknown_cells().sum(1).tolist() == [0, 80, 0]
     settings = {"rounds": 2, "local": ef.Local(batch_size=20, learning_rate=0.1)}
@@ -314,7 +324,7 @@ def test_a_silo_that_knows_no_group(tmp_path: Path):
     # an absent column is no unknown group, but a mistake
     parts["south"].drop(columns="sex").to_csv(tmp_path / "south.csv", index=False)
     with pytest.raises(DataError, match="'sex': the column is missing"):
-        ef.Federation.from_files(files, label="y", sensitive="sex")
+        ef.Federation.from_tables(files, ef.Columns(label="y", sensitive="sex"))
 
 
 def test_unknown_groups_of_named_data(needs):

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from own_data import federation_of
 from pyarrow import feather, parquet
 
-from equifed import Federation
+from equifed import Columns, Federation, Holdout, Mapped
 from equifed.data import Schema
 from equifed.errors import ConfigError, DataError, EquifedWarning
 from equifed.federation import prepare
@@ -34,7 +35,7 @@ def visits(clients: int = 60, seed: int = 0) -> pd.DataFrame:
 
 def mapped(file: Path | list[Path], folder: Path, **options: Any) -> Federation:
     columns = {"client": "patient", "label": "ill", "sensitive": "sex", "cache": folder / "cache", "test": 0.0}
-    return Federation.from_mapped(file, **{**columns, **options})  # type: ignore[arg-type]
+    return federation_of(file, **{**columns, **options})  # type: ignore[arg-type]
 
 
 def written(frame: pd.DataFrame, path: Path) -> Path:
@@ -82,7 +83,9 @@ def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
     folder.mkdir()
     for number, part in enumerate(np.array_split(np.arange(len(frame)), 3)):  # clients are cut in two
         written(frame.iloc[part], folder / f"part-{number}.parquet")
-    fed = Federation.from_mapped(folder, client="patient", label="ill", sensitive="sex", test=0)
+    fed = Federation.from_tables(
+        Mapped(folder, client="patient"), Columns(label="ill", sensitive="sex"), holdout=Holdout(test=0)
+    )
     check_rows(fed, frame)
     (cache,) = tmp_path.glob("visits.*.mapped")
     assert (cache / ROWS).exists()
@@ -136,7 +139,7 @@ def test_rows_held_back_are_nobody_s_training_rows(tmp_path: Path) -> None:
 def test_a_client_all_of_whose_rows_are_held_back_or_dropped_stays(tmp_path: Path) -> None:
     frame = visits()
     frame.loc[frame["patient"] == 7, "dose"] = np.nan
-    schema = Schema.infer(frame, label="ill", sensitive="sex", drop=["patient"], missing="drop", min_count=0)
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex", drop=["patient"], missing="drop", min_count=0))
     fed = mapped(written(frame, tmp_path / "rows.parquet"), tmp_path, schema=schema, label=None, sensitive=None)
     assert fed.train.sizes[fed.ids.index("7")] == 0
     assert fed.provenance["dropped_rows"] == (frame["patient"] == 7).sum()
@@ -157,7 +160,7 @@ def test_a_piece_all_of_whose_rows_are_dropped(
     frame = frame.sample(frac=1, random_state=3, ignore_index=True) if mixed else frame
     gone = np.split(np.arange(400), 8)[piece]
     frame.loc[gone, "dose"] = np.nan
-    schema = Schema.infer(frame, label="ill", sensitive="sex", drop=["patient"], missing="drop", min_count=0)
+    schema = Schema.infer(frame, Columns(label="ill", sensitive="sex", drop=["patient"], missing="drop", min_count=0))
     fed = mapped(written(frame, tmp_path / "rows.parquet"), tmp_path, schema=schema, label=None, sensitive=None)
     left = frame.drop(index=gone)
     assert fed.provenance["dropped_rows"] == 50
@@ -199,13 +202,13 @@ def test_labels_groups_and_categories_are_those_of_all_rows(tmp_path: Path, monk
 
 
 def test_a_schema_makes_numbers_of_anything(tmp_path: Path) -> None:
-    """As `from_frame` does of the same table, with missing values, categories and two sensitive columns."""
+    """As `from_tables` does of the same table in memory, with missing values, categories and two sensitive columns."""
     frame = visits()
     frame["ward"] = np.where(frame["dose"] > 50, "north", "south")
     frame["old"] = np.where(frame["age"] > 55, "old", "young")
     frame.loc[::9, "score"] = np.nan
     frame.loc[::11, "sex"] = None
-    schema = Schema.infer(frame, label="ill", sensitive=["sex", "old"], drop=["patient"], min_count=0)
+    schema = Schema.infer(frame, Columns(label="ill", sensitive=["sex", "old"], drop=["patient"], min_count=0))
     (tmp_path / "schema.json").write_text(schema.to_json())
     options = {"label": None, "sensitive": None, "schema": tmp_path / "schema.json"}
     fed = mapped(written(frame, tmp_path / "rows.parquet"), tmp_path, **options)
@@ -241,9 +244,9 @@ def test_test_and_validation_rows_of_files_of_their_own(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fed.rows.y[fed.validation], tests["ill"])
     assert fed.row_counts["train"] == len(visits())
     own = {"client": "patient", "label": "ill", "sensitive": "sex", "cache": tmp_path / "cache"}
-    unsaid = Federation.from_mapped(file, test_file=tmp_path / "test.parquet", **own)  # type: ignore[arg-type]
+    unsaid = federation_of(file, test_file=tmp_path / "test.parquet", **own)  # type: ignore[arg-type]
     assert unsaid.row_counts == {"train": len(visits()), "validation": 0, "test": len(tests)}
-    drawn = Federation.from_mapped(file, **own)  # type: ignore[arg-type]
+    drawn = federation_of(file, **own)  # type: ignore[arg-type]
     assert drawn.row_counts["test"] == round(0.01 * len(visits()))
 
 

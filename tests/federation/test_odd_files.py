@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from equifed import Columns
 from equifed.data import Schema
 from equifed.errors import ConfigError, DataError, EquifedError
 from equifed.federation import reading
@@ -29,7 +30,7 @@ def frame(rows: int = 6) -> pd.DataFrame:
 
 @pytest.fixture
 def schema() -> Schema:
-    return Schema.infer(frame(), label="ill", sensitive="sex", min_count=0)
+    return Schema.infer(frame(), Columns(label="ill", sensitive="sex", min_count=0))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
@@ -60,7 +61,7 @@ def test_a_column_of_lists_names_column_and_row(column: str, cell: object, schem
     with pytest.raises(DataError, match=f"Column '{column}', row 3: the cell holds several values"):
         schema.encode(odd)
     with pytest.raises(DataError, match=f"Column '{column}', row 3: the cell holds several values"):
-        Schema.infer(odd, label="ill", sensitive="sex")
+        Schema.infer(odd, Columns(label="ill", sensitive="sex"))
 
 
 @pytest.mark.parametrize("column", ["age", "sex", "ill"])

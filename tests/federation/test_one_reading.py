@@ -11,6 +11,7 @@ import onnxruntime
 import pandas as pd
 import pytest
 import tomli_w
+from own_data import federation_of
 from typer.testing import CliRunner
 
 import equifed as ef
@@ -99,11 +100,11 @@ def test_equal_rows_get_equal_decisions_from_every_format(
 def test_the_schema_is_the_same_whichever_formats_the_silos_have(place: Path) -> None:
     options: dict[str, Any] = {**OPTIONS, "na_values": ["None"]}
     made = {
-        (a, b): ef.Federation.from_files([f"north.{a}", f"south.{b}"], **options).schema
+        (a, b): federation_of([f"north.{a}", f"south.{b}"], **options).schema
         for a in ("csv", "parquet")
         for b in ("csv", "parquet")
     }
-    made["frames"] = ef.Federation.from_frames({"north": rows(400, 0), "south": rows(400, 1)}, **options).schema  # type: ignore[index]
+    made["frames"] = federation_of({"north": rows(400, 0), "south": rows(400, 1)}, **options).schema  # type: ignore[index]
     first = next(iter(made.values()))
     assert first is not None
     assert first.na_values == ("None",)
@@ -114,9 +115,11 @@ def test_silos_of_a_federation_read_their_files_by_the_words_of_its_schema(place
     """By Flower: the schema and so the words are a part of what server and silos must agree on."""
     from equifed.federation.silo import from_one_place
 
-    schema = ef.Federation.from_files(["north.csv", "south.parquet"], na_values=["NA"], **OPTIONS).schema
+    schema = federation_of(["north.csv", "south.parquet"], na_values=["NA"], **OPTIONS).schema
     assert schema is not None
-    held = [from_one_place(["north"], schema, silo="north", file=f"north.{kind}") for kind in ("csv", "parquet")]
+    held = [
+        from_one_place(["north"], schema, silo="north", file=f"north.{kind}", test=0.2) for kind in ("csv", "parquet")
+    ]
     assert held[0].rows.x.tobytes() == held[1].rows.x.tobytes()
     start = schema.input_names.index("ward=(missing)")
     assert held[0].rows.x[:, start].sum() == rows(400, 0)["ward"].isin(["", "NA"]).sum()
@@ -135,10 +138,10 @@ def test_one_table_and_mapped_rows_are_read_by_the_same_rule(place: Path) -> Non
     frame = rows(400, 0).assign(site=np.where(np.arange(400) < 200, "a", "b"))
     frame.to_parquet("whole.parquet", index=False)
     frame.to_csv("whole.csv", index=False)
-    expected = Schema.infer(frame, **OPTIONS, na_values=["NA"], min_count=0, features=["age", "ward"])
+    expected = Schema.infer(frame, ef.Columns(**OPTIONS, na_values=["NA"], min_count=0, features=["age", "ward"]))
     (ward,) = (column for column in expected.columns if column.name == "ward")
     assert ward.categories == ("(missing)", "None", "x", "z")
-    mapped = ef.Federation.from_mapped(
+    mapped = federation_of(
         "whole.parquet", client="site", features=["age", "ward"], na_values=["NA"], test=0.1, **OPTIONS
     )
     assert mapped.schema is not None
@@ -160,9 +163,9 @@ def test_a_row_without_its_client_is_refused_also_where_the_cell_is_an_empty_tex
     frame = rows(60, 0).assign(site=np.where(np.arange(60) == 7, " ", "a"))
     frame.to_parquet("whole.parquet", index=False)
     with pytest.raises(ef.DataError, match="'site', row 7: the value is missing"):
-        ef.Federation.from_frame(frame, partition=ef.partition.Natural("site"), na_values=[], **OPTIONS)
+        federation_of(frame, partition=ef.partition.Natural("site"), na_values=[], **OPTIONS)
     with pytest.raises(ef.DataError, match="'site', row 7: the value is missing"):
-        ef.Federation.from_mapped("whole.parquet", client="site", na_values=[], **OPTIONS)
+        federation_of("whole.parquet", client="site", na_values=[], **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", [object, str])
@@ -196,10 +199,10 @@ def test_commands_about_files_count_the_same_cells_in_every_format(place: Path) 
 
 
 def test_a_schema_says_the_words_so_that_no_option_says_others(place: Path) -> None:
-    schema = Schema.infer(rows(400, 0), **OPTIONS, na_values=[])
+    schema = Schema.infer(rows(400, 0), ef.Columns(**OPTIONS, na_values=[]))
     Path("schema.json").write_text(schema.to_json())
     with pytest.raises(ef.ConfigError, match="na_values is not for tables with a schema"):
-        ef.Federation.from_files(["north.csv"], schema=schema, na_values=["NA"])
+        federation_of(["north.csv"], schema=schema, na_values=["NA"])
     data = {"files": ["north.csv", "south.csv"], "schema": "schema.json", "na-values": ["NA"]}
     Path("bad.toml").write_text(tomli_w.dumps({"data": data, "method": {"name": "fedavg"}}))
     done = CliRunner().invoke(app, ["run", "bad.toml"], env={"NO_COLOR": "1", "COLUMNS": "160"})
@@ -213,7 +216,7 @@ def test_an_onnx_graph_knows_the_words_of_the_schema(rule: str, place: Path) -> 
     if rule == "impute":
         frame.loc[::9, "age"] = -9
     words = [-9, "NA"] if rule == "impute" else [-9]
-    fed = ef.Federation.from_frame(
+    fed = federation_of(
         frame, **OPTIONS, partition=ef.partition.IID(2), features=["age", "ward"], na_values=words, missing=rule
     )
     model = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), **QUICK).model()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from own_data import federation_of
 from store.silos import write_silos
 
 import equifed as ef
@@ -78,8 +79,8 @@ def test_of_own_files_the_test_rows_stay_too(tmp_path: Path) -> None:
     write_silos(tmp_path)
     files = [tmp_path / f"silo-{k}.csv" for k in range(4)]
     options: dict[str, Any] = {"label": "label", "sensitive": "sex", "seed": 1}
-    usual = ef.Federation.from_files(files, **options)
-    held = ef.Federation.from_files(files, **options, validation=0.1)
+    usual = federation_of(files, **options)
+    held = federation_of(files, **options, validation=0.1)
     np.testing.assert_array_equal(held.test, usual.test)
     np.testing.assert_array_equal(rows_of(held), rows_of(usual))
 

@@ -23,8 +23,8 @@ import equifed as ef
 from equifed.config import parse_config
 from equifed.data import Schema
 from equifed.flower.agreement import Setting
-from equifed.flower.client import app_of
 from equifed.flower.server import serve
+from equifed.flower.silo import SiloApp
 from equifed.protocol import Method
 
 SERVER = 1
@@ -136,7 +136,7 @@ def write_files(folder: Path) -> None:
     table(rng, 60).to_parquet(folder / "validation.parquet")
     everyone = pd.concat(tables.values())
     said = "the customer has bought"
-    schema = Schema.infer(everyone, label="bought", sensitive="sex", positive="yes", meaning=said)
+    schema = Schema.infer(everyone, ef.Columns(label="bought", sensitive="sex", positive="yes", meaning=said))
     (folder / "schema.json").write_text(schema.to_json())
 
 
@@ -166,7 +166,7 @@ def setting(folder: Path, method: Method | None = None, **sections: Any) -> Sett
 def nodes(made: Setting, fault: Fault | None = None, **more: Any) -> Nodes:
     folder = made.config.folder
     configs = [{"client-id": silo, "data": str(folder / f"{silo}.parquet"), **more} for silo in made.silos]
-    return Nodes(app_of(made), configs, fault)
+    return Nodes(SiloApp(made), configs, fault)
 
 
 def federate(made: Setting, grid: Nodes, runs: Path, run: str = "run") -> ef.Result:

@@ -9,8 +9,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equifed.flower.agreement import Setting
-from equifed.flower.client import app_of
 from equifed.flower.deployment.credentials import write_key_pair
+from equifed.flower.silo import SiloApp
 from equifed.protocol import Method
 from equifed.secure import Roster
 from flower.inprocess import Fault, Nodes, setting
@@ -41,7 +41,7 @@ def keyed_nodes(
         if silo in roster:
             config["roster"] = str(keys / "roster.json")
         configs.append(config)
-    return Nodes(app_of(made), configs, fault)
+    return Nodes(SiloApp(made), configs, fault)
 
 
 class Traffic:

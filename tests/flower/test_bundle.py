@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from equifed import Columns
 from equifed.cli.app import app
 from equifed.data import Schema
 from equifed.errors import ConfigError
@@ -30,7 +31,7 @@ SILOS = ["north", "south", "west"]
 
 @pytest.fixture
 def schema() -> Schema:
-    return Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+    return Schema.infer(table(), Columns(label="cured", sensitive="sex", positive="yes"))
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "secure"])

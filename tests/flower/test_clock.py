@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from equifed import Columns
 from equifed.cli.app import app
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
@@ -149,7 +150,7 @@ def test_who_cannot_be_compared_with_is_said(
 def at_the_silo(place: Path, port: int) -> Path:
     """A silo's folder for the server at this port, with programs in its virtual environment that stand for Flower's: a
     node that ends with 0, then with 7, then stays, and a pause that takes no time."""
-    schema = Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+    schema = Schema.infer(table(), Columns(label="cured", sensitive="sex", positive="yes"))
     made = create(place / "fed", silos=("north", "south"), schema=schema, method="fedavg", port=port)
     write_bundle(made, "north", place / "north.tar.gz")
     own = unpack(place / "north.tar.gz", place / "there")

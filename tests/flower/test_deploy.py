@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from equifed import Columns
 from equifed.config import build, load_config
 from equifed.data import Schema
 from equifed.errors import RunError
@@ -67,7 +68,7 @@ def make(path: Path, address: str = "127.0.0.1", rounds: int = 3) -> Folder:
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"age": rng.integers(20, 90, 200), "sex": rng.choice(["f", "m"], 200)})
     rows["cured"] = np.where(rows["age"] + 20 * (rows["sex"] == "m") + rng.normal(0, 20, 200) > 60, "no", "yes")
-    schema = Schema.infer(rows, label="cured", sensitive="sex", positive="yes", meaning="the patient is cured")
+    schema = Schema.infer(rows, Columns(label="cured", sensitive="sex", positive="yes", meaning="the patient is cured"))
     (port,) = free_ports(1)
     made = create(path, silos=SILOS, method="lco", rounds=rounds, schema=schema, address=address, port=port)
     made.federation.write_text(made.federation.read_text().replace("min-count = 10", "min-count = 0"))

@@ -13,9 +13,9 @@ from flwr.app import Array, Message, RecordDict
 import equifed as ef
 from equifed import methods
 from equifed.data import Schema
-from equifed.flower.client import app_of
 from equifed.flower.evaluation import _disclose, read, together, withheld
 from equifed.flower.records import EVALUATION, BadMessage
+from equifed.flower.silo import SiloApp
 from equifed.metrics.calibration import BINS, EDGES, histograms
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
@@ -215,7 +215,7 @@ def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
     assert plain.info["federation"]["withheld"] == {}
     configs = [dict(each.node_config) for each in nodes(made).contexts.values()]
     configs[2]["min-count"] = 1000
-    careful = federate(made, Nodes(app_of(made), configs), tmp_path, "careful")
+    careful = federate(made, Nodes(SiloApp(made), configs), tmp_path, "careful")
     assert careful.info["federation"]["withheld"] == {"c": ALL}
     assert (
         "c withholds how right its predictions are for f, m and what they are for f, m: the counts are too small to be "
@@ -279,7 +279,9 @@ def test_regression(tmp_path: Path) -> None:
     for silo, frame in frames.items():
         frame.drop(columns="bought").to_parquet(tmp_path / f"{silo}.parquet")
     together = pd.concat(frames.values()).drop(columns="bought")
-    schema = Schema.infer(together, label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    schema = Schema.infer(
+        together, ef.Columns(label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    )
     (tmp_path / "schema.json").write_text(schema.to_json())
     sections = {
         "run": {"clients-per-round": "all"},

@@ -20,10 +20,10 @@ from equifed import bounds, methods
 from equifed.errors import ConfigError, RunError
 from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.apps import server_app
-from equifed.flower.client import app_of
 from equifed.flower.memory import Memory
 from equifed.flower.records import BadMessage
 from equifed.flower.server import standardisation
+from equifed.flower.silo import SiloApp
 from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
 from flower.inprocess import (
@@ -255,7 +255,9 @@ def test_a_round_with_too_few_replies_leaves_no_trace(method: methods.KFFL, silo
                     ids += super().push_messages([message])
             return ids
 
-    unasked = federate(made, Deaf(app_of(made), [c.node_config for c in nodes(made).contexts.values()]), tmp_path, "un")
+    unasked = federate(
+        made, Deaf(SiloApp(made), [c.node_config for c in nodes(made).contexts.values()]), tmp_path, "un"
+    )
     assert unasked.log["applied"].tolist() == [True, False, True]
     for name, value in unasked.parameters[3].items():
         np.testing.assert_array_equal(found.parameters[3][name], value)
@@ -449,15 +451,7 @@ def test_what_server_and_silos_keep_is_for_their_user_alone(silos: Path, tmp_pat
     finally:
         assert os.umask(before) == 0o022  # as it was
     kept = [*tmp_path.rglob("*")]
-    assert {path.name for path in kept} >= {
-        "state",
-        "here",
-        "rows",
-        "runs",
-        "scores",
-        "federation.json",
-        "index.sqlite",
-    }
+    assert {path.name for path in kept} >= {"state", "here", "rows", "runs", "scores", "federation.json", "index.lock"}
     for path in kept:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -579,9 +573,7 @@ def test_one_silo_is_no_federation(silos: Path, tmp_path: Path) -> None:
     made = setting(silos, flower=QUICK | {"min-count": 20})
     shy = federate(made, nodes(made), tmp_path, "shy")
     roster = json.loads((tmp_path / "shy" / "federation.json").read_text())
-    fed = ef.Federation.from_files(
-        {silo: silos / f"{silo}.parquet" for silo in "acf"}, schema=silos / "schema.json", seed=3
-    )
+    fed = ef.Federation.from_tables({silo: silos / f"{silo}.parquet" for silo in "acf"}, silos / "schema.json", seed=3)
     np.testing.assert_allclose(roster["scaling"][0], fed.rows.x[fed.train.index].mean(0), rtol=1e-5)
     assert shy.log["applied"].all()
 
@@ -590,20 +582,20 @@ def test_who_cannot_join(silos: Path, tmp_path: Path) -> None:
     made = setting(silos, flower={"min-replies": 4, "join-deadline": 0.2})
     everyone = setting(silos, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     configs = [context.node_config for context in nodes(made).contexts.values()]
-    other = app_of(setting(silos, local={"learning-rate": 0.5}))
+    other = SiloApp(setting(silos, local={"learning-rate": 0.5}))
     assert "another configuration, schema, version of equifed or frozen part" in refused_to_join(
         made, Nodes(other, configs), tmp_path
     )
     stranger = [*configs[:5], {"client-id": "z"}]
-    said = refused_to_join(everyone, Nodes(app_of(everyone), stranger), tmp_path)
+    said = refused_to_join(everyone, Nodes(SiloApp(everyone), stranger), tmp_path)
     assert "f: not connected. Also here: a node that calls itself 'z'." in said
     twice = [*configs[:5], configs[0]]
-    said = refused_to_join(everyone, Nodes(app_of(everyone), twice), tmp_path)
+    said = refused_to_join(everyone, Nodes(SiloApp(everyone), twice), tmp_path)
     assert "f: not connected. Also here: a node that calls itself 'a'." in said
     nameless = [*configs[:5], {"data": configs[5]["data"]}]
-    assert "f: not connected" in refused_to_join(everyone, Nodes(app_of(everyone), nameless), tmp_path)
+    assert "f: not connected" in refused_to_join(everyone, Nodes(SiloApp(everyone), nameless), tmp_path)
     lost = [*configs[:5], {"client-id": "f", "data": str(tmp_path / "nothing.parquet")}]
-    said = refused_to_join(everyone, Nodes(app_of(everyone), lost), tmp_path)
+    said = refused_to_join(everyone, Nodes(SiloApp(everyone), lost), tmp_path)
     assert "f: its file cannot be used (its own log says why)." in said
 
 
@@ -639,9 +631,7 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
     link.gather(1.0, 6)
     scaling = standardisation(made, link.members)
     assert scaling is not None
-    fed = ef.Federation.from_files(
-        {silo: silos / f"{silo}.parquet" for silo in GROUPS}, schema=silos / "schema.json", seed=3
-    )
+    fed = ef.Federation.from_tables({silo: silos / f"{silo}.parquet" for silo in GROUPS}, silos / "schema.json", seed=3)
     rows = fed.rows.x[fed.train.index].astype(float)
     np.testing.assert_allclose(scaling[0], rows.mean(0), rtol=1e-6)
     np.testing.assert_allclose(scaling[1], 1 / rows.std(0), rtol=1e-6)

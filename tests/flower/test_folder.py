@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from equifed import Columns
 from equifed.cli.app import app
 from equifed.config import load_config, load_federations
 from equifed.data import Schema, summarise
@@ -28,7 +29,7 @@ from flower.archives import everything
 
 @pytest.fixture
 def schema() -> Schema:
-    return Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+    return Schema.infer(table(), Columns(label="cured", sensitive="sex", positive="yes"))
 
 
 @pytest.fixture
@@ -296,7 +297,7 @@ def test_a_schema_is_taken_as_it_is(tmp_path, schema):
 
 
 def test_regression_learns_slowly(tmp_path):
-    schema = Schema.infer(table(), label="age", sensitive="sex", task="regression")
+    schema = Schema.infer(table(), Columns(label="age", sensitive="sex", task="regression"))
     made = create(tmp_path / "fed", method="fedavg", schema=schema)
     assert made.config().run.local.learning_rate == 0.005
 
@@ -340,7 +341,7 @@ def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, sou
     options = ["--label", "cured", "--sensitive", "sex"]
     if source == "summaries":
         for file in files:
-            told = summarise(pd.read_csv(file), label="cured", sensitive="sex", name=file.stem)
+            told = summarise(pd.read_csv(file), Columns(label="cured", sensitive="sex"), name=file.stem)
             file.with_suffix(".json").write_text(told.to_json())
             assert_nothing_of_few(file.with_suffix(".json").read_bytes())
         options = [word for file in files for word in ("--summary", file.with_suffix(".json"))]
@@ -369,7 +370,7 @@ def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, sou
 
 @pytest.mark.parametrize("least", [0, 10])
 def test_the_readme_says_from_how_many_rows_on_the_schema_tells(tmp_path, least):
-    schema = Schema.infer(table(), label="cured", sensitive="sex", min_count=least)
+    schema = Schema.infer(table(), Columns(label="cured", sensitive="sex", min_count=least))
     text = " ".join((create(tmp_path / "fed", schema=schema).path / "README.md").read_text().split())
     assert ("What fewer than 10 rows of a table have in common was not read off it" in text) == bool(least)
     assert ("look at it before you send it to anybody" in text) == (not least)
@@ -385,12 +386,9 @@ def test_what_init_reads_off_a_table_can_be_said(tmp_path):
     frame = pd.read_csv(south)
     expected = Schema.infer(
         frame,
-        label="cured",
-        sensitive="sex",
-        drop=["illness"],
-        dates={"admitted": ["year"]},
-        missing="mean",
-        min_count=20,
+        Columns(
+            label="cured", sensitive="sex", drop=["illness"], dates={"admitted": ["year"]}, missing="mean", min_count=20
+        ),
     )
     assert schema == expected
     assert {column.name for column in schema.columns} == {"admitted", "weight", "ward"}
@@ -431,7 +429,7 @@ def test_mistakes_are_named_and_nothing_is_left(tmp_path, schema, options, says)
 
 
 def test_a_method_that_cannot_learn_the_label_is_refused(tmp_path):
-    schema = Schema.infer(table(), label="ward", sensitive="sex")
+    schema = Schema.infer(table(), Columns(label="ward", sensitive="sex"))
     with pytest.raises(
         ConfigError, match="fair-fate is for binary labels, but the schema's label 'ward' is multiclass"
     ):

@@ -19,8 +19,8 @@ from support.samples import sampled_methods
 import equifed as ef
 from equifed import methods, tree
 from equifed.flower.agreement import Setting
-from equifed.flower.client import load_app
 from equifed.flower.link import Link
+from equifed.flower.silo import load_app
 from equifed.protocol import Method
 from flower.inprocess import Nodes, be_the_server, federate, memory_of, nodes, setting, simulate
 

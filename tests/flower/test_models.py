@@ -11,7 +11,7 @@ import pytest
 from simulator import frozen_models
 
 import equifed as ef
-from equifed.flower.client import app_of
+from equifed.flower.silo import SiloApp
 from flower.inprocess import Nodes, federate, nodes, setting, simulate
 
 MODEL = {"kind": "simulator.frozen_models:Pretrained", "hidden": None, "activation": None}
@@ -44,7 +44,7 @@ def test_a_silo_with_another_body_is_refused(silos: Path, tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(frozen_models, "body", lambda inputs, seed=0: original(inputs, 1))
         assert other.digest != made.digest
-        app = app_of(other)
+        app = SiloApp(other)
     plain = nodes(made)
     grid = Nodes(plain.app, [context.node_config for context in plain.contexts.values()], apps={"b": app})
     found = federate(made, grid, tmp_path)

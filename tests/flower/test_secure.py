@@ -32,10 +32,10 @@ from equifed.errors import RunError
 from equifed.fixed_point import PLACES
 from equifed.flower import link
 from equifed.flower.agreement import Setting
-from equifed.flower.client import app_of
 from equifed.flower.joining import JOINING
 from equifed.flower.journal import Journal
 from equifed.flower.memory import MOST_EXCHANGES, exchange_number
+from equifed.flower.silo import SiloApp
 from equifed.notes import Note
 from equifed.protocol import STAGES, Data, Method, Phase, Record, unchanged
 from equifed.secure import Masked, Silo
@@ -198,7 +198,7 @@ def test_a_silo_that_refuses_its_own_reply_counts_as_gone(silos: Path, tmp_path:
     strict = everyone(silos, run={"rounds": 2, "max-update": 1e-6})
     strict.__dict__["digest"] = secure.digest
     grid = nodes(secure, state=str(tmp_path / "state"))
-    grid.apps = {"a": app_of(strict)}
+    grid.apps = {"a": SiloApp(strict)}
     found = federate(secure, grid, tmp_path / "runs")
     assert found.rejections[["client", "answered"]].to_numpy().tolist() == [["a", True]] * 2
     assert set(found.rejections["reason"]) == {"its reply has update out of bounds (its own log says how far)"}
@@ -283,12 +283,12 @@ def test_silos_go_on_from_their_state_folder(method: Method, silos: Path, tmp_pa
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             for own in self.contexts.values():
                 own.state = RecordDict()
-            self.app = app_of(secure)
+            self.app = SiloApp(secure)
             return super().push_messages(messages)
 
     secure = everyone(silos, method, run={"rounds": 2})
     configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
-    found = federate(secure, Restarting(app_of(secure), configs), tmp_path / "runs")
+    found = federate(secure, Restarting(SiloApp(secure), configs), tmp_path / "runs")
     assert not len(found.rejections)
     assert_same_bits(found, simulate(secure, tmp_path / "runs"))
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").rglob("*") if path.is_file()}
@@ -341,7 +341,7 @@ def test_a_silo_never_answers_plainly(silos: Path, tmp_path: Path) -> None:
     """Whether replies are masked follows from the configuration, never from the message."""
     secure = everyone(silos, run={"rounds": 1})
     configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
-    grid = Trying(app_of(secure), configs)
+    grid = Trying(SiloApp(secure), configs)
     found = federate(secure, grid, tmp_path / "runs")
     assert found.log["replied"].tolist() == [6]  # as nothing has been given away, the right question is answered
     reasons = {what: reason.removeprefix("its reply cannot be made: ") for what, reason in grid.refused.items()}
@@ -545,7 +545,7 @@ def test_a_server_that_dies_anywhere_has_each_sum_once(
 
     def grid(name: str) -> Mortal:
         configs = [node.node_config for node in nodes(secure, state=str(tmp_path / name / "state")).contexts.values()]
-        return Mortal(app_of(secure), configs, fault)
+        return Mortal(SiloApp(secure), configs, fault)
 
     whole = grid("whole")
     expected = live(secure, whole, tmp_path / "whole" / "runs", None)
@@ -608,7 +608,7 @@ def test_a_server_that_dies_while_silos_join_goes_on_with_those_it_had(silos: Pa
     """Whoever has come since was not there when the rows were summed."""
     secure = everyone(silos, run={"rounds": 1}, flower={"join-deadline": 0.05})
     configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
-    grid, file = Mortal(app_of(secure), configs), tmp_path / "runs" / "run" / "sums" / "0000000000.sum"
+    grid, file = Mortal(SiloApp(secure), configs), tmp_path / "runs" / "run" / "sums" / "0000000000.sum"
     grid.gone = {"f"}
     stages = []
     for at in range(1, 40):
@@ -631,7 +631,7 @@ def test_who_was_summed_takes_part_though_the_server_died_then(stage: str, silos
     """c masks its rows, the server dies, and c is not back when the run goes on: its rows are in the totals."""
     secure = everyone(silos, run={"rounds": 2}, flower={"join-deadline": 0.05})
     configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
-    grid, runs = Mortal(app_of(secure), configs), tmp_path / "runs"
+    grid, runs = Mortal(SiloApp(secure), configs), tmp_path / "runs"
     for at in range(1, 60):
         assert live(secure, grid, runs, at) is None
         entry = Journal(runs / "run" / "sums").read(0)
@@ -658,7 +658,7 @@ def test_who_was_summed_takes_part_though_the_server_died_then(stage: str, silos
 def test_a_damaged_journal_is_named(silos: Path, tmp_path: Path) -> None:
     secure = everyone(silos, run={"rounds": 2, "checkpoint-every": 2})
     configs = [node.node_config for node in nodes(secure, state=str(tmp_path / "state")).contexts.values()]
-    grid, sums = Mortal(app_of(secure), configs), tmp_path / "runs" / "run" / "sums"
+    grid, sums = Mortal(SiloApp(secure), configs), tmp_path / "runs" / "run" / "sums"
     for at in range(40, 400, 5):
         assert live(secure, grid, tmp_path / "runs", at) is None
         files = [file for file in sums.glob("*.sum") if int(file.stem) != JOINING]  # which is not needed again

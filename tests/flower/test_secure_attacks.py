@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from equifed import methods, randomness
+from equifed import Columns, methods, randomness
 from equifed.config import load_federations
 from equifed.data import Schema
 from equifed.fixed_point import PLACES
@@ -119,7 +119,7 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sex=rng.choice(["f", "m"], 400), bought=np.array(["no", "yes"])[rng.permutation(y)]
         )
         frames[silo].to_parquet(folder / f"{silo}.parquet")
-    schema = Schema.infer(pd.concat(frames.values()), label="bought", sensitive="sex", positive="yes")
+    schema = Schema.infer(pd.concat(frames.values()), Columns(label="bought", sensitive="sex", positive="yes"))
     (folder / "schema.json").write_text(schema.to_json())
     return folder
 

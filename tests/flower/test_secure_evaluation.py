@@ -196,7 +196,7 @@ def test_figures_of_other_labels(tmp_path: Path, label: str) -> None:
         frames[silo] = frame.drop(columns="bought").assign(of=of)
         frames[silo].to_parquet(tmp_path / f"{silo}.parquet")
     task = "regression" if label == "regression" else "classification"
-    schema = Schema.infer(pd.concat(frames.values()), label="of", sensitive="sex", task=task)
+    schema = Schema.infer(pd.concat(frames.values()), ef.Columns(label="of", sensitive="sex", task=task))
     (tmp_path / "schema.json").write_text(schema.to_json())
     data = {"files": {silo: f"{silo}.parquet" for silo in frames}, "validation-file": None, "client-groups": None}
     secure, plain, _ = both(tmp_path, tmp_path / "runs", data=data, local={"learning-rate": 1e-2})

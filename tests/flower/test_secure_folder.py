@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from equifed import Columns
 from equifed.cli.app import app
 from equifed.cli.flower_runs import _local
 from equifed.config import load_config
@@ -28,7 +29,7 @@ SILOS = {"south": 0, "north": 1, "west": 2}
 
 @pytest.fixture
 def schema() -> Schema:
-    return Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+    return Schema.infer(table(), Columns(label="cured", sensitive="sex", positive="yes"))
 
 
 @pytest.fixture

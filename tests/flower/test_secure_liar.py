@@ -18,10 +18,11 @@ from equifed import methods
 from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.agreement import Setting
-from equifed.flower.client import _check_step, app_of
 from equifed.flower.masks import read_asking, read_masked, read_telling, unmasking
 from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import BadMessage
+from equifed.flower.silo import SiloApp
+from equifed.flower.silo.checks import check_step
 from equifed.protocol import STAGES, Method, Stage
 from equifed.secure import Exchange, NotSummed, total
 from flower.inprocess import Nodes, answer, be_the_server, context, federate, nodes, setting
@@ -54,7 +55,7 @@ class Liar(Nodes):
 
     def restart(self) -> None:
         """All silos' processes end and are started again; Flower's own context is lost with them."""
-        self.app = app_of(self.made)
+        self.app = SiloApp(self.made)
         self.contexts = {node: context(node, own.node_config) for node, own in self.contexts.items()}
 
     def ask(self, silo: str, content: RecordDict, kind: str | None = None) -> RecordDict:
@@ -134,6 +135,24 @@ def test_a_node_for_secure_sums_tells_a_plain_run_nothing(silos: Path, tmp_path:
         assert why in refusal(reply(kind)), kind
     del own.node_config[insists]
     assert "rows" in reply("query.join")["about"]
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ({"evaluate": 1}, "would tell what only a sum"),
+        ({"round": 2}, "has a number that belongs to another"),
+        ({"exchange": "1"}, "has a number that belongs to another"),
+        ({"from": 1}, "goes on from another exchange"),
+    ],
+)
+def test_a_request_is_refused_before_any_work_is_done_on_it(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch, about: dict[str, Any], why: str
+) -> None:
+    for work in ("received", "evaluated", "work"):
+        monkeypatch.delattr(f"equifed.flower.silo.rows.OpenSilo.{work}")
+    assert why in refusal(liar.ask("a", liar.asked("a", about)))
+    assert "its work failed with AttributeError" in refusal(liar.ask("a", liar.requests["a"]))
 
 
 # -- masking -----------------------------------------------------------------------------------------------------------
@@ -260,7 +279,7 @@ def test_which_exchanges_a_run_has(silos: Path, method: str, cohort: int | str, 
                 asked += [(name, stage, position, number, False), (f"{name} measured", stage, position, number, True)]
         for name, stage, place, number, evaluate in asked:
             with suppress(BadMessage):
-                _check_step(job, stage, place, round, number, evaluate)
+                check_step(job, stage, place, round, number, evaluate)
                 found.add((name, round))
     assert found == ROUNDS | others
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from equifed import Columns
 from equifed.data import Schema
 from equifed.flower.deployment.bundle import write_bundle
 from equifed.flower.deployment.folder import Folder, create
@@ -28,7 +29,7 @@ SILOS = ["north", "South_2"]
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """In a folder whose name every format has to quote in its own way."""
-    schema = Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+    schema = Schema.infer(table(), Columns(label="cured", sensitive="sex", positive="yes"))
     path = tmp_path_factory.mktemp("services") / "100 %h of $HOME"
     return create(path, silos=SILOS, schema=schema, address="federation.example.org", port=8443)
 
@@ -223,7 +224,7 @@ def test_a_silos_container_sees_its_rows_read_only_and_nothing_of_its_machine_el
 
 
 def test_a_trials_container_reaches_the_servers_loopback_and_secure_sums_have_a_roster(tmp_path: Path):
-    schema = Schema.infer(table(), label="cured", sensitive="sex", positive="yes")
+    schema = Schema.infer(table(), Columns(label="cured", sensitive="sex", positive="yes"))
     made = create(tmp_path / "fed", silos=["a", "b", "c"], schema=schema, secure=True)
     found = service(made.for_silo("a") / "compose.yaml", "node")
     assert found["network_mode"] == "host"

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equifed import Columns
 from equifed.codec import CODECS, pack, unpack
 from equifed.config import Config, load_config
 from equifed.data import Schema, Summary, agree, summarise
@@ -30,8 +31,8 @@ from equifed.words import MOST
 from fuzz.mutations import bytes_like, fuzzed
 
 FRAME = pd.DataFrame({"age": [20.0, 31, 44, 50], "job": list("abca"), "sex": list("fmfm"), "ill": [0, 1, 1, 0]})
-SCHEMA = Schema.infer(FRAME, label="ill", sensitive="sex", min_count=0, missing="category")
-OWN = Schema.infer(pd.concat([FRAME] * 5), label="ill", sensitive="sex", features=["age", "job"])
+SCHEMA = Schema.infer(FRAME, Columns(label="ill", sensitive="sex", min_count=0, missing="category"))
+OWN = Schema.infer(pd.concat([FRAME] * 5), Columns(label="ill", sensitive="sex", features=["age", "job"]))
 CSV = FRAME.to_csv(index=False).encode()
 TOML = b"""[run]
 rounds = 3
@@ -226,7 +227,7 @@ def test_tables_of_silos(name: str, data: st.DataObject) -> None:
             for schema in (OWN, SCHEMA):
                 encoded = schema.encode(frame)
                 assert np.isfinite(encoded.x).all()
-            again = Schema.infer(frame, label="ill", sensitive="sex", min_count=2)
+            again = Schema.infer(frame, Columns(label="ill", sensitive="sex", min_count=2))
             assert np.isfinite(again.inputs(frame)).all()
     except EquifedError as error:
         clean_error(error)
@@ -235,7 +236,7 @@ def test_tables_of_silos(name: str, data: st.DataObject) -> None:
 
 
 def test_summaries() -> None:
-    real = summarise(FRAME, label="ill", sensitive="sex", min_count=1).to_json().encode()
+    real = summarise(FRAME, Columns(label="ill", sensitive="sex", min_count=1)).to_json().encode()
 
     @fuzzed
     @given(bytes_like(real))

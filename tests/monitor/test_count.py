@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from equifed import Columns
 from equifed.cli.app import app
 from equifed.data import Schema
 from equifed.errors import ConfigError, DataError
@@ -67,8 +68,13 @@ def test_inputs_are_counted_in_the_schemas_bins() -> None:
     assert counts.inputs["job"][:3] == jobs[["clerk", "farmer", "nurse"]].tolist()
     assert dict(zip(counted.hand_in.bins["job"], counts.inputs["job"], strict=True))["(other)"] == 60
     assert counted.left_out == [("income", "the table does not have the column")]
+    assert not counted.without_range
     with_income = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS)
     assert with_income.left_out == [("income", "the schema does not say its range")]
+    assert with_income.without_range == ["income"]
+    empty = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS, ranges={"income": (9, 9)})
+    assert empty.left_out == [("income", "its range is empty")]
+    assert not empty.without_range
     given = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS, ranges={"income": (0, 9)})
     assert not given.left_out
     assert "income" in given.hand_in.bins
@@ -78,7 +84,8 @@ def test_a_schema_that_was_read_off_a_table_says_the_ranges() -> None:
     """By ends that ten rows are beyond at least; dates are not counted."""
     frame = decisions()
     schema = Schema.infer(
-        frame.drop(columns="decision"), label="outcome", sensitive="sex", positive="granted", dates={"when": ["month"]}
+        frame.drop(columns="decision"),
+        Columns(label="outcome", sensitive="sex", positive="granted", dates={"when": ["month"]}),
     )
     counted = count(frame, schema=schema, **COLUMNS)
     assert counted.left_out == [("when", "dates are not counted: new ones are always later")]

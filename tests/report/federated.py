@@ -30,7 +30,7 @@ def small(folder: Path, sizes: dict[str, int], **sections: Any) -> Setting:
         wrong = rng.random(len(frame)) < 0.2  # or hardly any prediction would be wrong
         frame["bought"] = frame["bought"].mask(wrong, np.where(frame["bought"] == "yes", "no", "yes"))
         frame.to_parquet(folder / f"{silo}.parquet")
-    schema = Schema.infer(pd.concat(frames.values()), label="bought", sensitive="sex", positive="yes")
+    schema = Schema.infer(pd.concat(frames.values()), ef.Columns(label="bought", sensitive="sex", positive="yes"))
     (folder / "schema.json").write_text(schema.to_json())
     sections["data"] = {"files": {silo: f"{silo}.parquet" for silo in sizes}, **PLAIN} | sections.get("data", {})
     sections["run"] = {"clients-per-round": "all"} | sections.get("run", {})

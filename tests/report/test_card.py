@@ -26,11 +26,10 @@ def result() -> ef.Result:
     frame["patient"] = [f"Ada {i}" for i in range(500)]
     frame["sex"], frame["site"] = rng.choice(["f", "m"], 500), rng.choice(["a|b", "*c*"], 500)
     frame["ill"] = (frame["age"] + 9 * rng.normal(size=500) > 50).astype(int)
-    fed = ef.Federation.from_frame(
+    fed = ef.Federation.from_tables(
         frame,
-        label="ill",
-        sensitive="sex",
-        meaning="fell ill within a year",
+        ef.Columns(label="ill", sensitive="sex", meaning="fell ill within a year"),
+        holdout=ef.Holdout(validation=0.2),
         partition=ef.partition.Natural("site"),
     )
     return ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3, seeds=[0, 1, 2])

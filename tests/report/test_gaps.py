@@ -24,8 +24,11 @@ def made(min_group: int = 0) -> tuple[ef.Result, pd.DataFrame]:
     )
     frame["x"] += 0.8 * (frame["sex"] == "m") - 0.6 * (frame["race"] == "b")
     frame["y"] = np.where(frame["x"] + rng.normal(size=n) > 0, "yes", "no")
-    fed = ef.Federation.from_frame(
-        frame, label="y", sensitive=["sex", "race"], partition=ef.partition.IID(3), test=0.4, min_group=min_group
+    fed = ef.Federation.from_tables(
+        frame,
+        ef.Columns(label="y", sensitive=["sex", "race"], min_group=min_group),
+        holdout=ef.Holdout(test=0.4, validation=0.2),
+        partition=ef.partition.IID(3),
     )
     local = ef.Local(batch_size=50, learning_rate=0.2)
     result = ef.simulate(ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=3, local=local)

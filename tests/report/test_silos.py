@@ -291,7 +291,9 @@ def test_a_regression_is_judged_by_what_can_be_known(tmp_path: Path) -> None:
         frames[silo] = frame.assign(price=frame["w"] * 2 + frame["x"])
         frames[silo].to_parquet(tmp_path / f"{silo}.parquet")
     whole = pd.concat(frames.values()).drop(columns="bought")
-    schema = Schema.infer(whole, label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    schema = Schema.infer(
+        whole, ef.Columns(label="price", sensitive="sex", task="regression", features=["w", "x", "y", "z"])
+    )
     (tmp_path / "schema.json").write_text(schema.to_json())
     made = setting(
         tmp_path,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from own_data import federation_of
 from scipy.stats import binom, norm
 
 import equifed as ef
@@ -47,7 +48,7 @@ def own(rng: np.random.Generator) -> list[ef.Federation]:
     x, y, s = draw(rng, 800)
     frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(y=y, s=s)
     options: dict[str, Any] = {"label": "y", "sensitive": "s", "partition": ef.partition.IID(3), "scaling": "none"}
-    return [ef.Federation.from_frame(frame, seed=seed, validation=0.3, test=0.3, **options) for seed in SEEDS]
+    return [federation_of(frame, seed=seed, validation=0.3, test=0.3, **options) for seed in SEEDS]
 
 
 def population_gap(parameters: dict[str, np.ndarray]) -> float:

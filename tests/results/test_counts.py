@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from own_data import federation_of
 
 import equifed as ef
 from equifed.federation import RowSets
@@ -103,7 +104,7 @@ def test_how_many_rows_seeds_share() -> None:
         return result.info["shared_rows"]
 
     settings = {"label": "y", "sensitive": "s", "partition": ef.partition.IID(num_partitions=2), "test": 0.2}
-    drawn = [ef.Federation.from_frame(frame, **settings, validation=0.1, seed=seed) for seed in range(4)]
+    drawn = [federation_of(frame, **settings, validation=0.1, seed=seed) for seed in range(4)]
     sets = [set(map(tuple, fed.rows.x[fed.test].tolist())) for fed in drawn]
     pairs = [len(sets[i] & sets[j]) / 100 for i in range(4) for j in range(i)]
     found = shared(drawn)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from fairlearn.metrics import MetricFrame, demographic_parity_difference
+from own_data import federation_of
 from sklearn.metrics import accuracy_score, get_scorer, log_loss, roc_auc_score
 
 import equifed as ef
@@ -48,7 +49,7 @@ def patients(rows: int = 700, seed: int = 0) -> pd.DataFrame:
 
 def federation(frame: pd.DataFrame, **more: Any) -> ef.Federation:
     options: dict[str, Any] = {"label": "readmitted", "sensitive": "sex", "positive": "yes", "partition": CLIENTS}
-    return ef.Federation.from_frame(frame, **{**options, "dates": {"admitted": ["month", "day"]}, **more})
+    return federation_of(frame, **{**options, "dates": {"admitted": ["month", "day"]}, **more})
 
 
 def new_rows() -> pd.DataFrame:

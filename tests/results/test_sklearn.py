@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from fairlearn.postprocessing import ThresholdOptimizer
+from own_data import federation_of
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.inspection import permutation_importance
@@ -41,7 +42,7 @@ def patients(rows: int = 400, seed: int = 0) -> pd.DataFrame:
 
 def trained(method: str = "fedavg", label: str = "outcome", **options: Any) -> ef.Model:
     features = ["age", "pressure", "ward"]
-    fed = ef.Federation.from_frame(
+    fed = federation_of(
         patients(), label=label, sensitive="sex", features=features, partition=ef.partition.IID(3), **options
     )
     regression = options.get("task") == "regression"
@@ -190,12 +191,11 @@ def test_an_array_is_read_as_the_named_columns_in_their_order(model: ef.Model) -
 
 def test_a_table_of_numbers_alone_takes_a_missing_cell_of_an_array_as_missing() -> None:
     """Where both widths are the same, an array was taken for encoded inputs, and NaN went through."""
-    fed = ef.Federation.from_frame(
+    fed = ef.Federation.from_tables(
         patients().dropna()[["age", "pressure", "sex", "outcome"]],
-        label="outcome",
-        sensitive="sex",
+        ef.Columns(label="outcome", sensitive="sex", positive="home"),
+        holdout=ef.Holdout(validation=0.2),
         partition=ef.partition.IID(2),
-        positive="home",
     )
     made = ef.simulate(make("fedavg"), fed, model=ef.models.Logistic(), **QUICK).model()
     assert made.schema is not None

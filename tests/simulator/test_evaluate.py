@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from own_data import federation_of
 
 import equifed as ef
 from equifed.federation import Federation
@@ -24,7 +25,7 @@ def feds() -> list[Federation]:
     frame = pd.DataFrame({"a": rng.normal(3, 2, 200), "b": rng.normal(size=200), "g": rng.choice(["f", "m"], 200)})
     frame["y"] = (frame["a"] + rng.normal(0, 1, 200) > 3).map({True: "yes", False: "no"})
     make = {"label": "y", "sensitive": "g", "partition": ef.partition.IID(4), "positive": "yes"}
-    made = [Federation.from_frame(frame, seed=seed, **make) for seed in (1, 2, 3)]
+    made = [federation_of(frame, seed=seed, **make) for seed in (1, 2, 3)]
     return [
         dataclasses.replace(fed, rows=made[0].rows, test=fed.test[: len(fed.test) - 7 * k])
         for k, fed in enumerate(made)
@@ -64,7 +65,7 @@ def test_regression_and_the_reference_engine_agree(feds: list[Federation]) -> No
     frame = pd.DataFrame({"a": rng.normal(size=120), "g": rng.choice(["f", "m"], 120)})
     frame["y"] = 2 * frame["a"] + rng.normal(size=120)
     make = {"label": "y", "sensitive": "g", "partition": ef.partition.IID(3), "task": "regression"}
-    regression = [Federation.from_frame(frame, seed=seed, **make) for seed in (1, 2)]
+    regression = [federation_of(frame, seed=seed, **make) for seed in (1, 2)]
     for federations in (feds, regression):
         found = []
         for engine in ("lanes", "reference"):

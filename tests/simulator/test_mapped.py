@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from own_data import federation_of
 
 import equifed as ef
 from equifed import methods, randomness
@@ -54,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mapped(place: Path, **options: Any) -> Federation:
     given = {"client": "who", "label": "label", "sensitive": "group", "cache": place / "cache", "features": INPUTS}
-    return Federation.from_mapped(place / "rows.parquet", **{**given, **options})  # type: ignore[arg-type]
+    return federation_of(place / "rows.parquet", **{**given, **options})  # type: ignore[arg-type]
 
 
 def from_tables(place: Path) -> Federation:

@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 import torch
 from fairlearn import metrics as fairlearn
+from own_data import federation_of
 from torch import nn
 
 import equifed as ef
@@ -153,7 +154,7 @@ def test_one_federation_per_seed_equals_each_alone() -> None:
     frame = pd.DataFrame({"a": rng.normal(3, 2, 200), "g": rng.choice(["f", "m"], 200)})
     frame["y"] = (frame["a"] + rng.normal(0, 1, 200) > 3).map({True: "yes", False: "no"})
     make = {"label": "y", "sensitive": "g", "partition": ef.partition.IID(4), "positive": "yes"}
-    feds = [Federation.from_frame(frame, seed=seed, **make) for seed in (1, 2)]
+    feds = [federation_of(frame, seed=seed, **make) for seed in (1, 2)]
     shared = [dataclasses.replace(fed, rows=feds[0].rows) for fed in feds]
     together = ef.simulate(FedAvg(), shared, **QUICK)  # type: ignore[arg-type]
     assert list(together.parameters) == [1, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 import equifed as ef
 from equifed.config import Config, load_config
-from equifed.errors import EquifedError, EquifedWarning, RunError
+from equifed.errors import EquifedError, RunError
 from equifed.flower.journal import Journal
 from equifed.settings import Cluster
 from equifed.store import RunFolder, Store, load_result, save_result
@@ -185,32 +184,20 @@ def test_a_study_takes_no_folder_that_has_no_name_of_a_run(
     assert unharmed(precious)
 
 
-def test_a_linked_index_is_not_written_through(config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["index.lock", "index.sqlite"])
+def test_nothing_is_written_through_a_link_in_the_folder_of_the_runs(
+    name: str, config: Config, precious: dict[Path, bytes], tmp_path: Path
+) -> None:
     store = Store(tmp_path / "runs")
     folder = stopped(store, config, 1)
-    (tmp_path / "runs" / "index.sqlite").unlink()
-    other = tmp_path / "other.sqlite"
-    with sqlite3.connect(other) as db:
-        db.execute("create table places (url text)")
-    before = other.read_bytes()
-    (tmp_path / "runs" / "index.sqlite").symlink_to(other)
-    with pytest.warns(EquifedWarning, match="was a link"):
-        assert [entry.id for entry in store.entries()] == [folder.id]
-    assert other.read_bytes() == before
-    assert not (tmp_path / "runs" / "index.sqlite").is_symlink()
-
-
-def test_an_index_leads_to_no_other_folder(config: Config, tmp_path: Path) -> None:
-    """A row's checksum has no secret: the maker of the file can make it, too."""
-    from equifed.store.index import _put
-
-    store = Store(tmp_path / "runs")
-    folder = stopped(store, config, 1)
-    (entry,) = store.entries()
-    with sqlite3.connect(tmp_path / "runs" / "index.sqlite") as db:
-        _put(db, [entry._replace(folder="../elsewhere")])
-    with pytest.warns(EquifedWarning, match="leads to another"):
-        assert store.find("latest").path == folder.path
+    lead_to(tmp_path / "runs" / name, tmp_path / "home" / "letter.txt")
+    assert [entry.id for entry in store.entries()] == [folder.id]
+    if name == "index.lock":
+        with pytest.raises(RunError, match=r"index\.lock is a link"):
+            stopped(store, config, 1)
+    else:  # of an older version, which nothing looks at
+        stopped(store, config, 1)
+    assert unharmed(precious)
 
 
 def test_the_runs_folder_itself_may_be_a_link(config: Config, tmp_path: Path) -> None:

@@ -205,8 +205,12 @@ def test_a_schema_comes_back_as_it_was(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.choice(["x", "y"], 60), "sex": rng.choice(["f", "m"], 60)})
     frame["label"] = (frame["a"] > 0).astype(int)
-    fed = Federation.from_frame(
-        frame, label="label", sensitive="sex", partition=ef.partition.IID(num_partitions=3), seed=1
+    fed = Federation.from_tables(
+        frame,
+        ef.Columns(label="label", sensitive="sex"),
+        holdout=ef.Holdout(validation=0.2),
+        partition=ef.partition.IID(num_partitions=3),
+        seed=1,
     )
     assert isinstance(fed.schema, Schema)
     live = train(M.FedAvg(), fed)

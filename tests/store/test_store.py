@@ -8,12 +8,13 @@ import json
 import os
 import re
 import shutil
-import sqlite3
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from filelock import FileLock
 from safetensors.numpy import save
 
 from equifed.config import load_config
@@ -132,7 +133,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(place, sections):
     assert_same(complete, folder)
     assert len(again.rejections) == len(result.rejections)
     assert bool(len(result.rejections)) == (config.run.local.learning_rate > 1)
-    assert store.index.entries()[0].status == "finished"
+    assert store.entries()[0].status == "finished"
 
 
 def test_killed_before_the_first_checkpoint(place):
@@ -260,7 +261,7 @@ def test_a_failure_is_recorded(place):
     )
 
 
-def test_runs_are_found_by_prefix_name_latest_and_path(place, monkeypatch):
+def test_runs_are_found_by_prefix_name_latest_and_path(place):
     store = Store(place / "runs")
     with pytest.raises(ConfigError, match="no runs"):
         store.find("latest")
@@ -277,13 +278,72 @@ def test_runs_are_found_by_prefix_name_latest_and_path(place, monkeypatch):
         load_result("x" * 5000)
     with pytest.raises(ConfigError, match=f"no run 'x'.*{two.id}"):
         store.find("x")
-    eight = [store.entries()[0]._replace(id=f"20-{k}") for k in range(8)]
-    monkeypatch.setattr(store.index, "entries", lambda: eight)
-    with pytest.raises(ConfigError, match=r"8 runs are called '20': 20-0, .*, 20-4 and 3 more \(equifed list\)\."):
-        store.find("20")
+    for k in range(8):
+        shutil.copytree(two.path, store.root / f"30-{k}")
+    with pytest.raises(ConfigError, match=r"8 runs are called '30': 30-7, .*, 30-3 and 3 more \(equifed list\)\."):
+        store.find("30")
+    with pytest.raises(ConfigError, match=r"There is no run 'x'.*The latest: 30-7, .*30-3\.$"):
+        store.find("x")
 
 
-def test_a_run_named_by_its_path_stays_in_its_own_index(place):
+def test_a_name_is_not_taken_for_the_beginning_of_an_id(place):
+    store = Store(place / "runs")
+    whole(store, load_config(write_config(place, run={"rounds": 1})))
+    named, _ = whole(store, load_config(write_config(place, run={"rounds": 1, "name": "2"})))
+    third, _ = whole(store, load_config(write_config(place, run={"rounds": 1})))
+    assert store.find("2").id == named.id
+    (third.path / "config.toml").unlink()
+    with pytest.warns(EquifedWarning, match=f"Run folder {third.id} cannot be read"):
+        assert store.find("2").id == named.id
+
+
+def test_no_file_is_read_to_find_a_run_by_its_id(place, monkeypatch):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"rounds": 1, "name": "mine"}))
+    ids = [whole(store, config)[0].id for _ in range(2)]
+
+    def refused(path):
+        raise AssertionError(f"{path} is read")
+
+    monkeypatch.setattr("equifed.files.open_regular", refused)
+    assert [store.find(id).id for id in ids] == ids
+    assert [store.find(id[:-1]).id for id in ids] == ids
+    with pytest.raises(AssertionError, match="is read"):
+        store.find("mine")
+
+
+def test_runs_are_listed_by_the_time_they_began_whatever_they_are_called(place):
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"rounds": 1}))
+    names = ["99990101-000000-fedavg-0000", "b", "a", "00010101-000000-fedavg-0000"]
+    for name in names:
+        with store.start(config, id=name):
+            pass
+    assert [entry.id for entry in store.entries()] == [folder.id for folder in store.folders()] == names[::-1]
+    assert store.find("latest").id == names[-1]
+
+
+def test_runs_are_begun_one_at_a_time(place):
+    """So that what one process clears away is not what another is just making."""
+    store = Store(place / "runs")
+    config = load_config(write_config(place, run={"rounds": 1}))
+    store.prepare()
+    begun = threading.Event()
+
+    def begin() -> None:
+        whole(store, config)
+        begun.set()
+
+    thread = threading.Thread(target=begin)
+    with FileLock(store.root / "index.lock"):
+        thread.start()
+        assert not begun.wait(0.5)
+        assert [path.name for path in store.root.iterdir()] == ["index.lock"]
+    thread.join()
+    assert len(store.entries()) == 1
+
+
+def test_a_run_named_by_its_path_stays_where_it_is(place):
     store = Store(place / "runs")
     folder = stopped(store, load_config(write_config(place)), after=2)
     with Store(place / "other").resume(str(folder.path)) as recording:
@@ -294,30 +354,31 @@ def test_a_run_named_by_its_path_stays_in_its_own_index(place):
     assert Store(place / "other").entries() == []
 
 
-def test_the_index_is_rebuilt_from_the_folders(place):
+def test_the_list_is_what_the_folders_hold(place):
     store = Store(place / "runs")
-    folders = [whole(store, load_config(write_config(place, run={"rounds": 1})))[0] for _ in range(2)]
-    before = store.entries()
-    path = place / "runs" / "index.sqlite"
-    path.unlink()
-    with pytest.warns(EquifedWarning, match="was missing; it was rebuilt from 2"):
-        assert store.entries() == before
-    path.write_bytes(b"not a database" * 100)
-    with pytest.warns(EquifedWarning, match="was damaged.*rebuilt from 2"):
-        assert store.entries() == before
-    with sqlite3.connect(path) as db:
-        db.execute("drop table runs")
-        db.execute("create table runs (id text)")
-    db.close()
-    with pytest.warns(EquifedWarning, match="rebuilt"):
-        assert store.entries() == before
+    folders = [whole(store, load_config(write_config(place, run={"rounds": 1})))[0] for _ in range(3)]
+    assert [entry.id for entry in store.entries()] == [folder.id for folder in folders[::-1]]
     shutil.rmtree(folders[0].path)
-    assert [entry.id for entry in store.entries()] == [folders[1].id]
+    assert [entry.id for entry in store.entries()] == [folders[2].id, folders[1].id]
     (folders[1].path / "config.toml").unlink()
-    path.unlink()
-    with pytest.warns(EquifedWarning) as warned:
+    with pytest.warns(EquifedWarning, match=rf"{folders[1].id} cannot be read.*config\.toml is missing"):
+        assert [entry.id for entry in store.entries()] == [folders[2].id]
+    shutil.rmtree(folders[1].path)
+    _flip(folders[2].path / "status.json")
+    with pytest.warns(EquifedWarning, match=rf"{folders[2].id} cannot be read.*status\.json"):
         assert store.entries() == []
-    assert any("cannot be read" in str(each.message) for each in warned)
+    assert store.find(folders[2].id).path == folders[2].path  # so that using it says what is wrong
+
+
+def test_an_index_of_an_older_version_is_left_alone(place):
+    store = Store(place / "runs")
+    folder, _ = whole(store, load_config(write_config(place, run={"rounds": 1})))
+    entries = store.entries()
+    (store.root / "index.sqlite").write_bytes(b"not a database")
+    assert store.entries() == entries
+    assert store.find("latest").id == folder.id
+    whole(store, load_config(write_config(place, run={"rounds": 1})))
+    assert (store.root / "index.sqlite").read_bytes() == b"not a database"
 
 
 def test_the_place_of_the_runs(monkeypatch, tmp_path):
@@ -354,7 +415,9 @@ def test_runs_can_be_looked_at_where_nothing_may_be_written(place, monkeypatch):
     def refused(*args, **values):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("equifed.store.index.FileLock", refused)
+    monkeypatch.setattr("equifed.store.FileLock", refused)
+    monkeypatch.setattr("filelock.FileLock.acquire", refused)
+    monkeypatch.setattr("equifed.files.os", Fake(open=refused))
     assert [entry.id for entry in store.entries()] == [folder.id]
     assert store.find("latest").id == folder.id
 
@@ -467,14 +530,16 @@ def test_what_killed_processes_left_is_cleared_and_nothing_else(place):
     live.folder.lock.release()
 
 
-def test_a_number_that_changed_in_the_index_is_not_shown(place):
+def test_a_number_that_changed_in_a_result_is_not_listed(place):
     store = Store(place / "runs")
-    whole(store, load_config(write_config(place, run={"rounds": 1})))
-    before = store.entries()
-    with contextlib.closing(sqlite3.connect(store.index.path)) as db, db:
-        db.execute("update runs set metrics = replace(metrics, '0.', '0.1')")
-    with pytest.warns(EquifedWarning, match="a row does not fit its checksum.*rebuilt"):
-        assert store.entries() == before
+    folder, _ = whole(store, load_config(write_config(place, run={"rounds": 1})))
+    (entry,) = store.entries()
+    path = folder.path / "result.json"
+    shown = str(entry.metrics["accuracy"])
+    assert shown in path.read_text()
+    path.write_text(path.read_text().replace(shown, "0.999"))
+    with pytest.warns(EquifedWarning, match=r"cannot be read.*result\.json is damaged"):
+        assert store.entries() == []
 
 
 def test_a_full_disk_says_where_how_much_and_that_the_run_goes_on(place, monkeypatch):
@@ -539,23 +604,3 @@ def test_a_disk_that_becomes_read_only_is_told(place, monkeypatch):
 
     with pytest.raises(DiskError, match=r"could not be written: Read-only file system.*equifed resume"):
         until_read_only()
-
-
-def test_a_list_that_cannot_be_written_ends_no_run_and_is_not_thrown_away(place):
-    store = Store(place / "runs")
-    config = load_config(write_config(place, run={"rounds": 1}))
-    first, _ = whole(store, config)
-    entry, size = first.entry(), store.index.path.stat().st_size
-
-    def full(db: sqlite3.Connection) -> None:
-        pages = db.execute("pragma page_count").fetchone()[0]
-        db.execute(f"pragma max_page_count = {pages}")
-        db.execute("create table more (x)")
-
-    with pytest.raises(DiskError, match=r"index\.sqlite could not be written: the disk is full\. .* bytes are free"):
-        store.index._with(full)
-    assert store.index.path.stat().st_size == size
-    store.index._transaction = lambda action: (_ for _ in ()).throw(DiskError("full"))
-    with pytest.warns(EquifedWarning, match="not up to date: full"):
-        store.index.put(entry)
-    assert store.entries() == [entry]

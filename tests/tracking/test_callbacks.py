@@ -277,8 +277,8 @@ def test_an_unknown_tracker_is_said_with_its_key_and_leaves_no_folder(tmp_path):
 
 def test_what_is_shipped_to_silos_names_no_tracker(tmp_path):
     write_silos(tmp_path)
-    schema = ef.Federation.from_files(
-        [tmp_path / f"silo-{k}.csv" for k in range(4)], label="label", sensitive="sex"
+    schema = ef.Federation.from_tables(
+        [tmp_path / f"silo-{k}.csv" for k in range(4)], ef.Columns(label="label", sensitive="sex")
     ).schema
     (tmp_path / "schema.json").write_text(schema.to_json())
     files = {f"silo-{k}": f"silo-{k}.csv" for k in range(4)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,8 @@ from equifed.cli.flower import flower_app
 from equifed.cli.monitor import monitor_app
 from equifed.cli.options import (
     MARGIN,
-    Agreed,
-    Asked,
-    Columns,
+    AgreementOptions,
+    ColumnOptions,
     FailIf,
     Goal,
     Margin,
@@ -22,7 +22,8 @@ from equifed.cli.options import (
     ReportOptions,
     Settings,
     Sharing,
-    Tables,
+    SummaryOptions,
+    TableOptions,
     Tracking,
     Trust,
     Which,
@@ -31,6 +32,7 @@ from equifed.cli.options import (
     naming_options,
 )
 from equifed.cli.plugins import Commands
+from equifed.data.columns import Columns
 from equifed.settings import SeekSettings
 
 EXITS = (
@@ -109,7 +111,7 @@ def run(
     goal: Goal,
     tracking: Tracking,
     sharing: Sharing,
-    tables: Tables,
+    tables: TableOptions,
     output: Output,
 ) -> None:
     """Train what a configuration file describes: a run, a sweep if the file has a [sweep] section, or as many as it
@@ -150,7 +152,7 @@ def compare(
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
     *,
-    tables: Tables,
+    tables: TableOptions,
     settings: Settings,
     output: Output,
 ) -> None:
@@ -181,7 +183,7 @@ def sweep(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report to this file.")] = None,
     margin: Margin = MARGIN,
     fail_if: FailIf = None,
-    tables: Tables,
+    tables: TableOptions,
     seek: SeekSettings,
     settings: Settings,
     output: Output,
@@ -267,18 +269,19 @@ def list_runs(
 ) -> None:
     """List the runs, newest first."""
     from equifed.cli.tables import runs_table
-    from equifed.store import Store
+    from equifed.store import Store, read_entries
 
     store = Store(output.runs)
-    entries = store.entries()
+    folders = store.folders()
+    entries = list(islice(read_entries(folders), limit))
     if output.json:
-        print_json([entry._asdict() for entry in entries[:limit]])
+        print_json([entry._asdict() for entry in entries])
     elif not entries:
         say(f"There are no runs in {store.root}. Start one with `equifed run` or `equifed compare`.")
     else:
-        show(runs_table(entries[:limit]))
-        if len(entries) > limit:
-            say(f"{len(entries) - limit} more; see them with -n {len(entries)}.")
+        show(runs_table(entries))
+        if len(folders) > limit:
+            say(f"{len(folders) - limit} more; see them with -n {len(folders)}.")
 
 
 @command(app, "show")
@@ -374,7 +377,7 @@ def data_describe(
     ],
     json: Json = False,
     *,
-    columns: Columns,
+    columns: ColumnOptions,
 ) -> None:
     """Describe a data set: where it comes from, its presets, its files. Or your own files: columns, kinds, missing
     values, labels and groups, what would be an input, and what would not and why.
@@ -392,9 +395,9 @@ def data_describe(
     name = names[0]
     typed(name)
     if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):
-        describe(names, columns, json)
+        describe(names, Columns(**columns.given), json)
         return
-    if columns.section():
+    if columns.given:
         raise ConfigError("Options about columns belong to your own files, not to a data set.")
     about = get_dataset(name).describe()
     if json:
@@ -440,7 +443,7 @@ def data_summarise(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A silo's table.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
     *,
-    asked: Asked,
+    columns: SummaryOptions,
 ) -> None:
     """At a silo: write what may be told of its table, so that all can agree on a schema. Give the same options at every
     silo.
@@ -451,7 +454,7 @@ def data_summarise(
     from equifed.cli.own import summarise_file
 
     with naming_options():
-        summarise_file(file, asked, out)
+        summarise_file(file, Columns(**columns.given), out)
 
 
 @command(data_app, "agree")
@@ -459,13 +462,13 @@ def data_agree(
     files: Annotated[list[Path], typer.Argument(metavar="SUMMARY...", help="Of `equifed data summarise`.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it. (default: stdout)")] = None,
     *,
-    agreed: Agreed,
+    columns: AgreementOptions,
 ) -> None:
     """Make the schema that all silos share, from their summaries."""
     from equifed.cli.own import agree_on
 
     with naming_options():
-        agree_on(files, agreed, out)
+        agree_on(files, Columns(**columns.given), out)
 
 
 @command(app)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.console import near, print_json, say, show
-from equifed.cli.options import Trust, command
+from equifed.cli.options import ColumnOptions, Trust, command
 from equifed.errors import ConfigError
 
 flower_app = typer.Typer(
@@ -63,65 +63,6 @@ def init(
             "each.",
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --table: the column to predict.")] = None,
-    sensitive: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="With --table: the columns whose groups are to be treated fairly; of several, their intersections.",
-        ),
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="With --table: the input columns. (default: all that look like inputs)"),
-    ] = None,
-    drop: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="With --table: columns that are no inputs.")
-    ] = None,
-    date: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=PARTS",
-            help="With --table: a column of dates that is an input, and as which parts: admitted=year,month. May be "
-            "repeated.",
-        ),
-    ] = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RULE",
-            help="With --table or --summary: what is done about missing values: impute, median, mean, category, drop "
-            "or refuse. (default: impute)",
-        ),
-    ] = None,
-    na_values: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="With --table: words that mean a missing value, as an empty cell does: NA,?,-9. (default: none)",
-        ),
-    ] = None,
-    min_count: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="With --table: what fewer rows than this have in common is not written into the schema. (default: 10)",
-        ),
-    ] = None,
-    min_group: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, help="With --table or --summary: merge groups with fewer rows than this. (default: 0)"
-        ),
-    ] = None,
-    positive: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="With --table or --summary: the label that is the good outcome.")
-    ] = None,
-    meaning: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="With --table or --summary: what that label says of a row, for the report."),
-    ] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A schema (JSON) that the silos agreed on, instead of a table.")
     ] = None,
@@ -135,28 +76,18 @@ def init(
     ] = None,
     secure: Secure = False,
     json: Json = False,
+    *,
+    columns: ColumnOptions,
 ) -> None:
     """Make the folder of a federation: the app, certificates, a key per silo, and a README with every command.
 
-    With --table, --summary or --schema it is for your silos' own files. Without, it is a trial: COMPAS data, dealt to
-    the silos.
+    With --table, --summary or --schema it is for your silos' own files: options about columns belong to --table, and
+    what is settled when the summaries are there (--missing, --min-group, --positive, --meaning) to --summary, too.
+    Without, it is a trial: COMPAS data, dealt to the silos.
     """
     from equifed.cli.flower_runs import described, left_out, make, needed, schema_of_options, suffix_of
 
-    columns = {
-        "label": label,
-        "sensitive": sensitive,
-        "features": features,
-        "drop": drop,
-        "date": date,
-        "missing": missing,
-        "na_values": na_values,
-        "min_count": min_count,
-        "min_group": min_group,
-        "positive": positive,
-        "meaning": meaning,
-    }
-    given = schema_of_options(table, summary, schema, **columns)
+    given = schema_of_options(table, summary, schema, columns)
     made = make(
         folder,
         silos=silos,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 import typer
 
 from equifed.cli.console import err, near, say
-from equifed.cli.options import Output, dates_of, split_names
+from equifed.cli.options import ColumnOptions, Output
 from equifed.cli.report import documented
 from equifed.cli.runs import print_result
 from equifed.config import Config
-from equifed.data import Schema, agree
-from equifed.data.missing import check_na_values
+from equifed.data import Columns, Schema, agree
 from equifed.errors import ConfigError, RunError, unknown_name
 from equifed.federation.reading import SUFFIXES, read_table
-from equifed.federation.tables import AGREED, check_inputs, infer_schema, named_paths, read_schema, read_summary
+from equifed.federation.tables import check_inputs, infer_schema, na_values_of, named_tables, read_schema, read_summary
 from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment.bundle import Bundle, write_bundle
 from equifed.flower.deployment.folder import NAME, Folder, create, service_of
@@ -36,31 +35,28 @@ PAUSE = 0.25
 """Seconds between two looks at a run's folder."""
 CLOSING = 10.0
 """Seconds for Flower to close a run that has finished."""
-LISTS = frozenset(("sensitive", "features", "drop", "na_values"))
-"""Options of `init` that are lists."""
 
 
 def schema_of_options(
-    tables: Sequence[Path] | None, summaries: Sequence[Path] | None, schema: Path | None, **columns: Any
+    tables: Sequence[Path] | None, summaries: Sequence[Path] | None, schema: Path | None, options: ColumnOptions
 ) -> Schema | None:
-    """The schema that the options of `init` give, if they give one. columns: the options that say how columns are read,
-    by the names of their arguments; None where they were not given."""
+    """Return the schema that the options of `init` give, if they give one."""
     sources = [
         option for option, given in (("--table", tables), ("--summary", summaries), ("--schema", schema)) if given
     ]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(sources)} both say what the columns are. Give one of them.")
-    columns = {name: value for name, value in columns.items() if value is not None}
+    columns = Columns(**options.given)
     if tables:
         return _schema_of_tables(tables, columns)
     if summaries:
-        if asked := _options(columns.keys() - AGREED):
+        if said := options.flags(lambda facts: "agreed" not in facts):
             raise ConfigError(
-                f"{asked}: the summaries say that already. `equifed data summarise` takes it, at each silo."
+                f"{', '.join(said)}: the summaries say that already. `equifed data summarise` takes it, at each silo."
             )
-        return agree([read_summary(path) for path in summaries], **columns)
-    if columns:
-        raise ConfigError(f"{_options(columns)}: of which table? Name it with --table FILE.")
+        return agree([read_summary(path) for path in summaries], columns)
+    if given := options.flags():
+        raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
     return None if schema is None else read_schema(schema)
 
 
@@ -73,24 +69,15 @@ def suffix_of(kind: str | None, samples: Sequence[Path] | None) -> str | None:
     return next(suffix for suffix in SUFFIXES if samples[0].name.endswith(suffix)) if samples else None
 
 
-def _schema_of_tables(tables: Sequence[Path], columns: dict[str, Any]) -> Schema:
-    """As the silos of these files would agree on it: of one, what its rows have in common."""
-    if not {"label", "sensitive"} <= columns.keys():
+def _schema_of_tables(tables: Sequence[Path], columns: Columns) -> Schema:
+    """Return the schema that the silos of these files would agree on: of one, what its rows have in common."""
+    if columns.label is None or columns.sensitive is None:
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
-    for name in LISTS & columns.keys():
-        columns[name] = split_names(columns[name], f"--{name.replace('_', '-')}")
-    if "date" in columns:
-        columns["dates"] = dates_of(columns.pop("date"))
     # by their names alone: the schema may say which of them lacks a column, and no path of this machine
-    words = check_na_values(columns.get("na_values"))
-    frames = {path.name: read_table(path, words) for path in named_paths(tables).values()}
-    schema = infer_schema(frames, **columns)
+    frames = {path.name: read_table(path, na_values_of(columns)) for path in (named_tables([*tables]) or {}).values()}
+    schema = infer_schema(frames, columns)
     check_inputs(schema)
     return schema
-
-
-def _options(names: Iterable[str]) -> str:
-    return ", ".join(sorted(f"--{name.replace('_', '-')}" for name in names))
 
 
 def left_out(schema: Schema) -> list[str]:
@@ -227,12 +214,12 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
     """The run to go on with; None, after saying so, where there is nothing left to do."""
     store = Store(folder.runs)
     if reference is None:
-        entries = store.entries()
-        if not entries:
+        folders = store.folders()
+        if not folders:
             raise ConfigError(
                 f"{near(folder.runs)} has no run yet. Start one with: equifed flower run {_typed(folder.path)}"
             )
-        reference = next((entry.id for entry in entries if entry.status != "finished"), None)
+        reference = next((run.id for run in folders if run.status()["status"] != "finished"), None)
         if reference is None:
             say(f"All runs in {near(folder.runs)} have finished.")
             return None

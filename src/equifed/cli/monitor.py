@@ -107,7 +107,7 @@ def count(
     show(near(out))
     for column, why in counted.left_out:
         say(f"Not counted: {column}, because {why}.")
-    if any(why.endswith("its range") for _, why in counted.left_out):
+    if counted.without_range:
         say("Give ranges that all silos use: --range COLUMN=LOW:HIGH.")
     if counted.merged:
         say(f"{counted.merged} rows have a group of fewer than {min_count} rows: counted as of unknown group.")

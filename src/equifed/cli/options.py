@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from equifed.cli.console import guarded
+from equifed.data.columns import Columns, Holdout
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
-from equifed.partition import REGISTRY as PARTITIONS
 from equifed.registry import typed
 from equifed.settings import MARGIN, Cluster, Local, RunSettings
 from equifed.words import quoted
@@ -143,86 +143,22 @@ OWN = "Your own files, in place of a data set"
 DATA = "Data"
 TRAINING = "Training"
 """Panels of the help."""
-_DATA: dict[str, tuple[str, str, Any, str, str]] = {
-    "data": (
-        OWN,
-        "data",
-        list[str],
-        "FILE,...",
-        "One CSV, Parquet or Arrow file per client, called after it or NAME=FILE; or a folder of such files; or one "
-        "table that --partition deals to clients. May be repeated.",
-    ),
-    "schema": (OWN, "schema", Path, "FILE", "The schema that they fit. (default: read off them, by the options below)"),
-    "label": (OWN, "label", str, "COLUMN", "The column to be predicted."),
-    "positive": (OWN, "positive", str, "VALUE", "The label's value that is class 1."),
-    "meaning": (OWN, "meaning", str, "TEXT", "What that value says of a row, in a few words for the report."),
-    "features": (
-        OWN,
-        "features",
-        list[str],
-        "A,B,...",
-        "The input columns. (default: all that look like inputs; `equifed data describe` says which)",
-    ),
-    "drop": (OWN, "drop", list[str], "A,B,...", "Columns that are no inputs."),
-    "date": (
-        OWN,
-        "dates",
-        list[str],
-        "COLUMN=PARTS",
-        "A column of dates that is an input, and as which parts: admitted=year,month (also quarter, week, day, "
-        "weekday, hour, days, ...). May be repeated.",
-    ),
-    "missing": (
-        OWN,
-        "missing",
-        str,
-        "RULE",
-        "What is done about missing values: impute (the median, and a category of its own), mean, category, drop or "
-        "refuse. (default: impute)",
-    ),
-    "min_count": (
-        OWN,
-        "min-count",
-        int,
-        "N",
-        "What fewer rows of a file have in common is not written into a schema: such a category becomes part of "
-        "'other'. (default: 10)",
-    ),
-    "na_values": (
-        OWN,
-        "na-values",
-        list[str],
-        "A,B,...",
-        "Words that mean a missing value, as an empty cell does: NA,?,-9. (default: none)",
-    ),
-    "test": (OWN, "test", float, "X", "Share of the rows to test on. (default: 0.2)"),
-    "sensitive": (
-        DATA,
-        "sensitive",
-        list[str],
-        "A,B,...",
-        "Columns whose values are the groups; of several, their intersections. (default: the preset's)",
-    ),
-    "min_group": (DATA, "min-group", int, "N", "Merge groups with fewer rows than this into one. (default: 0)"),
-    "validation": (
-        DATA,
-        "validation",
-        float,
-        "X",
-        "Share of the rows to hold back from training, for choosing by a target; the test rows stay the same. "
-        "(default: the preset's; 0.1 if it has none and there is a target)",
-    ),
-}
-"""Options of the section [data]: the panel of the help, the key, the type, the metavar and the help."""
+_KINDS = {"A,B,...": list[str], "COLUMN=PARTS": list[str], "N": int, "X": float}
+"""Types of options by their metavars; the others are texts."""
 
 
-def _of_data(*names: str, panels: bool = False) -> Iterator[tuple[str, Any, Any]]:
-    """Fields for options of [data]."""
-    for name in names:
-        panel, key, kind, metavar, text = _DATA[name]
-        repeated = {"repeated": True} if kind == list[str] and metavar != "A,B,..." else {}
-        facts = {"key": f"data.{key}", "metavar": metavar, "help": text, **repeated}
-        yield name, kind | None, field(default=None, metadata=facts | ({"panel": panel} if panels else {}))
+def _of(kind: type, fits: Callable[[Mapping[str, Any]], bool] = bool, panels: bool = False) -> Iterator[Any]:
+    """Fields for those of `Columns` or `Holdout` that are options of commands, and whose metadata fit."""
+    for option in options_of(kind):
+        facts = option.field.metadata
+        if "metavar" not in facts or not fits(facts):
+            continue
+        repeated = " E.g. admitted=year,month. May be repeated." if "repeated" in facts else ""
+        text = option.description.partition("\n\n")[0]
+        own = {"key": f"data.{option.key.replace('_', '-')}", "help": text + repeated}
+        panel = {"panel": DATA if "named" in facts else OWN} if panels else {}
+        hint = _KINDS.get(facts["metavar"], str)
+        yield option.name, hint | None, field(default=None, metadata={**facts, **own, **panel})
 
 
 class _Data:
@@ -231,43 +167,64 @@ class _Data:
     def section(self, base: Path = Path()) -> dict[str, Any]:
         """What was given, as [data] of a configuration; the files are found from `base`."""
         found: dict[str, Any] = {}
-        for each in fields(self):  # type: ignore[arg-type]
-            value, key = getattr(self, each.name), each.metadata["key"].removeprefix("data.")
-            if value is None:
-                continue
-            if key == "data":
+        for name, value in self.given.items():
+            if name == "data":
                 found |= _sources(value, base)
             else:
-                found[key] = dates_of(value) if key == "dates" else str(base / value) if key == "schema" else value
+                found[name.replace("_", "-")] = str(base / value) if name == "schema" else value
         return found
 
-    def arguments(self) -> dict[str, Any]:
-        """What was given, by the names of the arguments in Python."""
-        return {key.replace("-", "_"): value for key, value in self.section().items()}
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given, by the names of the fields."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        given = {name: value for name, value in values.items() if value is not None}
+        return given | ({"dates": dates_of(given["dates"])} if "dates" in given else {})
 
-
-_ASKED = ("label", "features", "drop", "date", "min_count", "na_values", "sensitive")
-_AGREED = ("positive", "meaning", "missing", "min_group")
+    def flags(self, fits: Callable[[Mapping[str, Any]], bool] = bool) -> list[str]:
+        """The options that were given and whose metadata fit, as one types them."""
+        every = fields(self)  # type: ignore[arg-type]
+        return sorted(_flag_of(each) for each in every if each.name in self.given and fits(each.metadata))
 
 
 @dataclass(frozen=True)
-class Asked(make_dataclass("GeneratedAsked", _of_data(*_ASKED), frozen=True), _Data):  # type: ignore[misc]
+class SummaryOptions(
+    make_dataclass("GeneratedSummary", _of(Columns, lambda facts: "agreed" not in facts), frozen=True),  # type: ignore[misc]
+    _Data,
+):
     """What every silo must know to summarise its table."""
 
 
 @dataclass(frozen=True)
-class Agreed(make_dataclass("GeneratedAgreed", _of_data(*_AGREED), frozen=True), _Data):  # type: ignore[misc]
+class AgreementOptions(
+    make_dataclass("GeneratedAgreement", _of(Columns, lambda facts: "agreed" in facts), frozen=True),  # type: ignore[misc]
+    _Data,
+):
     """What is settled when the summaries are there."""
 
 
 @dataclass(frozen=True)
-class Columns(make_dataclass("GeneratedColumns", _of_data(*_ASKED, *_AGREED), frozen=True), _Data):  # type: ignore[misc]
-    """What the columns of somebody's own tables mean: all of that."""
+class ColumnOptions(make_dataclass("GeneratedColumns", _of(Columns), frozen=True), _Data):  # type: ignore[misc]
+    """What the columns of one's own tables mean: all of that."""
 
 
 @dataclass(frozen=True)
-class Tables(make_dataclass("GeneratedTables", _of_data(*_DATA, panels=True), frozen=True), _Data):  # type: ignore[misc]
-    """Somebody's own tables, and what is held back of them or of a data set."""
+class _Files:
+    data: list[str] | None = field(
+        default=None, metadata={"key": "data.data", "metavar": "FILE,...", "repeated": True, "panel": OWN}
+    )
+    """One CSV, Parquet or Arrow file per client, called after it or NAME=FILE; or a folder of such files; or one table
+    that --partition deals to clients. May be repeated."""
+    schema: Path | None = field(default=None, metadata={"key": "data.schema", "metavar": "FILE", "panel": OWN})
+    """The schema that they fit. (default: read off them, by the options below)"""
+
+
+_TABLE = (*_of(Columns, panels=True), *_of(Holdout, panels=True))
+
+
+@dataclass(frozen=True)
+class TableOptions(make_dataclass("GeneratedTables", _TABLE, bases=(_Files,), frozen=True), _Data):  # type: ignore[misc]
+    """One's own tables, and which rows of them or of a data set are held out."""
 
     def of(self, name: str | None) -> dict[str, Any]:
         """[data] for a data set of this name, or for the tables."""
@@ -310,12 +267,10 @@ def _sources(given: Sequence[str], base: Path) -> dict[str, Any]:
 
 def files_of(given: Sequence[str]) -> dict[str, Path]:
     """Files that a command is given, or all tables of a folder, by the silos' names."""
-    from equifed.federation.tables import files_in, named_paths
+    from equifed.federation.tables import named_tables
 
     found = _sources(given, Path())
-    if "folder" in found:
-        return named_paths(files_in(Path(found["folder"])))
-    return named_paths(found.get("files") or [found["table"]])
+    return named_tables(found.get("folder") or found.get("files") or [found["table"]]) or {}
 
 
 def dates_of(given: Sequence[str]) -> dict[str, list[str]]:
@@ -342,8 +297,8 @@ _OTHER_SECTIONS = {
         DATA,
         "partition.kind",
         "KIND",
-        f"Who holds which rows of a data set or of one table: {', '.join(PARTITIONS)}. (default: the preset's own "
-        "clients, or dirichlet)",
+        "Who holds which rows of a data set or of one table, such as dirichlet or natural: docs/data.md has all. "
+        "(default: the preset's own clients, or dirichlet)",
     ),
     "num_partitions": (DATA, "partition.num-partitions", "N", "Clients. (default: the preset's)"),
     "alpha": (DATA, "partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),
@@ -365,7 +320,7 @@ def _generated() -> Iterator[tuple[str, Any, Any]]:
 
 def _option(section: str, option: Option) -> tuple[Any, Any]:
     """The type and the field of a setting as an option of the command line."""
-    own = next(each for each in fields(option.owner) if each.name == option.name).metadata
+    own = option.field.metadata
     key = f"{section}.{option.key.replace('_', '-')}"
     if type(option.default) is bool:
         facts = {"key": key, "help": option.description, "panel": TRAINING}
@@ -443,12 +398,8 @@ def naming_options() -> Iterator[None]:
     try:
         yield
     except EquifedError as error:
-        known = (*fields(Tables), *fields(Settings))
-        flags = {
-            each.metadata["key"]: each.metadata.get("flags", [_flag(each.name)])[0]
-            for each in known
-            if "key" in each.metadata
-        } | _ALSO
+        known = (*fields(TableOptions), *fields(Settings))
+        flags = {each.metadata["key"]: _flag_of(each) for each in known if "key" in each.metadata} | _ALSO
         if error.where in flags:
             error.section, error.key = "", flags[error.where]
         raise
@@ -514,9 +465,9 @@ def _expanded(function: Callable[..., None]) -> Callable[..., None]:
             continue
         bundles[name] = given.annotation
         for each, option in zip(fields(bundles[name]), options_of(bundles[name]), strict=True):
-            facts, hint, flag = each.metadata, option.type, _flag(each.name)
+            facts, hint, flag = each.metadata, option.type, _flag_of(each)
             metavar = facts.get("metavar") or {int | None: "N", list[str] | None: "A,B,..."}.get(hint)
-            if hint == list[str] | None and "repeated" not in facts:
+            if hint == list[str] | None and not facts.get("repeated"):
                 lists[each.name], hint = flag, str | None
             text = " ".join((facts.get("help") or option.description).split())
             info = typer.Option(
@@ -543,5 +494,6 @@ def _expanded(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _flag_of(option: Field[Any]) -> str:
+    flags: Sequence[str] = option.metadata.get("flags") or (f"--{option.name.replace('_', '-')}",)
+    return flags[0]

@@ -10,15 +10,14 @@ from typing import Any
 from rich.table import Table
 
 from equifed.cli.console import near, print_json, say, show
-from equifed.cli.options import Agreed, Asked, Columns, files_of
+from equifed.cli.options import files_of
 from equifed.cli.tables import plain_table
-from equifed.data import Schema, agree, summarise
+from equifed.data import Columns, agree, summarise
 from equifed.data.describe import ColumnFacts, TableFacts, describe_tables
 from equifed.data.fit import Misfit, misfits
-from equifed.data.missing import check_na_values
 from equifed.errors import ConfigError, DataError, blaming
 from equifed.federation.reading import read_table
-from equifed.federation.tables import check_inputs, infer_schema, read_schema, read_summary, titles
+from equifed.federation.tables import check_inputs, infer_schema, na_values_of, read_schema, read_summary, titles
 from equifed.files import write_atomic
 from equifed.words import clean, quoted
 
@@ -26,10 +25,9 @@ from equifed.words import clean, quoted
 def describe(given: Sequence[str], columns: Columns, json: bool) -> None:
     """Columns, kinds, missing shares, labels and groups of files, which are the reader's own."""
     paths = files_of(given)
-    names, options = titles(paths), columns.arguments()
-    words = check_na_values(options.get("na_values"))
+    names, words = titles(paths), na_values_of(columns)
     frames = {names[silo]: read_table(path, words) for silo, path in paths.items()}
-    label, sensitive = options.get("label"), tuple(options.get("sensitive", ()))
+    label, sensitive = columns.label, [rule.column for rule in columns.rules]
     known = {str(name) for frame in frames.values() for name in frame.columns}
     for option, name in [("--label", label), *(("--sensitive", each) for each in sensitive)]:
         if name is not None and name not in known:
@@ -37,12 +35,12 @@ def describe(given: Sequence[str], columns: Columns, json: bool) -> None:
     schema, problem = None, "Give --label and --sensitive to see what would be made of the files."
     if label is not None and sensitive:
         try:
-            schema = infer_schema(frames, **options)
+            schema = infer_schema(frames, columns)
             check_inputs(schema)
             problem = ""
         except DataError as error:
             problem = f"They cannot be used as they are: {error}"
-    tables, facts = describe_tables(frames, schema, label, sensitive)
+    tables, facts = describe_tables(frames, columns, schema)
     if json:
         print_json(
             {
@@ -130,14 +128,12 @@ def check(given: Sequence[str], file: Path, json: bool) -> None:
 # -- agreeing on one ---------------------------------------------------------------------------------------------------
 
 
-def summarise_file(file: Path, asked: Asked, out: Path | None) -> None:
+def summarise_file(file: Path, columns: Columns, out: Path | None) -> None:
     """What a silo may tell of its file, so that a schema can be agreed on."""
-    options = asked.arguments()
-    if "label" not in options:
+    if columns.label is None:
         raise ConfigError("Which column is to be predicted? Give --label COLUMN.")
     with blaming(file=file.name):
-        table = read_table(file, check_na_values(options.get("na_values")))
-        summary = summarise(table, name=file.stem, **options)
+        summary = summarise(read_table(file, na_values_of(columns)), columns, name=file.stem)
     _written(summary.to_json(), out)
     limit = (
         f"Nothing in it is about fewer than {summary.min_count} rows." if summary.min_count else "It tells everything."
@@ -145,9 +141,9 @@ def summarise_file(file: Path, asked: Asked, out: Path | None) -> None:
     say(f"{limit} Read it before you hand it over.")
 
 
-def agree_on(files: Sequence[Path], agreed: Agreed, out: Path | None) -> None:
+def agree_on(files: Sequence[Path], columns: Columns, out: Path | None) -> None:
     """The schema that the summaries make."""
-    schema: Schema = agree([read_summary(file) for file in files], **agreed.arguments())
+    schema = agree([read_summary(file) for file in files], columns)
     check_inputs(schema)
     _written(schema.to_json(), out)
     for each in schema.left_out:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.config.sections import IN_SCHEMA, Config, kebab
+from equifed.config.sections import Config, DataSection, kebab
 from equifed.errors import EquifedError, blaming
-from equifed.federation import Federation, load
+from equifed.federation import Federation, Mapped, load
 from equifed.federation.reading import read_table
-from equifed.federation.tables import given_schema, na_values_of
+from equifed.federation.tables import beside_schema, columns_given, na_values_of
 from equifed.simulation import Simulation
 from equifed.simulator import make_job
 
@@ -41,61 +41,49 @@ def load_federations(config: Config) -> list[Federation]:
         made = _own(config)
     first = made[0]
     same = all(np.array_equal(fed.rows.x, first.rows.x) for fed in made)
-    return [dataclasses.replace(fed, rows=first.rows) for fed in made] if same else made
+    return [replace(fed, rows=first.rows) for fed in made] if same else made
 
 
 def _own(config: Config) -> list[Federation]:
-    """Of the configuration's own files."""
-    data = config.data
-    options: dict[str, Any] = {
-        key: value
-        for key in ("label", "sensitive", "positive", *IN_SCHEMA)
-        if (value := getattr(data, key)) is not None
-    }
-    options |= {
-        "min_group": data.min_group or 0,
-        "meaning": data.meaning,
-        "schema": None if data.schema_ is None else config.folder / data.schema_,
-        "test": data.test,
-        "validation": data.validation or 0.0,
-        "name": data.title,
-    }
-    if data.table is not None:
-        options["schema"] = schema = given_schema(options["schema"])
-        with blaming(key="table"):
-            frame = read_table(config.folder / data.table, na_values_of(schema, options))
-        assert config.partition is not None
-        return [
-            Federation.from_frame(frame, partition=config.partition, seed=seed, **options)
-            for seed in config.run.seed_list
-        ]
-    if data.mapped is not None:
-        return _mapped(config, {key: value for key, value in options.items() if key != "min_group"})
-    return [
-        Federation.from_files(
-            config.paths(),
-            validation_file=None if data.validation_file is None else config.folder / data.validation_file,
-            client_groups=data.client_groups,
-            seed=seed,
-            **options,
-        )
-        for seed in config.run.seed_list
-    ]
-
-
-def _mapped(config: Config, options: dict[str, Any]) -> list[Federation]:
-    """Of files that may be larger than memory; where no rows are held back, one federation serves all seeds."""
+    """Of the configuration's own files. Where no mapped rows are held out, one federation serves all seeds."""
     data, seeds = config.data, config.run.seed_list
-    assert data.mapped is not None
-    assert data.client is not None
-    named = {"cache": data.cache, "test_file": data.test_file, "validation_file": data.validation_file}
-    options |= {key: config.folder / file for key, file in named.items() if file is not None}
-    with blaming(key="mapped"):
-        drawn = seeds if data.test or data.validation else seeds[:1]
+    columns = beside_schema(None if data.schema_ is None else config.folder / data.schema_, data.columns)
+    tables: Any = config.paths()
+    if data.table is not None:
+        columns = columns_given(columns)
+        with blaming(key="table"):
+            tables = read_table(config.folder / data.table, na_values_of(columns))
+    elif data.mapped is not None:
+        assert data.client is not None
+        cache = None if data.cache is None else config.folder / data.cache
+        tables = Mapped(config.folder / data.mapped, data.client, cache)
+        seeds = seeds if data.test or data.validation else seeds[:1]
+    with _naming(data):
         made = [
-            Federation.from_mapped(config.folder / data.mapped, client=data.client, seed=s, **options) for s in drawn
+            Federation.from_tables(
+                tables,
+                columns,
+                holdout=data.holdout(config.folder),
+                partition=config.partition,
+                client_groups=data.client_groups,
+                seed=seed,
+                name=data.title,
+            )
+            for seed in seeds
         ]
-    return made if len(made) == len(seeds) else [dataclasses.replace(made[0], seed=seed) for seed in seeds]
+    return made if len(made) == len(config.run.seed_list) else [replace(made[0], seed=s) for s in config.run.seed_list]
+
+
+@contextmanager
+def _naming(data: DataSection) -> Iterator[None]:
+    """Errors raised inside name the key that says where the rows are, and the schema's file."""
+    try:
+        yield
+    except EquifedError as error:
+        named = {"tables": "mapped" if data.mapped else "table" if data.table else "files", "columns": "schema"}
+        if not error.section:
+            error.key = named.get(error.key, error.key) or ("mapped" if data.mapped else "")
+        raise
 
 
 def build(config: Config, federations: Sequence[Federation] | None = None) -> Simulation:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from equifed import methods, models, partition
 from equifed.config.sections import (
-    IN_SCHEMA,
+    NAMED,
     SECTIONS,
     Config,
     DataSection,
@@ -27,6 +27,8 @@ from equifed.config.sections import (
     described,
     kebab,
 )
+from equifed.data import Holdout
+from equifed.data.columns import BESIDE_SCHEMA, MAPPED_TEST
 from equifed.data.sets import recorded_dataset
 from equifed.errors import ConfigError, blaming, unknown_name
 from equifed.federation.reading import SUFFIXES
@@ -45,20 +47,8 @@ if TYPE_CHECKING:
     from equifed.data import Preset
 
 S = TypeVar("S", bound=BaseModel)
-NAMED = {"name", "preset", "sensitive", "min_group", "validation", "client_test", "rows"}
-"""Keys of [data] that go with a named data set."""
 SOURCES = ("name", "files", "folder", "table", "mapped")
 """Keys of [data] that say where the rows are: one of them."""
-OF_NAMED = ("client_test", "rows")
-"""Those that go with nothing else."""
-PER_CLIENT = ("validation_file", "client_groups")
-"""Keys of [data] that go with one file per client."""
-OF_MAPPED = ("client", "cache", "test_file")
-"""Keys of [data] that go with mapped files,"""
-NOT_OF_MAPPED = ("client_groups", "min_group", "min_count")
-"""and those that do not."""
-MAPPED_TEST = 0.01
-"""The share of their rows that is held in memory as test rows."""
 NAMING = (
     *(("method", "name"), ("model", "kind"), ("partition", "kind"), ("data", "name")),
     *(("run", "metrics"), ("run", "track")),
@@ -140,8 +130,8 @@ def parse_config(
     assert data is not None
     usual = {} if preset is None else described(preset.default_partition(), partition.REGISTRY)
     division = None
-    if data.mapped is not None and "test" not in data.model_fields_set:
-        data = data.model_copy(update={"test": MAPPED_TEST if data.test_file is None else 0.0})
+    if data.name is None:
+        data = data.model_copy(update={"test": _held_out(data).test})
     if (data.files or data.mapped) and "partition" in merged:
         text = "The files already say which client holds which rows. Leave this out, or give one table."
         reader.problem(text, "partition")
@@ -212,7 +202,7 @@ def _data_of(data: DataSection) -> Preset | None:
     if data.name is None:
         _check_own(data)
         return None
-    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set - NAMED]
+    given = [kebab(key) for key in type(data).model_fields if key in data.model_fields_set.difference(NAMED)]
     if given:
         raise ConfigError(
             f"The section has both a name and {', '.join(given)}; those belong to files. Keep one of them.",
@@ -232,38 +222,35 @@ def _check_own(data: DataSection) -> None:
         raise ConfigError(text)
     if len(sources) > 1:
         raise ConfigError(f"The section has {' and '.join(sources)}. Keep one of them.", key=sources[1])
-    if data.preset is not None:
-        raise ConfigError(f"belongs to a named data set, not to {_own(data)}.", key="preset")
-    for key in OF_NAMED:
+    for key in ("preset", "client_test", "rows"):
         if getattr(data, key) is not None:
             raise ConfigError(f"belongs to a named data set, not to {_own(data)}.", key=key)
     if data.schema_ is None and (data.label is None or data.sensitive is None):
         raise ConfigError(f"{_own(data).capitalize()} need a schema, or a label and a sensitive column.", key="schema")
-    settled = [key for key in IN_SCHEMA if data.schema_ is not None and key in data.model_fields_set]
+    columns = data.columns
+    settled = [key for key in columns.given if data.schema_ is not None and key not in BESIDE_SCHEMA]
     if settled:
         raise ConfigError("The schema, which is given too, has settled this. Keep one of them.", key=settled[0])
-    for key in PER_CLIENT:
-        if data.table is not None and getattr(data, key) is not None:
-            raise ConfigError("belongs to one file per client, not to a table that a partition deals.", key=key)
-    _check_mapped(data)
-    if data.validation_file is not None and data.validation:
-        raise ConfigError(
-            "A file for validation and a share of the rows, `validation`, are both given; keep one of them.",
-            key="validation_file",
-        )
+    if data.client_groups is not None and (data.table or data.mapped):
+        what = "a table that a partition deals" if data.table else "mapped files"
+        raise ConfigError(f"belongs to one file per client, not to {what}.", key="client_groups")
+    for key in ("client", "cache"):
+        if data.mapped is None and getattr(data, key) is not None:
+            raise ConfigError("is only for mapped files.", key=key)
+    if data.mapped is not None:
+        columns.check_mapped()
+        if data.client is None:
+            raise ConfigError("Mapped files need the column that says which client holds a row.", key="client")
+    _held_out(data)
     if isinstance(data.files, list):
         _checknamed(data.files, "files")
 
 
-def _check_mapped(data: DataSection) -> None:
-    if data.mapped is not None and data.client is None:
-        raise ConfigError("Mapped files need the column that says which client holds a row.", key="client")
-    for key in OF_MAPPED if data.mapped is None else NOT_OF_MAPPED:
-        if getattr(data, key) is not None:
-            raise ConfigError(f"is {'only' if data.mapped is None else 'not'} for mapped files.", key=key)
-    if data.test_file is not None and data.test and "test" in data.model_fields_set:
-        text = "A file for the test and a share of the rows, `test`, are both given; keep one of them."
-        raise ConfigError(text, key="test_file")
+def _held_out(data: DataSection) -> Holdout:
+    """Return which rows are held out of one's own, with the default shares."""
+    return data.holdout(Path()).fill(
+        "mapped files" if data.mapped else "one table" if data.table else "table per client"
+    )
 
 
 def _own(data: DataSection) -> str:

@@ -6,14 +6,17 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from equifed import models, partition
+from equifed.data import Columns, Holdout, Sensitive
+from equifed.data.dates import DatePart
 from equifed.disclosure import MIN_COUNT
 from equifed.options import options_of
 from equifed.protocol import Method
@@ -22,9 +25,6 @@ from equifed.settings import Cluster, RunSettings, SeekSettings
 from equifed.tracking.names import check as check_tracked
 
 SECTIONS = ("run", "data", "partition", "model", "local", "method", "sweep", "seek", "flower", "cluster")
-
-IN_SCHEMA = ("features", "drop", "dates", "missing", "min_count", "na_values")
-"""Keys of [data] that say how to make a schema."""
 
 
 def kebab(name: str) -> str:
@@ -54,8 +54,8 @@ class RunSection(RunSettings):
         check_tracked(self.track)
 
 
-class DataSection(_Section):
-    """[data]: a data set by name, one file per client, or one table that [partition] deals to clients."""
+class _Sources(_Section):
+    """[data]: where the rows are, but for what their columns mean and which of them are held out."""
 
     name: str | None = None
     """A data set of `equifed data list`."""
@@ -77,38 +77,8 @@ class DataSection(_Section):
     beside them."""
     schema_: str | None = None
     """The schema file that all clients share (JSON)."""
-    label: str | None = None
-    """The label's column, when there is no schema."""
-    features: list[str] | None = None
-    """The input columns, when there is no schema. Left out: all that look like inputs."""
-    drop: list[str] | None = None
-    """Columns that are no inputs, when there is no schema."""
-    dates: dict[str, list[str]] | None = None
-    """Columns of dates that are inputs, and as which parts, when there is no schema: admitted = ["year", "month"]."""
-    missing: str | None = None
-    """What is done about missing values, when there is no schema."""
-    min_count: int | None = Field(None, ge=0)
-    """A category needs so many rows to stand by itself, when there is no schema; the others become one."""
-    na_values: list[str | int | float] | None = None
-    """Words that mean a missing value, as an empty cell does, when there is no schema: ["NA", "?", -9]. Left out: none,
-    and a warning says which values look like it."""
-    sensitive: str | list[str] | None = None
-    """The sensitive column or columns, when there is no schema; several: their intersections are the groups. Of a named
-    data set: in place of the preset's."""
-    min_group: int | None = Field(None, ge=0)
-    """Groups with fewer rows than this, of all clients' rows, become one, "other (merged)". Left out: 0."""
-    positive: str | int | float | None = None
-    """The label value that is class 1, when there is no schema."""
-    meaning: str = ""
-    """What that class says of a row, in a few words for the report, when there is no schema."""
-    test: float = Field(0.2, ge=0, lt=1)
-    """Share of each file's rows, or of the table's, that goes to the test set. Of mapped files, left out: 0.01."""
     test_file: str | None = None
     """Of mapped files: the test rows, a file of their own. Relative to this config file."""
-    validation: float | None = Field(None, ge=0, lt=1)
-    """Share of the rows that the server takes from the training rows, to choose settings on; the test rows stay the
-    same. Left out: the preset's own validation rows; where there are none, 0.1 if a target chooses among several
-    settings, else 0."""
     client_test: float | None = Field(None, ge=0, lt=1)
     """Share of each client's rows that is kept for a test of its own, of a named data set. Left out: the preset's."""
     rows: int | None = Field(None, ge=1)
@@ -118,12 +88,58 @@ class DataSection(_Section):
     client_groups: dict[str, str] | None = None
     """The known group of every client, a table client = "group", for methods that need it."""
 
+
+def _written(hint: Any) -> Any:
+    """Return the part of a type that a configuration can hold; None where there is none."""
+    inside = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(kind for each in inside if (kind := _written(each)) is not None)]  # noqa: UP007
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) is Sequence:
+        return list[_written(inside[0])]  # type: ignore[misc]
+    if get_origin(hint) is Mapping:
+        return dict[str, _written(inside[1])]  # type: ignore[misc]
+    return hint if hint in (str, int, float, NoneType) else None
+
+
+def _keys() -> Iterator[tuple[str, Any]]:
+    """Yield a key for each field of `Columns` and `Holdout` that a configuration has. None: its default."""
+    for owner in (Columns, Holdout):
+        hints = get_type_hints(owner, localns={"Sensitive": Sensitive, "DatePart": DatePart})
+        for option in options_of(owner):
+            facts = option.field.metadata
+            if "metavar" in facts:
+                limits = Field(None, ge=facts.get("low"), lt=facts.get("below"), description=option.description)
+                yield option.name, (_written(hints[option.name] | None), limits)
+
+
+class DataSection(create_model("DataKeys", __base__=_Sources, **dict(_keys()))):  # type: ignore[misc]
+    """[data]: a data set by name, one file per client, or one table that [partition] deals to clients."""
+
     @property
     def title(self) -> str:
         """What the data are called in reports."""
         return self.name or (Path(self.table or self.mapped or "files").stem)
 
+    @property
+    def columns(self) -> Columns:
+        """What the columns of own tables mean."""
+        values = {each.name: getattr(self, each.name, None) for each in dataclasses.fields(Columns)}
+        return Columns(**{name: value for name, value in values.items() if value is not None})
 
+    def holdout(self, folder: Path) -> Holdout:
+        """Which rows of own tables are held out; their files are found from `folder`."""
+        files = {key: getattr(self, key) for key in ("test_file", "validation_file")}
+        found = {key: folder / file for key, file in files.items() if file is not None}
+        return Holdout(self.test, self.validation or 0.0, **found)
+
+
+NAMED = (
+    *("name", "preset", "client_test", "rows"),
+    *(each.name for kind in (Columns, Holdout) for each in dataclasses.fields(kind) if each.metadata.get("named")),
+)
+"""Keys of [data] that go with a named data set."""
 YEAR = 365 * 86_400
 """In seconds: the longest wait for an answer."""
 
@@ -168,9 +184,10 @@ class Config:
     def resolved(self, folder: Path | None = None) -> dict[str, Any]:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
         data = _spelt(self.data.model_dump())
+        if self.data.name is None:  # as it has always been written, which runs are recognised by
+            data.setdefault("meaning", "")
         if self.data.name is not None:
-            own = ("name", "preset", "sensitive", "min-group", "validation", "client-test", "rows")
-            data = {key: data[key] for key in own if key in data}
+            data = {kebab(key): data[kebab(key)] for key in NAMED if kebab(key) in data}
         elif folder is not None:
             named = {
                 "table": self.data.table,

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from equifed.data.choose import REASONS, Kind, alike
+from equifed.data.columns import Columns, Missing, Scaling
 from equifed.data.dates import DatePart
 from equifed.data.encode import in_order
 from equifed.data.schema import (
@@ -17,34 +18,27 @@ from equifed.data.schema import (
     MISSING,
     OTHER,
     Column,
-    Encoding,
     LeftOut,
-    Missing,
-    Scaling,
     Schema,
     Sensitive,
     crossed,
 )
 from equifed.data.summary import Asked, ColumnSummary, Numbers, Summary, asks, with_groups
-from equifed.errors import ConfigError, DataError, blaming, check_number, unknown_name
+from equifed.errors import ConfigError, DataError, blaming, unknown_name
 from equifed.partition.base import as_text
 from equifed.words import listed, quoted, shortened
 
 
-def agree(
-    summaries: Sequence[Summary],
-    *,
-    missing: Missing | Mapping[str, Missing] = "impute",
-    positive: object = None,
-    meaning: str = "",
-    privileged: str | None = None,
-    min_group: int = 0,
-    encoding: Encoding = "onehot",
-    scaling: Scaling = "standard",
-    label_range: tuple[float, float] | None = None,
-) -> Schema:
-    """The schema that all silos share, from what they tell. The arguments are those of `Schema.infer`."""
-    check_number("min_group", min_group, whole=True, low=0)
+def agree(summaries: Sequence[Summary], columns: Columns | None = None) -> Schema:
+    """Return the schema that all silos share, from their summaries.
+
+    columns: what is settled now, such as the positive class or the rule for missing values; what the summaries say
+    already, such as the label, is refused.
+    """
+    columns = columns or Columns()
+    if said := sorted(columns.given.keys() - columns.agreed.given.keys()):
+        text = f"is what the summaries say already ({', '.join(said)}). Give it where they are made."
+        raise ConfigError(text, key=said[0], value=columns.given[said[0]])
     filled = [summary for summary in summaries if summary.rows]
     if not filled:
         names = ", ".join(summary.name for summary in summaries if summary.name)
@@ -56,27 +50,27 @@ def agree(
             text = f"was made with other options than {filled[0].name}: {', '.join(fields)}. Make it again."
             raise ConfigError(text[0].upper() + text[1:], file=summary.name)
     min_count = max(summary.min_count for summary in filled)
-    rules = _rules(missing, filled)
-    columns, left_out = _choose(filled, asked, min_count, rules, scaling)
+    inputs, left_out = _choose(filled, asked, min_count, _rules(columns.missing, filled), columns.scaling)
     with blaming(key="label"):
-        classes = _agree_classes(filled, asked, positive, min_count)
+        classes = _agree_classes(filled, asked, columns.positive, min_count)
     with blaming(key="sensitive"):
         sensitive = tuple(_agree_rule(filled, number, rule, min_count) for number, rule in enumerate(asked.sensitive))
-    groups = _agree_groups(filled, sensitive, privileged, min_group, min_count)
+    min_group = columns.min_group
+    groups = _agree_groups(filled, sensitive, columns.privileged, min_group, min_count)
     return Schema.checked(
         {
-            "columns": columns,
+            "columns": inputs,
             "label": asked.label,
             "task": asked.task,
             "classes": classes,
-            "meaning": meaning,
-            "label_range": label_range,
+            "meaning": columns.meaning,
+            "label_range": columns.label_range,
             "sensitive": sensitive,
             "groups": groups,
             "min_group": max(min_group, min_count) if MERGED in groups else min_group,
             "min_count": min_count,
-            "encoding": encoding,
-            "scaling": scaling,
+            "encoding": columns.encoding,
+            "scaling": columns.scaling,
             "na_values": asked.na_values,
             "left_out": left_out,
         }
@@ -103,16 +97,13 @@ class _Rules(NamedTuple):
         return "mean" if rule == "mean" else "median"
 
 
-def _rules(missing: Missing | Mapping[str, Missing], summaries: Sequence[Summary]) -> _Rules:
+def _rules(missing: Missing | Mapping[str, Missing] | None, summaries: Sequence[Summary]) -> _Rules:
     own = dict(missing) if isinstance(missing, Mapping) else {}
-    for rule in own.values() if isinstance(missing, Mapping) else (missing,):
-        if rule not in get_args(Missing):
-            raise unknown_name("rule for missing values", rule, get_args(Missing), key="missing")
     known = {column.name for summary in summaries for column in summary.columns}
     for name in own:
         if name not in known:
             raise unknown_name("column", name, known, key="missing")
-    return _Rules("impute" if isinstance(missing, Mapping) else missing, own)
+    return _Rules("impute" if isinstance(missing, Mapping) or missing is None else missing, own)
 
 
 class _Held(NamedTuple):

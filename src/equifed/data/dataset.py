@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from equifed.data.columns import Columns, Encoding, Scaling, TaskKind
 from equifed.data.download import Fetched, File, fetch_files, where
-from equifed.data.schema import Encoded, Encoding, Scaling, Schema, Sensitive, TaskKind
+from equifed.data.schema import Encoded, Schema, Sensitive
 from equifed.errors import DataError, unknown_name
 from equifed.partition import IID, Dirichlet, Natural, Partitioner
 
@@ -111,24 +112,17 @@ class Preset:
 
     def schema(self, frame: pd.DataFrame) -> Schema:
         """The schema of this preset, read off its rows."""
-        return Schema.infer(
-            frame,
-            label=self.label,
-            sensitive=self.sensitive,
-            features=() if self.image else self.features,
-            missing="category",
-            min_count=0,  # the files are public
-            na_values=(),  # `read` has made missing what is
-            positive=self.positive,
-            meaning=self.meaning,
-            privileged=self.privileged,
-            min_group=self.min_group,
-            categorical=self.categorical,
-            encoding=self.encoding,
-            scaling=self.scaling,
-            task=self.task,
-            label_range=self.label_range,
-        )
+        meant = {
+            each.name: getattr(self, each.name) for each in dataclasses.fields(Columns) if hasattr(self, each.name)
+        }
+        meant |= {
+            "missing": "category",
+            "min_count": 0,
+            "na_values": (),
+        }  # the files are public, and `read` has read them
+        if self.image:
+            meant["features"] = ()
+        return Schema.infer(frame, Columns(**meant))
 
     def grouped_by(self, sensitive: str | Sensitive | Sequence[str | Sensitive] | None, min_group: int = 0) -> Preset:
         """The same rows and inputs with the groups of other columns. A column that the preset itself has groups of

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from equifed.data.choose import REASONS, look
+from equifed.data.columns import Columns
 from equifed.data.schema import Schema
 from equifed.errors import DataError
 from equifed.partition.base import as_text
@@ -53,13 +54,11 @@ class TableFacts:
 
 
 def describe_tables(
-    frames: Mapping[str, pd.DataFrame],
-    schema: Schema | None = None,
-    label: str | None = None,
-    sensitive: tuple[str, ...] = (),
+    frames: Mapping[str, pd.DataFrame], columns: Columns, schema: Schema | None = None
 ) -> tuple[list[TableFacts], list[ColumnFacts]]:
-    """The tables and their columns. schema: what would be made of them, which says what is an input and what is not;
-    without it that is guessed by the columns' values."""
+    """Describe the tables and their columns. schema: what would be made of them, which says what is an input and what
+    is not; without it that is guessed by the columns' values."""
+    label, sensitive = columns.label, tuple(rule.column for rule in columns.rules)
     names = list(dict.fromkeys(str(name) for frame in frames.values() for name in frame.columns))
     tables = [
         TableFacts(

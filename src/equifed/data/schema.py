@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from equifed.data.choose import require_columns
+from equifed.data.columns import Columns, Encoding, Scaling, TaskKind
 from equifed.data.dates import ISO, DatePart, parts_of
 from equifed.data.encode import (
     MAX_STANDARDISED,
@@ -31,18 +32,9 @@ from equifed.data.encode import (
     sorted_texts,
 )
 from equifed.data.missing import BEFORE, check_na_values, is_missing_text, with_missing
-from equifed.disclosure import MIN_COUNT
 from equifed.errors import MAX_FLOAT32, ConfigError, DataError, EquifedWarning, RowError
 from equifed.partition.base import UNKNOWN, as_numbers
 from equifed.words import clean, listed, quoted
-
-Encoding = Literal["ordinal", "onehot"]
-Scaling = Literal["minmax", "standard", "none"]
-TaskKind = Literal["classification", "regression"]
-Missing = Literal["impute", "median", "mean", "category", "drop", "refuse"]
-"""What is done about missing values. Numbers become the "median" or the "mean" of all, with an input that says where;
-"impute" is "median". Categories have one for it, also with these three. "category" is for categories only, numbers are
-refused. "drop" leaves rows out, "refuse" takes none."""
 
 MISSING = "(missing)"
 """The category of no value."""
@@ -344,68 +336,17 @@ class Schema(Document):
         return self
 
     @classmethod
-    def infer(
-        cls,
-        frame: pd.DataFrame,
-        *,
-        label: str,
-        sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
-        features: Sequence[str] | None = None,
-        drop: Sequence[str] = (),
-        dates: Mapping[str, Sequence[DatePart]] | None = None,
-        missing: Missing | Mapping[str, Missing] = "impute",
-        min_count: int = MIN_COUNT,
-        positive: object = None,
-        meaning: str = "",
-        privileged: str | None = None,
-        min_group: int = 0,
-        categorical: Sequence[str] = (),
-        encoding: Encoding = "onehot",
-        scaling: Scaling = "standard",
-        task: TaskKind = "classification",
-        label_range: tuple[float, float] | None = None,
-        sensitive_as_input: bool = False,
-        exclude: Sequence[str] = (),
-        na_values: Sequence[str | float] | None = None,
-    ) -> Schema:
+    def infer(cls, frame: pd.DataFrame, columns: Columns, *, exclude: Sequence[str] = ()) -> Schema:
         """Read the schema off a table: what `equifed.data.agree` makes of its one summary.
 
-        Without `features` every column is an input but the label, those to `drop` or `exclude`, the sensitive ones
-        (unless `sensitive_as_input`), and those that look like identifiers, free text, dates or constants: `left_out`
-        lists these. dates: {column: parts} turns dates into numbers. `categorical` names number columns whose numbers
-        are codes. missing: the rule for all columns, or {column: rule}. What fewer than `min_count` rows have in common
-        is not written into the schema. Groups with fewer than `min_group` rows become one. na_values: words that mean a
-        missing value, as an empty cell does.
+        Without `columns.features` every column is an input but the label, those to drop or in `exclude`, the sensitive
+        ones (unless `sensitive_as_input`), and those that look like identifiers, free text, dates or constants:
+        `left_out` lists these.
         """
         from equifed.data.agreement import agree  # late: these two build schemas
         from equifed.data.summary import summarise
 
-        summary = summarise(
-            frame,
-            label=label,
-            sensitive=sensitive,
-            features=features,
-            drop=drop,
-            dates=dates,
-            categorical=categorical,
-            task=task,
-            sensitive_as_input=sensitive_as_input,
-            exclude=exclude,
-            min_count=min_count,
-            with_classes=task == "classification" or positive is not None,
-            na_values=na_values,
-        )
-        return agree(
-            [summary],
-            missing=missing,
-            positive=positive,
-            meaning=meaning,
-            privileged=privileged,
-            min_group=min_group,
-            encoding=encoding,
-            scaling=scaling,
-            label_range=label_range,
-        )
+        return agree([summarise(frame, columns, exclude=exclude)], columns.agreed)
 
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> Schema:

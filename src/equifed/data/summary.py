@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from equifed.data.choose import REASONS, Distinct, Kind, Look, Role, look, require_columns
-from equifed.data.dates import PARTS, DatePart, parts_of
+from equifed.data.columns import Columns, TaskKind
+from equifed.data.dates import DatePart, parts_of
 from equifed.data.encode import column_of, holds_numbers, in_order, numbers_of, row_error
 from equifed.data.missing import BEFORE, check_na_values, warn_of_words, with_missing
 from equifed.data.schema import (
@@ -30,13 +31,12 @@ from equifed.data.schema import (
     Document,
     Sensitive,
     Strict,
-    TaskKind,
     group_values,
     intersections,
     rows_by_name,
 )
 from equifed.disclosure import MIN_COUNT
-from equifed.errors import ConfigError, EquifedWarning, blaming, check_number, unknown_name
+from equifed.errors import EquifedWarning, blaming
 from equifed.partition.base import as_text, check_column
 from equifed.words import quoted
 
@@ -111,6 +111,22 @@ class Asked(Strict):
     """Words that mean a missing value. Summaries that were made before there was this list have none of it: then these
     were missing."""
 
+    @classmethod
+    def of(cls, columns: Columns) -> Asked:
+        """Return what the columns ask of every silo."""
+        return cls(
+            label=check_column("label", columns.label),
+            task=columns.task,
+            with_classes=columns.task == "classification" or columns.positive is not None,
+            sensitive=columns.rules,
+            features=None if columns.features is None else tuple(map(str, columns.features)),
+            drop=tuple(map(str, columns.drop)),
+            dates=columns.parts,
+            categorical=tuple(map(str, columns.categorical)),
+            sensitive_as_input=columns.sensitive_as_input,
+            na_values=check_na_values(columns.na_values),
+        )
+
 
 class Summary(Document):
     """What a silo tells of its table. JSON in and out."""
@@ -136,32 +152,15 @@ class Summary(Document):
 # -- at a silo ---------------------------------------------------------------------------------------------------------
 
 
-def summarise(
-    frame: pd.DataFrame,
-    *,
-    label: str,
-    sensitive: str | Sensitive | Sequence[str | Sensitive] = (),
-    features: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-    dates: Mapping[str, Sequence[DatePart]] | None = None,
-    categorical: Sequence[str] = (),
-    task: TaskKind = "classification",
-    with_classes: bool | None = None,
-    sensitive_as_input: bool = False,
-    exclude: Sequence[str] = (),
-    min_count: int = MIN_COUNT,
-    na_values: Sequence[str | float] | None = None,
-    name: str = "",
-) -> Summary:
-    """What may be told of a table, so that a schema can be agreed on. The arguments are those of `Schema.infer`.
+def summarise(frame: pd.DataFrame, columns: Columns, *, exclude: Sequence[str] = (), name: str = "") -> Summary:
+    """Summarise a table for agreement on a schema, disclosing nothing about fewer than `columns.min_count` rows.
 
-    with_classes: whether the label has classes (default: where the task is classification). exclude: columns that are
-    nobody's business. na_values: words that mean a missing value, as an empty cell does; left out, there are none, and
-    a warning says which values look like it. name: of the silo or the file, for messages.
+    exclude: further columns to leave out of the summary. name: of the silo or the file, for messages. Without
+    `columns.na_values` a warning says which values look like missing ones.
     """
-    check_number("min_count", min_count, whole=True, low=0)
-    words = check_na_values(na_values)
-    asked = _asked(label, sensitive, features, drop, dates, categorical, task, with_classes, sensitive_as_input, words)
+    min_count = MIN_COUNT if columns.min_count is None else columns.min_count
+    asked = Asked.of(columns)
+    words = asked.na_values
     named = dict.fromkeys([*(asked.features or ()), *asked.dates])
     needed = {
         "label": [asked.label],
@@ -174,78 +173,30 @@ def summarise(
     with blaming(key=absent[0] if absent else ""):
         require_columns(frame, [name for wanted in needed.values() for name in wanted])
     if asked.features is None:
-        hidden = {asked.label, *exclude} | (set() if sensitive_as_input else set(needed["sensitive"]))
+        hidden = {asked.label, *exclude} | (set() if asked.sensitive_as_input else set(needed["sensitive"]))
         chosen = [column for column in map(str, frame.columns) if column not in hidden]
     else:
         chosen = list(named)
     frame = with_missing(frame, words, [*chosen, *needed["label"], *needed["sensitive"]])
-    columns = tuple(_column(frame, column, asked, min_count) for column in chosen)
+    summaries = tuple(_column(frame, column, asked, min_count) for column in chosen)
     with blaming(key="label"):
         classes, rare = _classes(frame, asked, min_count)
     with blaming(key="sensitive"):
         values, moments, groups = _groups(frame, asked.sensitive, min_count)
-    if na_values is None:
-        texts = [column.name for column in columns if column.kind == "categorical" and column.role == "input"]
+    if columns.na_values is None:
+        texts = [column.name for column in summaries if column.kind == "categorical" and column.role == "input"]
         warn_of_words(frame, [*texts, *needed["label"], *needed["sensitive"]])
     return Summary(
         name=name,
         asked=asked,
         min_count=min_count,
         rows=len(frame),
-        columns=columns,
+        columns=summaries,
         classes=classes,
         rare_classes=rare,
         values=values,
         moments=moments,
         groups=groups,
-    )
-
-
-def _asked(
-    label: object,
-    sensitive: object,
-    features: Sequence[str] | None,
-    drop: Sequence[str],
-    dates: Mapping[str, Sequence[DatePart]] | None,
-    categorical: Sequence[str],
-    task: TaskKind,
-    with_classes: bool | None,
-    sensitive_as_input: bool,
-    na_values: tuple[str, ...],
-) -> Asked:
-    if task not in get_args(TaskKind):
-        raise unknown_name("task", task, get_args(TaskKind), key="task")
-    for key, value in (("features", features), ("drop", drop), ("categorical", categorical)):
-        if isinstance(value, str):
-            raise ConfigError(
-                f"must be a list of column names, got {value!r}. Write [{value!r}].", key=key, value=value
-            )
-    given = sensitive if isinstance(sensitive, Sequence) and not isinstance(sensitive, str) else [sensitive]
-    rules = [
-        rule if isinstance(rule, Sensitive) else Sensitive(column=check_column("sensitive", rule)) for rule in given
-    ]
-    twice = [rule.column for i, rule in enumerate(rules) if rule.column in (other.column for other in rules[:i])]
-    if twice:
-        raise ConfigError(f"names the column {twice[0]!r} twice.", key="sensitive", value=twice[0])
-    parts: dict[str, tuple[DatePart, ...]] = {}
-    for column, wanted in (dates or {}).items():
-        parts[str(column)] = (wanted,) if isinstance(wanted, str) else tuple(wanted)  # type: ignore[assignment]
-        for part in parts[str(column)]:
-            if part not in PARTS:
-                raise unknown_name("part of a date", part, PARTS, key="dates")
-        if not parts[str(column)]:
-            raise ConfigError(f"names no part of {column!r}. Parts: {', '.join(PARTS)}.", key="dates")
-    return Asked(
-        label=check_column("label", label),
-        task=task,
-        with_classes=task == "classification" if with_classes is None else with_classes,
-        sensitive=tuple(rules),
-        features=None if features is None else tuple(map(str, features)),
-        drop=tuple(map(str, drop)),
-        dates=parts,
-        categorical=tuple(map(str, categorical)),
-        sensitive_as_input=sensitive_as_input,
-        na_values=na_values,
     )
 
 

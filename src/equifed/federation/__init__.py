@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from equifed.federation.arrays import Rows
 from equifed.federation.federation import Federation
+from equifed.federation.mapped import Mapped
 from equifed.federation.rowsets import RowSets
 
 if TYPE_CHECKING:
     from equifed.federation.datasets import load
     from equifed.federation.images import load_femnist
 
-__all__ = ["Federation", "RowSets", "Rows", "load", "load_femnist"]
+__all__ = ["Federation", "Mapped", "RowSets", "Rows", "load", "load_femnist"]
 
 
 def __getattr__(name: str) -> Any:

@@ -121,7 +121,7 @@ def _check_part(label: str, part: Any, task: TaskKind) -> tuple[np.ndarray, np.n
         y = np.array(y.tolist())
     if x.dtype.kind not in "biuf":
         raise DataError(
-            f"{label}: features must be numbers, got {x.dtype}. Encode text columns first (from_frame does)."
+            f"{label}: features must be numbers, got {x.dtype}. Encode text columns first, as from_tables does."
         )
     x = _as_float32(x)
     check_finite(x, f"{label}: ")

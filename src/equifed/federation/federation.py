@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from equifed import randomness
-from equifed.errors import ConfigError, DataError, EquifedWarning, blaming, check_number, unknown_name
+from equifed.data.columns import Columns, Holdout
+from equifed.errors import ConfigError, DataError, EquifedWarning, check_number, unknown_name
 from equifed.federation import arrays
 from equifed.federation.arrays import Rows
 from equifed.federation.describe import Description
-from equifed.federation.mapped import MappedSets, Names, cell_counts
+from equifed.federation.mapped import Mapped, MappedSets, Names, cell_counts
 from equifed.federation.rowsets import RowSets
 from equifed.federation.split import AnyPartitioner, Holdings, check_partition, deal, fit_scaling, split_silos
 from equifed.partition import describe
@@ -23,8 +24,7 @@ from equifed.partition.base import UNKNOWN
 from equifed.task import LabelKind, TaskKind, label_kind
 
 if TYPE_CHECKING:
-    from equifed.data import Encoded, Missing, Schema, Sensitive
-    from equifed.data.dates import DatePart
+    from equifed.data import Encoded, Schema
 
 
 MAPPED_SAMPLED = 100
@@ -37,7 +37,7 @@ UNKNOWN_NAME = "unknown"
 class Federation:
     """Clients with their own rows, a validation set at the server, a global test set.
 
-    Make one with `from_arrays`, `from_frame`, `from_files`, `from_mapped` or `equifed.load`.
+    Make one with `from_tables`, `from_arrays`, `from_xy` or `equifed.load`.
     """
 
     rows: Rows
@@ -135,265 +135,79 @@ class Federation:
         ).checked()
 
     @classmethod
-    def from_frame(
+    def from_tables(
         cls,
-        frame: Any,
+        tables: Any,
+        columns: Columns | Schema | str | Path,
         *,
-        label: str | None = None,
-        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
-        partition: AnyPartitioner,
-        schema: str | Path | Schema | None = None,
+        holdout: Holdout | None = None,
+        partition: AnyPartitioner | None = None,
+        client_groups: Mapping[str, str] | None = None,
         seed: int = 0,
-        min_group: int = 0,
-        features: Sequence[str] | None = None,
-        drop: Sequence[str] = (),
-        dates: Mapping[str, Sequence[DatePart]] | None = None,
-        missing: Missing | Mapping[str, Missing] | None = None,
-        min_count: int | None = None,
-        na_values: Sequence[str | float] | None = None,
-        positive: object = None,
-        meaning: str = "",
-        task: TaskKind = "classification",
-        validation: float = 0.2,
-        test: float = 0.2,
-        client_test: float = 0.0,
-        encoding: Literal["ordinal", "onehot"] = "onehot",
-        scaling: Literal["minmax", "standard", "none"] = "standard",
-        sensitive_as_input: bool = False,
         name: str = "",
     ) -> Federation:
-        """From one table: encoded, split by `seed`, and dealt to clients by a partitioner.
+        """Make a federation of tables, whose rows are encoded, and split by `seed` for training, validation and test.
 
-        frame: a data frame, a `pyarrow.Table` or a Hugging Face `datasets.Dataset`.
-        label, sensitive: column names; several sensitive columns make their intersections the groups. min_group: groups
-        with fewer rows than this become one, "other (merged)". Where a sensitive column is empty, the group is unknown:
-        the row takes part in training, but in nothing said of groups.
+        tables: what holds the rows. A table is a data frame, a `pyarrow.Table` or a Hugging Face `datasets.Dataset`; a
+        file is CSV, Parquet or Arrow.
+          - One table or file, which a `partition` deals to clients.
+          - A table or file per client, {"north": table, ...}; a list of files, or a folder of them, whose clients are
+            named after the files.
+          - `equifed.Mapped`: files larger than memory, of which a column says which client holds a row.
+        columns: what the columns mean, or a schema (an `equifed.data.Schema`, or its file) that says so. Without one,
+        the schema of several tables is the one that the silos would agree on from summaries of their tables
+        (`equifed.data.summarise`); that of mapped files is read off a sample of the rows: what kind each column is,
+        what stands in for missing numbers. Labels, groups and categories are those of all rows.
+        `fed.schema.left_out` lists the columns that are not inputs.
+        holdout: which rows are held out of training. With a table per client, each client is tested on its own test
+        rows, and the global test set is all of them.
         partition: one of `equifed.partition`. seed: of the split and the partition.
-        features: input columns (default: all but the label, the sensitive ones, the column of a natural partition,
-        those to `drop`, and what looks like an identifier, free text, a date or a constant: `fed.schema.left_out` lists
-        them); sensitive_as_input=True adds the sensitive ones. dates: {"admitted": ["year", "weekday"]} makes inputs of
-        dates.
-        missing: "impute" (a category of its own; for numbers the median and an input that says so), "mean", "category",
-        "drop" or "refuse", or {column: rule}. na_values: words that mean a missing value, as an empty cell does: "NA".
-        min_count: categories and groups of fewer rows are not told apart.
-        positive: the label value that is class 1; meaning: what it says of a row, in a few words for the report.
-        task: "classification" or "regression".
-        validation, test: shares of the rows for the server (default 0.2 each); client_test: share of each client's
-        rows kept for its own test (default 0).
-        encoding: "onehot" or "ordinal"; scaling: "standard" (fitted on training rows), "minmax" or "none".
-        schema: a file or an `equifed.data.Schema` that says all this of the columns.
+        client_groups: {client: group} of a table per client, for methods that need to know each client's group.
         """
-        check_partition(partition)
         check_seed(seed)
-        for option, share in (("validation", validation), ("test", test), ("client_test", client_test)):
-            check_number(option, share, low=0, high=1)
-        from equifed.federation import tables
+        from equifed.federation import tables as reading  # late: it waits for pandas
 
-        encoded = tables.encode_frame(
-            frame,
-            partition,
-            schema,
-            _settled(features, drop, dates, missing, min_count, min_group, na_values),
-            label=label,
-            sensitive=sensitive,
-            sensitive_as_input=sensitive_as_input,
-            positive=positive,
-            meaning=meaning,
-            encoding=encoding,
-            scaling=scaling,
-            task=task,
-        )
-        split = (1 - validation - test, validation, test)
-        (holdings,) = deal(encoded, partition, [seed], split, client_test=client_test)
-        provenance = {"partition": describe(partition)}
+        held = Holdout() if holdout is None else holdout
+        named = None if isinstance(tables, Mapped) else reading.named_tables(tables)
+        if partition is not None and (named is not None or isinstance(tables, Mapped)):
+            several = "mapped files" if named is None else f"several ({', '.join(map(repr, [*named][:5]))})"
+            text = f"is for one table, not for {several}, which say whose rows they are. Leave it out, or choose one."
+            raise ConfigError(text, key="partition")
+        if client_groups is not None and named is None:
+            raise ConfigError("belongs to a table per client.", key="client_groups")
+        if isinstance(tables, Mapped):
+            return cls._from_mapped(tables, columns, held.fill("mapped files"), seed, name)
+        meaning = reading.columns_given(columns)
+        if named is None:
+            held = held.fill("one table")
+            check_partition(partition)
+            assert partition is not None
+            encoded = reading.encode_table(tables, partition, meaning)
+            (holdings,) = deal(encoded, partition, [seed], held.split, client_test=held.client_test)
+            provenance: dict[str, Any] = {"partition": describe(partition)}
+        else:
+            held = held.fill("table per client")
+            silos, server = reading.encode_silos(named, meaning, held.validation_file)
+            groups = reading.known_groups(client_groups, list(named))
+            encoded, holdings = split_silos(silos, server, groups, seed=seed, split=held.split)
+            files = {silo: table.name for silo, table in named.items() if isinstance(table, Path)}
+            provenance = {"silos": files} if files else {}
         return cls.of(encoded, holdings, seed=seed, name=name, provenance=provenance).checked()
 
     @classmethod
-    def from_files(
-        cls,
-        files: Mapping[str, str | Path] | Sequence[str | Path],
-        *,
-        schema: str | Path | Schema | None = None,
-        label: str | None = None,
-        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
-        min_group: int = 0,
-        features: Sequence[str] | None = None,
-        drop: Sequence[str] = (),
-        dates: Mapping[str, Sequence[DatePart]] | None = None,
-        missing: Missing | Mapping[str, Missing] | None = None,
-        min_count: int | None = None,
-        na_values: Sequence[str | float] | None = None,
-        positive: object = None,
-        meaning: str = "",
-        test: float = 0.2,
-        validation: float = 0.0,
-        validation_file: str | Path | None = None,
-        client_groups: Mapping[str, str] | None = None,
-        seed: int = 0,
-        name: str = "",
+    def _from_mapped(
+        cls, mapped: Mapped, columns: Columns | Schema | str | Path, holdout: Holdout, seed: int, name: str
     ) -> Federation:
-        """From one CSV, Parquet or Arrow file per silo; clients are named after the files, or by the mapping's keys.
-
-        schema: a shared schema (a file, or `equifed.data.Schema`) that every file must fit; or label, sensitive,
-        min_group, positive and meaning (what the positive class says of a row), and features, drop, dates, missing,
-        min_count and na_values as in `from_frame`. Then it is the one that the silos would agree on from summaries of
-        their files (`equifed.data.summarise`): categories and groups are those that have `min_count` rows in some file.
-        test, validation: shares of each silo's rows, drawn by `seed`; each silo is tested on its own test rows, and
-        the global test set is all of them. validation_file: the server's own validation rows, in place of a share.
-        client_groups: {silo: group}, for methods that need to know each client's group.
-        """
-        check_seed(seed)
-        for option, share in (("validation", validation), ("test", test)):
-            check_number(option, share, low=0, high=1)
-        if validation and validation_file is not None:
-            raise ConfigError(
-                "Give the server's validation rows as a file or as a share of the clients' rows, not both.",
-                key="validation_file",
-            )
-        from equifed.federation import tables
-
-        paths = tables.named_paths(files)
-        settled = _settled(features, drop, dates, missing, min_count, min_group, na_values)
-        schema = tables.given_schema(schema)
-        words = tables.na_values_of(schema, settled)
-        with blaming(key="files"):
-            frames = {silo: tables.read_table(path, words) for silo, path in paths.items()}
-        named = tables.titles(paths)
-        schema = tables.agreed_schema(
-            schema,
-            {named[silo]: frame for silo, frame in frames.items()},
-            settled,
-            label=label,
-            sensitive=sensitive,
-            positive=positive,
-            meaning=meaning,
-        )
-        silos = {silo: tables.encode_file(schema, paths[silo], frame) for silo, frame in frames.items()}
-        server = tables.encode_file(schema, validation_file, named="validation_file")
-        groups = tables.known_groups(client_groups, list(paths))
-        whole, holdings = split_silos(silos, server, groups, seed=seed, test=test, validation=validation)
-        provenance = {"silos": {silo: path.name for silo, path in paths.items()}}
-        return cls.of(whole, holdings, seed=seed, name=name, provenance=provenance).checked()
-
-    @classmethod
-    def from_frames(
-        cls,
-        frames: Mapping[str, Any],
-        *,
-        schema: str | Path | Schema | None = None,
-        label: str | None = None,
-        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
-        min_group: int = 0,
-        features: Sequence[str] | None = None,
-        drop: Sequence[str] = (),
-        dates: Mapping[str, Sequence[DatePart]] | None = None,
-        missing: Missing | Mapping[str, Missing] | None = None,
-        min_count: int | None = None,
-        na_values: Sequence[str | float] | None = None,
-        positive: object = None,
-        meaning: str = "",
-        test: float = 0.2,
-        validation: float = 0.0,
-        client_groups: Mapping[str, str] | None = None,
-        seed: int = 0,
-        name: str = "",
-    ) -> Federation:
-        """From one table per silo, {"north": table, ...}: a data frame, a `pyarrow.Table` or a Hugging Face
-        `datasets.Dataset`. All else is as in `from_files`.
-        """
-        check_seed(seed)
-        for option, share in (("validation", validation), ("test", test)):
-            check_number(option, share, low=0, high=1)
-        if not isinstance(frames, Mapping):
-            text = f"must be a table per silo by its name, {{'north': table, ...}}, got {type(frames).__name__}."
-            raise ConfigError(text, key="frames")
-        if not frames:
-            raise DataError("No silo's table was given.", key="frames")
-        from equifed.federation import tables
-
-        made = {str(silo): tables.frame_of(table) for silo, table in frames.items()}
-        schema = tables.agreed_schema(
-            schema,
-            made,
-            _settled(features, drop, dates, missing, min_count, min_group, na_values),
-            label=label,
-            sensitive=sensitive,
-            positive=positive,
-            meaning=meaning,
-        )
-        silos: dict[str, Encoded] = {}
-        for silo, frame in made.items():
-            with blaming(file=silo):
-                silos[silo] = schema.encode(frame)
-        groups = tables.known_groups(client_groups, list(silos))
-        server = tables.no_rows(schema)
-        whole, holdings = split_silos(silos, server, groups, seed=seed, test=test, validation=validation)
-        return cls.of(whole, holdings, seed=seed, name=name).checked()
-
-    @classmethod
-    def from_mapped(
-        cls,
-        files: str | Path | Sequence[str | Path],
-        *,
-        client: str,
-        label: str | None = None,
-        sensitive: str | Sensitive | Sequence[str | Sensitive] | None = None,
-        cache: str | Path | None = None,
-        schema: str | Path | Schema | None = None,
-        features: Sequence[str] | None = None,
-        drop: Sequence[str] = (),
-        dates: Mapping[str, Sequence[DatePart]] | None = None,
-        missing: Missing | Mapping[str, Missing] | None = None,
-        na_values: Sequence[str | float] | None = None,
-        positive: object = None,
-        meaning: str = "",
-        task: TaskKind = "classification",
-        encoding: Literal["ordinal", "onehot"] = "onehot",
-        scaling: Literal["standard", "none"] = "standard",
-        test: float | None = None,
-        validation: float = 0.0,
-        test_file: str | Path | None = None,
-        validation_file: str | Path | None = None,
-        seed: int = 0,
-        name: str = "",
-    ) -> Federation:
-        """From files that are larger than memory: Parquet or Arrow, one file, a folder of them or a list, in which a
-        column says which client holds a row. There may be millions of clients.
-
-        The first call encodes the rows piece by piece into the folder `cache` (default: beside the files, named after
-        them and a hash of what is asked for, with ".mapped"), sorted by client where a client's rows do not lie
-        together. That takes as much space as the rows are in 32-bit numbers, twice that while they are sorted. Later
-        calls take the folder as it is, unless the files or what is asked for have changed. In training, the rows of a
-        round's clients are read from it.
-        client: the column of clients. test, validation: shares of all rows, drawn by `seed`; these are held in memory.
-        test_file, validation_file: files with such rows, in place of a share. Neither `test` nor a file: 0.01. A run
-        that does not say how many clients there are in a round has 100.
-        All else is as in `from_frame`. A schema that is not given is read off a sample of the rows: what kind each
-        column is, what stands in for missing numbers. Labels, groups and categories are those of all rows.
-        """
-        check_seed(seed)
-        if test is None:
-            test = 0.01 if test_file is None else 0.0
-        shares, files_of = {"test": test, "validation": validation}, {"test": test_file, "validation": validation_file}
-        for part, share in shares.items():
-            check_number(part, share, low=0, high=1)
-            if files_of[part] is not None and share:
-                text = f"Give the {part} rows as a file or as a share of the rows, not both."
-                raise ConfigError(text, key=f"{part}_file")
-        if schema is None and (label is None or sensitive is None):
-            text = "Files need a schema, or the names of the label and the sensitive columns."
-            raise ConfigError(text, key="schema")
+        """Make one of files that are larger than memory, of which the rows that are held out are read into memory."""
         from equifed.federation import prepare, tables
 
-        options: dict[str, Any] = {"label": label, "sensitive": sensitive, "positive": positive}
-        if schema is None:
-            options |= {"meaning": meaning, "task": task, "encoding": encoding, "scaling": scaling}
-        settled = _settled(features, drop, dates, missing, None, 0, na_values)
-        source = prepare.Source.of(files, client, schema, settled, options)
-        rows = prepare.prepared(source, source.default_cache if cache is None else Path(cache))
+        source = prepare.Source.of(mapped, columns)
+        rows = prepare.prepared(source, source.default_cache if mapped.cache is None else Path(mapped.cache))
         found = rows.schema
-        held = _drawn(len(rows), shares, seed)
-        given = {part: tables.encode_file(found, file, named=f"{part}_file") for part, file in files_of.items()}
+        _, validation, test = holdout.split
+        held = _drawn(len(rows), {"test": test, "validation": validation}, seed)
+        files = {"test": holdout.test_file, "validation": holdout.validation_file}
+        given = {part: tables.encode_file(found, file, named=f"{part}_file") for part, file in files.items()}
         taken = {part: rows.take(positions) for part, positions in held.items()}
         parts = [taken[part] if len(held[part]) else given[part] for part in held]
         sizes = [len(part.y) for part in parts]
@@ -424,6 +238,26 @@ class Federation:
         ).checked()
 
     @classmethod
+    def from_frame(cls, frame: Any, **options: Any) -> Federation:
+        """Deprecated: `from_tables(frame, columns, partition=...)`, which holds out no validation rows by itself."""
+        return cls.from_tables(frame, **_in_values("from_frame", {"validation": 0.2, **options}))
+
+    @classmethod
+    def from_files(cls, files: Any, **options: Any) -> Federation:
+        """Deprecated: `from_tables(files, columns)`."""
+        return cls.from_tables(files, **_in_values("from_files", options))
+
+    @classmethod
+    def from_frames(cls, frames: Mapping[str, Any], **options: Any) -> Federation:
+        """Deprecated: `from_tables(frames, columns)`."""
+        return cls.from_tables(frames, **_in_values("from_frames", options))
+
+    @classmethod
+    def from_mapped(cls, files: Any, *, client: str, cache: str | Path | None = None, **options: Any) -> Federation:
+        """Deprecated: `from_tables(equifed.Mapped(files, client, cache), columns)`."""
+        return cls.from_tables(Mapped(files, client, cache), **_in_values("from_mapped", options))
+
+    @classmethod
     def from_xy(
         cls,
         X: Any,
@@ -446,12 +280,11 @@ class Federation:
         X: numbers [n, d], an array or a data frame. y: labels. sensitive_features: groups [n], or [n, k] for the
         intersections of k columns; None, nan or -1: unknown. partition: one of `equifed.partition` that needs no column
         of a table. features: names of the inputs (default: a data frame's own). scaling: "standard" (fitted on the
-        training rows) or "none". validation, test, client_test: shares, as in `from_frame`.
+        training rows) or "none". validation, test, client_test: shares, as in `equifed.Holdout`.
         """
         check_partition(partition)
         check_seed(seed)
-        for option, share in (("validation", validation), ("test", test), ("client_test", client_test)):
-            check_number(option, share, low=0, high=1)
+        held = Holdout(test, validation, client_test)
         if scaling not in ("standard", "none"):
             raise unknown_name("scaling", scaling, ("standard", "none"), key="scaling")
         if features is None and hasattr(X, "columns"):
@@ -459,8 +292,7 @@ class Federation:
         # the rows are checked as those of a federation whose one client has them all
         pooled = cls.from_arrays([(X, y, sensitive_features)], ids=["all rows"], task=task, features=features)
         encoded = arrays.encoded(pooled.rows, pooled.features, pooled.classes, pooled.groups, task, scaling)
-        split = (1 - validation - test, validation, test)
-        (holdings,) = deal(encoded, partition, [seed], split, client_test=client_test)
+        (holdings,) = deal(encoded, partition, [seed], held.split, client_test=client_test)
         provenance = {"partition": describe(partition)}
         return cls.of(encoded, holdings, seed=seed, name=name, provenance=provenance).checked()
 
@@ -667,25 +499,21 @@ def _drawn(rows: int, shares: Mapping[str, float], seed: int) -> dict[str, np.nd
     return {part: np.sort(drawn[end - n : end]) for part, n, end in zip(shares, counts, ends, strict=True)}
 
 
-def _settled(
-    features: Sequence[str] | None,
-    drop: Sequence[str],
-    dates: Mapping[str, Sequence[DatePart]] | None,
-    missing: Missing | Mapping[str, Missing] | None,
-    min_count: int | None,
-    min_group: int,
-    na_values: Sequence[str | float] | None,
-) -> dict[str, Any]:
-    """What a schema settles, by the arguments' names; None where it is not given."""
-    return {
-        "features": features,
-        "drop": drop or None,
-        "dates": dates or None,
-        "missing": missing,
-        "min_count": min_count,
-        "min_group": min_group or None,
-        "na_values": na_values,
-    }
+def _in_values(old: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a deprecated constructor as those of `from_tables`."""
+    from equifed.federation.tables import beside_schema
+
+    warnings.warn(
+        f"Federation.{old} is deprecated: use Federation.from_tables, with equifed.Columns and equifed.Holdout.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    rest = dict(options)
+    schema = rest.pop("schema", None)
+    meant, held = (
+        {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest} for kind in (Columns, Holdout)
+    )
+    return {"columns": beside_schema(schema, Columns(**meant)), "holdout": Holdout(**held), **rest}
 
 
 def check_seed(seed: object) -> int:

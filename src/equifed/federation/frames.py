@@ -19,8 +19,7 @@ def frame_of(table: Any) -> pd.DataFrame:
     if isinstance(table, Mapping):
         names = ", ".join(repr(str(name)) for name in list(table)[:5])
         raise ConfigError(
-            f"A table is needed, got {type(table).__name__} with the entries {names}. Choose one of them; for one "
-            "table per client there is Federation.from_frames."
+            f"A table is needed, got {type(table).__name__} with the entries {names}. Choose one of them."
         )
     if not hasattr(table, "to_pandas"):
         raise ConfigError(

@@ -36,6 +36,24 @@ SCAN = 2**16
 """Rows that are read at once when all are gone through."""
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """Files of rows that may be larger than memory, from which a round reads the rows of its clients.
+
+    They are encoded once, piece by piece, into a folder, sorted by client where a client's rows do not lie together.
+    That takes as much space as the rows are in 32-bit numbers, twice that while they are sorted. Later calls take the
+    folder as it is, unless the files or what is asked for have changed.
+    """
+
+    files: str | Path | Sequence[str | Path]
+    """Parquet or Arrow files: one, a folder of them, or a list."""
+    client: str
+    """Column that says which client holds a row. There may be millions of clients."""
+    cache: str | Path | None = None
+    """Folder of the encoded rows. Default: beside the files, named after them and a hash of what is asked for, with
+    ".mapped"."""
+
+
 class Names(Sequence[str]):
     """The clients' names, in order, without a Python object for each of a million."""
 

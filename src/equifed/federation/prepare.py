@@ -8,8 +8,8 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from equifed.data import Schema, Sensitive
+from equifed.data import Columns, Schema, Sensitive
 from equifed.data.choose import require_columns
 from equifed.data.encode import check_complete
 from equifed.data.missing import with_missing
 from equifed.errors import ConfigError, DataError, DiskError, EquifedError, EquifedWarning, blaming
-from equifed.federation.mapped import ABOUT, CLIENTS, FORMAT, ROWS, MappedFile, cell_counts, layout
+from equifed.federation.mapped import ABOUT, CLIENTS, FORMAT, ROWS, Mapped, MappedFile, cell_counts, layout
 from equifed.federation.reading import existing, with_text_names
-from equifed.federation.tables import schema_of
+from equifed.federation.tables import columns_given, schema_of
 from equifed.files import blake2, checksum, checksum_of, plain, read_sealed, to_json, write_sealed
 from equifed.partition.base import as_text
 from equifed.words import clean
@@ -40,6 +40,10 @@ MOST_VALUES = 10_000
 """Values up to which those of a column are looked for in all rows; one with more is no category."""
 BUCKET = 2**27
 """Bytes of rows that are sorted at once."""
+ASKED = (
+    *("features", "drop", "dates", "missing", "min_count", "min_group", "na_values", "label", "sensitive", "positive"),
+)
+"""Columns' fields that a prepared folder has always been named by, whether they were given or not."""
 ROW = "\0row"
 """A column of no table: the rows' numbers."""
 
@@ -50,14 +54,15 @@ class Source:
 
     files: tuple[Path, ...]
     client: str
-    schema: str | Path | Schema | None
-    settled: Mapping[str, Any]
-    """What a schema would have settled; see `tables.schema_of`."""
-    options: Mapping[str, Any]
-    """What is asked for besides."""
+    columns: Columns | str | Path | Schema
 
     @classmethod
-    def of(cls, files: str | Path | Sequence[str | Path], client: str, *how: Any) -> Source:
+    def of(cls, mapped: Mapped, columns: Columns | str | Path | Schema) -> Source:
+        if not isinstance(columns, str | Path):  # a schema's file is a part of what a folder is recognised by
+            columns = columns_given(columns)
+        if isinstance(columns, Columns):
+            columns.check_mapped()
+        files = mapped.files
         paths = [files] if isinstance(files, str | Path) else list(files)
         found: list[Path] = []
         for path in map(Path, paths):
@@ -71,8 +76,8 @@ class Source:
             else:
                 found.append(path)
         if not found:
-            raise DataError("No file was given.", key="files")
-        return cls(tuple(found), client, *how)
+            raise DataError("No file was given.", key="tables")
+        return cls(tuple(found), mapped.client, columns)
 
     @property
     def place(self) -> Path:
@@ -89,10 +94,14 @@ class Source:
     def request(self) -> dict[str, Any]:
         """What tells whether a prepared folder was made of the same: the files as they are, and what was asked for."""
         stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
-        schema = self.schema
+        columns = self.columns if isinstance(self.columns, Columns) else Columns()
+        schema = None if columns is self.columns else self.columns
         if isinstance(schema, str | Path):
             schema = existing(schema).read_text(encoding="utf-8")
-        asked = {"client": self.client, "schema": schema, **self.settled, **self.options}
+        # in the order and with the defaults by which earlier versions named their folders
+        usual = ("meaning", "task", "encoding", "scaling") if schema is None else ()
+        asked = {"client": self.client, "schema": schema, **dict.fromkeys(ASKED)}
+        asked |= {name: getattr(columns, name) for name in usual} | columns.given
         request: dict[str, Any] = plain({"files": stats, "asked": {key: _written(asked[key]) for key in asked}})
         return request
 
@@ -106,13 +115,6 @@ class Source:
                     yield path, frame.set_axis(pd.RangeIndex(begin, begin + len(frame)), axis=0)
                     begin += len(frame)
 
-    @property
-    def sensitive(self) -> list[str]:
-        """The sensitive columns that are named."""
-        given = self.options["sensitive"] or []
-        rules = [given] if isinstance(given, str | Sensitive) else given
-        return [rule.column if isinstance(rule, Sensitive) else str(rule) for rule in rules]
-
     def check_columns(self, columns: Sequence[str]) -> None:
         """Refuse files without the columns, before the first row is read."""
         for path in self.files:
@@ -122,23 +124,23 @@ class Source:
     def read_schema(self) -> Schema:
         """The schema that is given, or the one of a sample of the rows, in which every label, group and category of all
         rows occurs."""
-        if self.schema is not None:
-            schema = schema_of(self.schema, (), self.settled, **self.options)
-            self.check_columns(schema.column_names)
-            return schema
-        self.check_columns([self.options["label"], *self.sensitive, *(self.settled["features"] or ())])
+        columns = columns_given(self.columns)
+        if isinstance(columns, Schema):
+            self.check_columns(columns.column_names)
+            return columns
+        named = [str(columns.label), *(rule.column for rule in columns.rules), *map(str, columns.features or ())]
+        self.check_columns(named)
         pieces = list(self._sample())
         if not pieces:
             raise DataError("The files have no rows.", file=self.files[0].name)
         sample = pd.concat(pieces, ignore_index=True)
-        values = self._values(sample)
+        values = self._values(sample, columns)
         every = sample.iloc[np.zeros(len(values), int)].assign(
             **{str(name): values[name].to_numpy() for name in values}
         )
         both = pd.concat([sample, every], ignore_index=True)
-        options = {"min_count": 0, "exclude": (self.client,), **self.options}
         with blaming(file=self.files[0].name):
-            return schema_of(None, {"": both}, self.settled, **options)
+            return schema_of(replace(columns, min_count=0), {"": both}, exclude=(self.client,))
 
     def _sample(self) -> Iterator[pd.DataFrame]:
         """Rows from places all over the files."""
@@ -149,19 +151,19 @@ class Source:
                 for batch in itertools.islice(_batches(path, None, [group]), 1):
                     yield with_text_names(batch.to_pandas())
 
-    def _values(self, sample: pd.DataFrame) -> pd.DataFrame:
+    def _values(self, sample: pd.DataFrame, columns: Columns) -> pd.DataFrame:
         """Rows in which every label, every group and every category occurs, of these columns alone."""
-        options = self.options
-        texts = [name for name in sample if not pd.api.types.is_numeric_dtype(sample[name])]
-        apart = [[options["label"]] if options["task"] == "classification" else [], self.sensitive]
-        apart += [[name] for name in texts if name not in (self.client, options["label"])]
-        apart = [columns for columns in apart if columns]
-        needed = list(dict.fromkeys(name for columns in apart for name in columns))
+        label, sensitive = str(columns.label), [rule.column for rule in columns.rules]
+        texts = [str(name) for name in sample if not pd.api.types.is_numeric_dtype(sample[name])]
+        apart = [[label] if columns.task == "classification" else [], sensitive]
+        apart += [[name] for name in texts if name not in (self.client, label)]
+        apart = [names for names in apart if names]
+        needed = list(dict.fromkeys(name for names in apart for name in names))
         found, seen = [], [set[Any]() for _ in apart]
         for _, frame in self.pieces(needed):
-            for columns, known in zip(apart, seen, strict=True):
-                different = frame.drop_duplicates(columns)
-                keys = [tuple(row) for row in different[columns].itertuples(index=False)]
+            for names, known in zip(apart, seen, strict=True):
+                different = frame.drop_duplicates(names)
+                keys = [tuple(row) for row in different[names].itertuples(index=False)]
                 new = [key not in known for key in keys]
                 if any(new) and len(known) < MOST_VALUES:
                     known |= set(keys)

@@ -19,18 +19,18 @@ def from_one_place(
     file: str | Path | None = None,
     validation_file: str | Path | None = None,
     client_groups: Mapping[str, str] | None = None,
-    test: float = 0.2,
+    test: float,
     seed: int = 0,
     name: str = "",
 ) -> Federation:
     """All silos by name, with rows in one place: those in `file` of the silo `silo`, or the server's validation rows.
 
-    The rows and their split are those that `from_files` gives this silo. Inputs are standardised later, when the means
-    over all silos are known.
+    The rows and their split are those that `Federation.from_tables` gives this silo. Inputs are standardised later,
+    when the means over all silos are known.
     """
     local, nothing = tables.encode_file(schema, file), tables.no_rows(schema)
     held = {member: local if member == silo else nothing for member in silos}
     server = tables.encode_file(schema, validation_file, named="validation_file")
     groups = tables.known_groups(client_groups, silos)
-    whole, holdings = split_silos(held, server, groups, seed=seed, test=test)
+    whole, holdings = split_silos(held, server, groups, seed=seed, split=(1 - test, 0.0, test))
     return Federation.of(whole, holdings, standardise=False, seed=seed, name=name)

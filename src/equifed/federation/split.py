@@ -93,15 +93,14 @@ def split_silos(
     client_groups: np.ndarray | None,
     *,
     seed: int,
-    test: float,
-    validation: float = 0.0,
+    split: Split,
 ) -> tuple[Encoded, Holdings]:
     """All rows, one silo's after another and the server's last, and who holds them: every silo has its own split."""
     splits: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     start = 0
     for silo, table in silos.items():
         order = start + randomness.generator(seed, "split", randomness.key(silo)).permutation(len(table.y))
-        splits.append(_cut(order, (1 - validation - test, validation, test)))
+        splits.append(_cut(order, split))
         start += len(table.y)
     train, held, tests = zip(*splits, strict=True)
     at_server = np.concatenate([*held, np.arange(start, start + len(server.y))])

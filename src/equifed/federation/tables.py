@@ -1,16 +1,16 @@
-"""Tables that become a federation's rows: a data frame, or one file per silo."""
+"""Tables that become a federation's rows: one that is dealt to clients, or one per client."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from equifed.data import Encoded, Schema, Sensitive, Summary, agree, summarise
+from equifed.data import Columns, Encoded, Schema, Summary, agree, summarise
+from equifed.data.columns import BESIDE_SCHEMA
 from equifed.data.encode import check_complete
 from equifed.data.missing import check_na_values
 from equifed.errors import ConfigError, DataError, blaming, unknown_name
@@ -21,33 +21,41 @@ from equifed.files import read_regular
 from equifed.partition.base import as_text, client_columns_of, columns_of
 from equifed.words import quoted
 
-AGREED = frozenset(inspect.signature(agree).parameters) - {"summaries"}
-"""The options that silos need not know to summarise their tables."""
 MOST_SCHEMA = 2**24
 """Bytes of a schema or summary."""
 
 
-def encode_frame(
-    table: Any,
-    partition: AnyPartitioner,
-    schema: str | Path | Schema | None,
-    settled: Mapping[str, Any],
-    **options: Any,
-) -> Encoded:
-    """A table as numbers, with the columns that the partitioner looks at. For the rest see `schema_of`."""
-    schema = given_schema(schema)
-    frame, columns = frame_of(table), columns_of(partition)
-    for column in columns:
+def encode_table(table: Any, partition: AnyPartitioner, columns: Columns | Schema) -> Encoded:
+    """Return one table as numbers, with the columns that the partitioner looks at."""
+    words = na_values_of(columns)
+    with blaming(key="tables"):
+        frame = read_table(Path(table), words) if isinstance(table, str | Path) else frame_of(table)
+    kept = columns_of(partition)
+    for column in kept:
         with blaming_partition(partition):
             if column not in frame.columns:
                 raise unknown_name("column to partition by", column, ["label", "group", *frame.columns])
-    check_complete(frame, columns, na_values_of(schema, settled))
-    features = settled["features"]
-    if features is not None and not len(features):
-        text = f"must be a list of column names with at least one, got {features!r}."
-        raise ConfigError(text, key="features", value=features)
-    made = schema_of(schema, {"": frame}, settled, exclude=client_columns_of(partition), **options)
-    return made.encode(frame, columns=columns)
+    check_complete(frame, kept, words)
+    made = schema_of(columns, {"": frame}, exclude=client_columns_of(partition))
+    return made.encode(frame, columns=kept)
+
+
+def encode_silos(
+    tables: Mapping[str, Any], columns: Columns | Schema, validation_file: str | Path | None
+) -> tuple[dict[str, Encoded], Encoded]:
+    """Return the table of each client as numbers, and the server's own rows."""
+    words, named = na_values_of(columns), titles(tables)
+    with blaming(key="tables"):
+        frames = {
+            silo: read_table(table, words) if isinstance(table, Path) else frame_of(table)
+            for silo, table in tables.items()
+        }
+    schema = schema_of(columns, {named[silo]: frame for silo, frame in frames.items()})
+    silos: dict[str, Encoded] = {}
+    for silo, frame in frames.items():
+        with blaming(key="tables", file=getattr(tables[silo], "name", silo)):
+            silos[silo] = schema.encode(frame)
+    return silos, encode_file(schema, validation_file, named="validation_file")
 
 
 def check_inputs(schema: Schema) -> None:
@@ -61,19 +69,25 @@ def check_inputs(schema: Schema) -> None:
 # -- files of silos ----------------------------------------------------------------------------------------------------
 
 
-def named_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
-    """The silos' files by the silos' names."""
-    if isinstance(files, Mapping):
-        named = {str(silo): Path(path) for silo, path in files.items()}
-    else:
-        named = {}
-        for path in map(Path, files):
-            if path.stem in named:
-                text = f"Two silo files are called {path.stem!r}; give names: {{'silo-a': path, ...}}."
-                raise ConfigError(text, key="files")
-            named[path.stem] = path
-    if not named:
-        raise DataError("No silo files were given.", key="files")
+def named_tables(given: Any) -> dict[str, Any] | None:
+    """Return one table or path per client by the clients' names; None where one table is given."""
+    if isinstance(given, str | Path):
+        given = files_in(Path(given)) if Path(given).is_dir() else None
+    if not isinstance(given, Mapping | list | tuple):
+        return None
+    if not given:
+        raise DataError("No client's table was given.", key="tables")
+    if isinstance(given, Mapping):
+        return {str(silo): Path(table) if isinstance(table, str) else table for silo, table in given.items()}
+    named: dict[str, Any] = {}
+    for file in given:
+        if not isinstance(file, str | Path):
+            text = f"must be a table per client by its name, {{'north': table, ...}}, got {type(given).__name__}."
+            raise ConfigError(text, key="tables")
+        if Path(file).stem in named:
+            text = f"Two silo files are called {Path(file).stem!r}; give names: {{'silo-a': path, ...}}."
+            raise ConfigError(text, key="tables")
+        named[Path(file).stem] = Path(file)
     return named
 
 
@@ -83,26 +97,21 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def titles(paths: Mapping[str, Path]) -> dict[str, str]:
-    """What the silos' files are called in messages: by their names, with the silo's where two have the same."""
-    names = [path.name for path in paths.values()]
-    return {silo: f"{path.name} of {silo}" if names.count(path.name) > 1 else path.name for silo, path in paths.items()}
+def titles(tables: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the silos' tables are called in messages: files by their names, with the silo's where two have the
+    same; others by their silo's name."""
+    names = {silo: table.name if isinstance(table, Path) else silo for silo, table in tables.items()}
+    every = list(names.values())
+    return {silo: f"{name} of {silo}" if every.count(name) > 1 else name for silo, name in names.items()}
 
 
-Frames = Mapping[str, pd.DataFrame] | Iterable[tuple[str, pd.DataFrame]]
-"""Tables and what they are called; one after another, where they need not all be in memory."""
-
-
-def infer_schema(frames: Frames, **options: Any) -> Schema:
-    """The schema that the silos of these files would agree on: none sees another's rows. `options`: of `Schema.infer`,
-    those of `summarise` and `agree`."""
-    agreed = {name: options.pop(name) for name in AGREED & options.keys()}
-    options["with_classes"] = options.get("task") != "regression" or agreed.get("positive") is not None
+def infer_schema(frames: Mapping[str, pd.DataFrame], columns: Columns, exclude: Sequence[str] = ()) -> Schema:
+    """Return the schema that the silos of these tables would agree on: none sees another's rows."""
     summaries: list[Summary] = []
-    for file, frame in frames.items() if isinstance(frames, Mapping) else frames:
-        with blaming(file=file):
-            summaries.append(summarise(frame, name=file, **options))
-    return agree(summaries, **agreed)
+    for name, frame in frames.items():
+        with blaming(file=name):
+            summaries.append(summarise(frame, columns, name=name, exclude=exclude))
+    return agree(summaries, columns.agreed)
 
 
 def read_schema(path: str | Path) -> Schema:
@@ -125,69 +134,71 @@ def read_summary(path: str | Path) -> Summary:
             raise DataError(f"The summary cannot be read: {error.strerror}.") from None
 
 
-def given_schema(schema: str | Path | Schema | None) -> Schema | None:
-    """Return the schema, read from its file where it is one."""
-    return schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
+def columns_given(columns: object) -> Columns | Schema:
+    """Return the columns or the schema that they are given as; a schema's file is read."""
+    if isinstance(columns, Columns):
+        if columns.label is None or columns.sensitive is None:
+            text = "Tables need a schema, or the names of the label and the sensitive columns."
+            raise ConfigError(text, key="columns")
+        if columns.features == ():
+            text = "must be a list of column names with at least one, got none."
+            raise ConfigError(text, key="features", value=columns.features)
+        return columns
+    if isinstance(columns, str | Path):
+        return read_schema(columns)
+    if not isinstance(columns, Schema):
+        text = f"must be an equifed.Columns, a schema or the file of one, got {type(columns).__name__}."
+        raise ConfigError(text, key="columns", value=columns)
+    return columns
 
 
-def na_values_of(schema: Schema | None, settled: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the words that mean a missing value: those of the schema, or of the options that make one."""
-    return check_na_values(settled.get("na_values")) if schema is None else schema.na_values
+def na_values_of(columns: Columns | Schema) -> tuple[str, ...]:
+    """Return the words that mean a missing value."""
+    return columns.na_values if isinstance(columns, Schema) else check_na_values(columns.na_values)
 
 
-def agreed_schema(
-    schema: str | Path | Schema | None, frames: Mapping[str, pd.DataFrame], settled: Mapping[str, Any], **options: Any
-) -> Schema:
-    """As `schema_of`, of the tables of several silos."""
-    if schema is None and (options["label"] is None or options["sensitive"] is None):
-        text = "Files need a schema, or the names of the label and the sensitive columns."
-        raise ConfigError(text, key="schema")
-    return schema_of(schema, frames, settled, **options)
+def schema_of(columns: Columns | Schema, frames: Mapping[str, pd.DataFrame], exclude: Sequence[str] = ()) -> Schema:
+    """Return the schema that is given, or the one that the tables, by what they are called, agree on."""
+    if isinstance(columns, Schema):
+        return columns
+    made = infer_schema(frames, columns, exclude)
+    check_inputs(made)
+    return made
 
 
-def schema_of(schema: str | Path | Schema | None, frames: Frames, settled: Mapping[str, Any], **options: Any) -> Schema:
-    """The schema that is given, or the one that the tables, by what they are called, agree on.
-
-    settled: options that a schema has settled, None where they are not given; `options`: the others.
-    """
-    given = {key: value for key, value in settled.items() if value is not None}
+def beside_schema(schema: str | Path | Schema | None, columns: Columns) -> Columns | str | Path | Schema:
+    """Return the schema if there is one, which the columns that are given too must not contradict, else the columns."""
     if schema is None:
-        made = infer_schema(frames, **options, **given)
-        check_inputs(made)
-        return made
-    if given:
+        return columns
+    settled = {name: value for name, value in columns.given.items() if name not in BESIDE_SCHEMA}
+    for key, value in settled.items():
         text = "is not for tables with a schema: it says what becomes of every column and group."
-        raise ConfigError(text, key=next(iter(given)), value=next(iter(given.values())))
-    found = given_schema(schema)
-    assert found is not None
-    _check_same(found, **options)
-    return found
+        raise ConfigError(text, key=key, value=value)
+    if columns.given:
+        _check_same(schema if isinstance(schema, Schema) else read_schema(schema), columns)
+    return schema
 
 
-def _check_same(schema: Schema, *, label: Any = None, sensitive: Any = None, positive: Any = None, **_: Any) -> None:
+def _check_same(schema: Schema, columns: Columns) -> None:
     """Refuse what contradicts the schema."""
-    named = [sensitive] if isinstance(sensitive, str | Sensitive) else sensitive or []
-    columns = {rule.column if isinstance(rule, Sensitive) else str(rule) for rule in named}
-    said = (
-        ("label", label, label in (None, schema.label), schema.label),
+    sensitive = ", ".join(rule.column for rule in schema.sensitive)
+    fits = (
+        ("label", columns.label in (None, schema.label), schema.label),
+        ("sensitive", {rule.column for rule in columns.rules} <= {rule.column for rule in schema.sensitive}, sensitive),
         (
-            "sensitive",
-            sensitive,
-            columns <= {rule.column for rule in schema.sensitive},
-            ", ".join(rule.column for rule in schema.sensitive),
+            "positive",
+            columns.positive is None or as_text(columns.positive) in schema.classes[-1:],
+            ", ".join(schema.classes[-1:]),
         ),
-        ("positive", positive, positive is None or as_text(positive) in schema.classes[-1:], *schema.classes[-1:]),
     )
-    for key, value, fits, *known in said:
-        if not fits:
-            text = f"is not what the schema says: {', '.join(map(str, known)) or 'none'}. Leave it out, or correct it."
-            raise ConfigError(text, key=key, value=value)
+    for key, same, known in fits:
+        if not same:
+            text = f"is not what the schema says: {known or 'none'}. Leave it out, or correct it."
+            raise ConfigError(text, key=key, value=getattr(columns, key))
 
 
-def encode_file(
-    schema: Schema, path: str | Path | None, frame: pd.DataFrame | None = None, named: str = "files"
-) -> Encoded:
-    """A file's rows as numbers, none without a file; what does not fit the schema is refused with the file's name.
+def encode_file(schema: Schema, path: str | Path | None, named: str = "files") -> Encoded:
+    """Return a file's rows as numbers, none without a file; refuse with the file's name what does not fit the schema.
 
     named: the argument that names the file.
     """
@@ -195,7 +206,7 @@ def encode_file(
         return no_rows(schema)
     path = Path(path)
     with blaming(key=named, file=path.name):
-        return schema.encode(read_table(path, schema.na_values) if frame is None else frame)
+        return schema.encode(read_table(path, schema.na_values))
 
 
 def no_rows(schema: Schema) -> Encoded:

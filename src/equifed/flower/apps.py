@@ -35,10 +35,12 @@ def server_app(path: str | Path) -> ServerApp:
 
 def client_app(path: str | Path) -> ClientApp:
     """The app of every silo in the federation that this configuration describes."""
-    return SiloApp(path)
+    return DeferredApp(path)
 
 
-class SiloApp(ClientApp):
+class DeferredApp(ClientApp):
+    """An app that answers one message itself and loads the rest of its code when another comes."""
+
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self._path = path
@@ -46,7 +48,7 @@ class SiloApp(ClientApp):
     @cached_property
     def whole(self) -> ClientApp:
         """What answers all other messages."""
-        from equifed.flower.client import load_app
+        from equifed.flower.silo import load_app
 
         return load_app(self._path)
 

@@ -83,55 +83,28 @@ def serve(
     store = Store(runs or None)
     store.prepare()
     told = trackers(setting.config)
-    id = run or store.new_id(setting.config)
-    try:
-        folder = store.root / check_run(id)
-    except BadMessage as error:
-        raise ConfigError(f"The run config's run {error}.") from None
-    scaled = int(setting.scaled.sum())
-    link = Link(grid, setting.silos, setting.digest, id, scaled, keys or {}, setting.secure)
-    before = _read_roster(folder, setting) if (folder / FEDERATION).is_file() else None
-    if before is None and RunFolder(folder).rounds_done():
-        raise RunError(
-            f"{folder / FEDERATION} is missing, so the run cannot go on. Put back a copy, or start a new run."
-        )
-    journal = Journal(folder / JOURNAL)
+    folder = _folder_of(store, run or store.new_id(setting.config))
+    before = _left(folder, setting)
+    link = Link(grid, setting.silos, setting.digest, folder.name, int(setting.scaled.sum()), keys or {}, setting.secure)
     if before is not None:
         link.members.update(before.members)
         link.summed, link.closed = before.totals, setting.secure
-    begun = before is not None and (link.summed is not None or not setting.secure)
+    journal = Journal(folder / JOURNAL)
     for tracker in told:
         _say(f"Tracked by {tracker}")
-    _say(f"Run {id}: waiting for {', '.join(setting.silos)}")
-    # one silo's means and deviations are not a federation's, and no silo helps to sum fewer than the threshold
-    fewest = threshold(len(setting.silos)) if setting.secure and not begun else min(2, len(setting.silos))
-    link.gather(setting.flower.join_deadline, max(setting.min_replies, fewest))
-    _say(f"{len(link.here)} of {len(setting.silos)} silos are here: {', '.join(link.here)}")
-    for silo in setting.silos:
-        if silo not in link.here:
-            _say(f"{silo} is not here: {link.why_not(silo)}")
-    _greet(link)
-    if before is not None and begun:
-        scaling = before.scaling
-    elif setting.secure:
-        if before is None:
-            link.close(link.here)
-            private_folder(folder)
-            _write_roster(folder, setting, link, None)  # who mask together, whatever happens before they are summed
-        scaling = _summed_up(setting, link, journal)
-        _write_roster(folder, setting, link, scaling)
-    else:
-        scaling = standardisation(setting, link.members)
+    begun = before if before is not None and (before.totals is not None or not setting.secure) else None
+    _gather(setting, link, begun is not None)
+    scaling = _agreed_scaling(setting, link, journal, folder) if begun is None else begun.scaling
     named = setting.config.data.validation_file
     file = Path(validation) if validation else None if named is None else setting.config.folder / named
     training = Federated(setting, link, scaling, file, journal)
     for note in training.engine.notes:
         _say(str(note))
-    if (folder / "status.json").is_file():
+    if RunFolder.is_one(folder):
         recording = store.resume(str(folder), make=lambda config: training, callbacks=told)
         _say(f"Going on after round {recording.done} of {setting.config.run.rounds}")
     else:
-        recording = store.start(setting.config, training, id, told)
+        recording = store.start(setting.config, training, folder.name, told)
     with recording:
         _write_roster(folder, setting, link, scaling)
         for step in recording.rounds():
@@ -143,6 +116,50 @@ def serve(
         _say(str(note))
     _say(f"Finished: {folder}")
     return result
+
+
+def _folder_of(store: Store, run: str) -> Path:
+    try:
+        return store.root / check_run(run)
+    except BadMessage as error:
+        raise ConfigError(f"The run config's run {error}.") from None
+
+
+def _left(folder: Path, setting: Setting) -> Before | None:
+    """Return what an earlier process of this run has left; None where the run is new."""
+    if (folder / FEDERATION).is_file():
+        return _read_roster(folder, setting)
+    if RunFolder(folder).rounds_done():
+        raise RunError(
+            f"{folder / FEDERATION} is missing, so the run cannot go on. Put back a copy, or start a new run."
+        )
+    return None
+
+
+def _gather(setting: Setting, link: Link, begun: bool) -> None:
+    """Wait for the silos. begun: it is settled how inputs are standardised."""
+    _say(f"Run {link.run}: waiting for {', '.join(setting.silos)}")
+    # one silo's means and deviations are not a federation's, and no silo helps to sum fewer than the threshold
+    fewest = threshold(len(setting.silos)) if setting.secure and not begun else min(2, len(setting.silos))
+    link.gather(setting.flower.join_deadline, max(setting.min_replies, fewest))
+    _say(f"{len(link.here)} of {len(setting.silos)} silos are here: {', '.join(link.here)}")
+    for silo in setting.silos:
+        if silo not in link.here:
+            _say(f"{silo} is not here: {link.why_not(silo)}")
+    _greet(link)
+
+
+def _agreed_scaling(setting: Setting, link: Link, journal: Journal, folder: Path) -> Scaling | None:
+    """Settle how inputs are standardised, from the sums of the silos that are here."""
+    if not setting.secure:
+        return standardisation(setting, link.members)
+    if not link.closed:
+        link.close(link.here)
+        private_folder(folder)
+        _write_roster(folder, setting, link, None)  # who mask together, whatever happens before they are summed
+    scaling = _summed_up(setting, link, journal)
+    _write_roster(folder, setting, link, scaling)
+    return scaling
 
 
 class Federated(Training):

@@ -35,6 +35,8 @@ class Counted(NamedTuple):
     """Inputs that are not counted, and why."""
     merged: int
     """Rows whose group is too small to be named, counted as rows of unknown group."""
+    without_range: list[str]
+    """Those of the inputs left out of which no range is known."""
 
 
 class Inputs(NamedTuple):
@@ -89,7 +91,7 @@ def count(
     known = np.full(len(frame), UNKNOWN) if label is None else _classes(frame, label, listed)
     codes, groups, merged = _groups(frame, group, schema, min_count)
     when = names_of(_times(frame, date, date_format), period).to_numpy()
-    columns, left_out = _inputs(frame, schema, ranges or {})
+    columns, left_out, without_range = _inputs(frame, schema, ranges or {})
     periods = {}
     for name in sorted(set(when.tolist())):
         rows = np.flatnonzero(when == name)
@@ -113,7 +115,7 @@ def count(
         )
     except ValidationError as error:
         raise DataError(f"The counts cannot be handed in: {what_is_wrong(error)}.") from None
-    return Counted(made, left_out, merged)
+    return Counted(made, left_out, merged, without_range)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -172,9 +174,9 @@ def _times(frame: pd.DataFrame, name: str, form: str | None) -> pd.Series[Any]:
 
 def _inputs(
     frame: pd.DataFrame, schema: Schema | None, ranges: Mapping[str, Range]
-) -> tuple[dict[str, Inputs], list[tuple[str, str]]]:
-    """The schema's inputs in bins; and which are not counted, with the reason."""
-    counted, left_out = {}, []
+) -> tuple[dict[str, Inputs], list[tuple[str, str]], list[str]]:
+    """The schema's inputs in bins; which are not counted, with the reason; and which of these have no range."""
+    counted, left_out, without_range = {}, [], []
     columns = {column.name: column for column in schema.columns} if schema else {}
     for name in ranges:
         if name not in columns:
@@ -188,11 +190,12 @@ def _inputs(
             counted[name] = _categories(column_of(frame, name), column)
         elif (ends := ranges.get(name) or (column.low, column.high)) and None in ends:
             left_out.append((name, "the schema does not say its range"))
+            without_range.append(name)
         elif not float(ends[0]) < float(ends[1]):  # type: ignore[arg-type]
             left_out.append((name, "its range is empty"))
         else:
             counted[name] = _numbers(column_of(frame, name), float(ends[0]), float(ends[1]))  # type: ignore[arg-type]
-    return counted, left_out
+    return counted, left_out, without_range
 
 
 def _categories(series: pd.Series[Any], column: Column) -> Inputs:

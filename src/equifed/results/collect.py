@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def _not_applied(job: Job, logs: list[RoundLog]) -> list[Note]:
     obstacles: dict[str, tuple[Note, list[RoundLog]]] = {}
     for log in logs:
         if log.obstacle is not None:
-            same = log.obstacle.kind if log.obstacle.kind in TOO_FEW else str(log.obstacle)
+            same = log.obstacle.kind if log.obstacle.kind in TOO_FEW else json.dumps(log.obstacle.to_json())
             obstacles.setdefault(same, (log.obstacle, []))[1].append(log)
     return [
         Note(

@@ -8,11 +8,11 @@ refused gets NaN for its probabilities, and as label "" or, where labels are num
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import equifed
 from equifed.data.dates import ISO
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.data.missing import numbers_among, spellings, with_missing
@@ -299,7 +299,7 @@ class _Graph:
             opset_imports=[*opsets, helper.make_opsetid(ML, 3)],
             functions=list(body.functions),
             producer_name="equifed",
-            producer_version=equifed.__version__,
+            producer_version=version("equifed"),
             doc_string=repr(self.made),
         )
         proto.ir_version = body.ir_version

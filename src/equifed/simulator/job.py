@@ -374,7 +374,7 @@ def _check_fit(method: Method, fed: Federation, one_place: bool) -> None:
     if method.needs_validation and not len(fed.validation) and not one_place:
         raise ConfigError(
             f"{method.name} measures fairness on a validation set held by the server, but this federation has "
-            "none. Give one (validation=...), or a share of the rows (from_frame: validation=0.2)."
+            "none. Give one (validation=...), or a share of the rows (Holdout(validation=0.2))."
         )
     if method.needs_client_groups and fed.client_groups is None:
         raise ConfigError(

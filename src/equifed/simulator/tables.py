@@ -1,6 +1,6 @@
 """The rows of all runs on the device, held once, and where each client's rows lie.
 
-Training rows that stay in a file (`Federation.from_mapped`) are brought in when their clients are at work: into a part
+Training rows that stay in a file (`equifed.Mapped`) are brought in when their clients are at work: into a part
 of the tables that is made once, since prepared steps hold on to the tables' memory.
 """
 

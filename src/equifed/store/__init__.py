@@ -1,4 +1,4 @@
-"""Runs on disk: a folder for each, an index of them, and resuming a run where it stopped."""
+"""Runs on disk: a folder for each, finding them, and resuming a run where it stopped."""
 
 from __future__ import annotations
 
@@ -7,28 +7,45 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+
+from filelock import FileLock
 
 from equifed import modules
 from equifed.config import Config, build, identity
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, blaming
-from equifed.files import writable_folder
+from equifed.files import refuse_link, writable_folder
 from equifed.simulation import Training
 from equifed.simulator import Job
 from equifed.store.environment import environment, federations_of, fingerprint, sources
-from equifed.store.folder import FEDERATION, Entry, Recording, RunFolder, not_begun
-from equifed.store.index import Index
+from equifed.store.folder import FEDERATION, STATUS, Entry, Recording, RunFolder, not_begun
 from equifed.store.locks import take
 from equifed.store.package import load_model
 from equifed.store.results import load_result, save_result
 from equifed.tracking import Callbacks, asked
+from equifed.words import clean
 
-__all__ = ["Entry", "Recording", "RunFolder", "Store", "load_model", "load_result", "save_result", "trackers"]
+__all__ = [
+    "Entry",
+    "Recording",
+    "RunFolder",
+    "Store",
+    "load_model",
+    "load_result",
+    "read_entries",
+    "save_result",
+    "trackers",
+]
 
 ID = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 """What `Store.new_id` makes."""
+SECOND = re.compile(r"\d{8}-\d{6}")
+"""The time at which an id was made, with which it begins."""
+LOCK = "index.lock"
+"""Held while a run's folder is made. Versions of equifed that kept an index of the runs take the same lock."""
 
 
 def trackers(config: Config, track: Sequence[str] | None = None) -> Callbacks:
@@ -42,7 +59,6 @@ class Store:
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root or os.environ.get("EQUIFED_RUNS") or "runs")
-        self.index = Index(self.root)
 
     def prepare(self) -> None:
         """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
@@ -59,11 +75,10 @@ class Store:
         self.prepare()
         callbacks = trackers(config) if callbacks is None else callbacks
         simulation = simulation or build(config)
-        with self.index.held():
+        with self._held():
             self._clear()
             folder = RunFolder.create(self.root / (id or self.new_id(config)), config, simulation)
-        self.index.put(folder.entry())
-        return Recording(folder, config, simulation, self.index.put, callbacks)
+        return Recording(folder, config, simulation, callbacks)
 
     def resume(
         self,
@@ -86,14 +101,12 @@ class Store:
         try:
             config = folder.config()
             callbacks = trackers(config, track) if callbacks is None else callbacks
-            index = Index(folder.path.parent)  # not ours when the run was named by its path
             simulation = self._same(folder, config, make(config))
             if check is not None:
                 check(simulation)
-            recording = Recording(folder, config, simulation, index.put, callbacks)
+            recording = Recording(folder, config, simulation, callbacks)
             recording.restore()
             folder.set_status("running")
-            index.put(folder.entry())
         except BaseException:
             folder.lock.release()
             raise
@@ -104,18 +117,15 @@ class Store:
         if not reference.strip():
             raise ConfigError('Which run? Give its id or the beginning of it, its name, its folder, or "latest".')
         path = Path(reference)
-        if os.path.isfile(path / "status.json"):  # no error for a name that no file can have
+        if os.path.isfile(path / STATUS):  # no error for a name that no file can have
             return RunFolder(path)
-        entries = self.index.entries()
-        if not entries:
+        ids = self._ids()
+        if not ids:
             raise ConfigError(f"There are no runs in {self.root}. Start one with `equifed run` or `equifed compare`.")
-        if reference == "latest":
-            return self._folder(entries[0])
-        exact = [entry for entry in entries if reference in (entry.id, entry.name)]
-        matching = exact or [entry for entry in entries if entry.id.startswith(reference)]
+        matching = self._matching(reference, ids)
         if len(matching) == 1:
-            return self._folder(matching[0])
-        shown = ", ".join(entry.id for entry in (matching or entries)[:5])
+            return RunFolder(self.root / matching[0])
+        shown = ", ".join((matching or [folder.id for folder in self.folders()] or ids)[:5])
         if matching:
             more = f" and {len(matching) - 5} more (equifed list)" if len(matching) > 5 else ""
             raise ConfigError(f"{len(matching)} runs are called {reference!r}: {shown}{more}. Write more of the id.")
@@ -125,32 +135,75 @@ class Store:
         """The newest run of this configuration on these rows by these versions, finished or interrupted."""
         rows, versions = fingerprint(federations_of(config, job)), environment(job)
         frozen, code = modules.fingerprint(job.task.module), sources(config)
-        for entry in self.entries():
-            folder = self._folder(entry)
-            if entry.method != config.method.name or entry.status not in ("finished", "interrupted"):
-                continue
-            try:
+        for folder in self.folders():
+            with _warning_of(folder):
                 if (
-                    identity(folder.settings()) == identity(config.resolved(folder.path))
+                    folder.status()["status"] in ("finished", "interrupted")
+                    and (settings := folder.settings())["method"]["name"] == config.method.name
+                    and identity(settings) == identity(config.resolved(folder.path))
                     and folder.record("data.json")["fingerprint"] == rows
                     and folder.record("data.json").get("frozen", "") == frozen
                     and folder.record("data.json").get("code", {}) == code
                     and folder.record("environment.json") == versions
                 ):
                     return folder
-            except RunError as error:
-                warnings.warn(f"Run {folder.id} is not used: {error}", EquifedWarning, stacklevel=2)
         return None
+
+    def folders(self) -> list[RunFolder]:
+        """All runs, newest first; one that does not say when it began is warned of and left out."""
+        created = {}
+        for id in self._ids():
+            folder = RunFolder(self.root / id)
+            with _warning_of(folder):
+                created[folder] = folder.created
+        return sorted(created, key=lambda folder: (created[folder], folder.id), reverse=True)
 
     def entries(self) -> list[Entry]:
         """All runs, newest first."""
-        return self.index.entries()
+        return list(read_entries(self.folders()))
 
-    def _folder(self, entry: Entry) -> RunFolder:
-        return RunFolder(self.root / entry.folder)
+    def _ids(self) -> list[str]:
+        """The names of the runs' folders, from the last to the first. No file in them is read."""
+        try:
+            if self.root.is_file():
+                raise NotADirectoryError(0, "it is a file")
+            names = os.listdir(self.root) if self.root.exists() else []
+        except OSError as error:
+            raise ConfigError(
+                f"{clean(self.root)} is not a readable folder of runs ({error.strerror or error}). "
+                "Name another with --runs or $EQUIFED_RUNS."
+            ) from None
+        return sorted((name for name in names if os.path.isfile(self.root / name / STATUS)), reverse=True)
+
+    def _matching(self, reference: str, ids: Sequence[str]) -> list[str]:
+        """The runs that may be meant; where an id says enough, no file of any run is read."""
+        if reference == "latest":
+            return [folder.id for folder in self.folders()[:1]]
+        if reference in ids:
+            return [reference]
+        begun = [id for id in ids if id.startswith(reference)]
+        return begun if len(begun) == 1 and SECOND.match(reference) else self._named(reference, ids) or begun
+
+    def _named(self, name: str, ids: Sequence[str]) -> list[str]:
+        """The runs whose configuration gives them this name."""
+        named = []
+        for id in ids:
+            folder = RunFolder(self.root / id)
+            with _warning_of(folder):
+                if folder.settings()["run"]["name"] == name:
+                    named.append(id)
+        return named
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """While no other process of equifed adds a run."""
+        path = self.root / LOCK
+        refuse_link(path)
+        with FileLock(path):
+            yield
 
     def _clear(self) -> None:
-        """Remove the folders of runs whose process was killed before they were one. For who holds the index."""
+        """Remove the folders of runs whose process was killed before they were one. For a process that holds `LOCK`."""
         for path in self.root.iterdir():
             if ID.fullmatch(path.name) and path.is_dir() and not_begun(path):
                 shutil.rmtree(path, ignore_errors=True)
@@ -186,3 +239,20 @@ class Store:
                 stacklevel=3,
             )
         return simulation
+
+
+def read_entries(folders: Iterable[RunFolder]) -> Iterator[Entry]:
+    """Yield the entry of each run that can be read; one that cannot is warned of, so that it does not hide the
+    others."""
+    for folder in folders:
+        with _warning_of(folder):
+            yield folder.entry()
+
+
+@contextmanager
+def _warning_of(folder: RunFolder) -> Iterator[None]:
+    """Turn an error in reading one run's folder into a warning."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RunError) as error:
+        warnings.warn(f"Run folder {folder.id} cannot be read ({error}).", EquifedWarning, stacklevel=2)

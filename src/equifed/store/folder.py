@@ -144,6 +144,11 @@ class RunFolder:
             recorded |= {"status": "interrupted", "reason": "the process was killed"}
         return recorded
 
+    @property
+    def created(self) -> str:
+        """When the run began, in ISO format."""
+        return str(self._status()["created"])
+
     def _status(self) -> dict[str, Any]:
         try:
             return read_sealed(self.path / STATUS)
@@ -189,7 +194,7 @@ class RunFolder:
         return 0
 
     def entry(self) -> Entry:
-        """Its line in the index, read from the files."""
+        """Its line in the list of runs, read from the files."""
         config, status = self.settings(), self.status()
         finished = status["status"] == "finished"
         return Entry(
@@ -534,12 +539,11 @@ class Recording(Recorder):
         folder: RunFolder,
         config: Config,
         simulation: Training,
-        put_in_index: Callable[[Entry], None],
         callbacks: Callbacks,
     ) -> None:
         every = config.run.checkpoint_every
         super().__init__(folder, simulation, config.fingerprint(folder.path), lambda step: step.round % every == 0)
-        self.config, self._put_in_index = config, put_in_index
+        self.config = config
         self.callbacks = callbacks
         """Told what has been recorded."""
         self._finished = False
@@ -585,8 +589,6 @@ class Recording(Recorder):
                 by_signal = isinstance(error, Stopped)
                 self.folder.set_status("interrupted", str(error) if by_signal else "stopped by the user")
         self.folder.lock.release()
-        with contextlib.suppress(*([] if error is None else [EquifedError])):
-            self._put_in_index(self.folder.entry())
         if error is not None and not self._finished:
             self.callbacks.run_stopped(error)
 
